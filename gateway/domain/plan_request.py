@@ -60,7 +60,8 @@ class PlanResult(NamedTuple):
     questions: to engines whose answers could change the decision.
     gaps: contradictions between answers and rules. rival: a better plan than the running one.
     commits: of all repositories that were read, as `Wish.commits`.
-    takes: offers of other models that the plan needs. learned: from the traffic of the running plan.
+    takes: offers of other models that the plan needs.
+    learned: from the traffic of the running plan.
     unconfirmed_repos: repositories read from the cache because the Hub did not answer.
     template: chat template for the engine; "": the model's own.
     config, tensor_headers: files for questions to engines; empty unless requested.

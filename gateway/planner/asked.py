@@ -108,7 +108,7 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
 
 
 def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> LayerKernel:
-    """The row, with flaws of this kernel by the rules: a crash at the first request, or slowness."""
+    """The row, with flaws of its kernel by the rules: a crash at the first request, or slowness."""
     same = [one for one in forecast if _name(one.layer) == _name(row.layer)]
     # The answer is of Python code alone: refusals at a start still hold for this kernel.
     for one in same:

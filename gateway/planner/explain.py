@@ -166,7 +166,8 @@ def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
             [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
         )
         texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
-        kernel = f"{_short(row.kernel or _STATUS[row.status])}{_numbered(texts + passed_over(row.refused), notes)}"
+        kernel = _short(row.kernel or _STATUS[row.status])
+        kernel += _numbered(texts + passed_over(row.refused), notes)
         found.append(
             (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
         )

@@ -165,7 +165,8 @@ def driver(hardware: Hardware, engines: Iterable[Engine]) -> MachineCheck | None
         return MachineCheck(
             "driver",
             "unknown",
-            f"the driver needed by {short_list(sorted(min_drivers.keys() - known_drivers.keys()))} is unknown",
+            "the driver needed by"
+            f" {short_list(sorted(min_drivers.keys() - known_drivers.keys()))} is unknown",
         )
     return MachineCheck(
         "driver", "ok", f"{hardware.driver} supports the CUDA of {short_list(sorted(min_drivers))}"

@@ -29,7 +29,8 @@ class Door:
         if scope["type"] == "lifespan" or (len(given) == 1 and hmac.compare_digest(given[0], LINE)):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({{"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]}})
+            headers = [(b"content-length", b"0")]
+            await send({{"type": "http.response.start", "status": 401, "headers": headers}})
             await send({{"type": "http.response.body"}})
         else:
             await send({{"type": "websocket.close", "code": 1008}})

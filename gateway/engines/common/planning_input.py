@@ -64,12 +64,14 @@ class PlanningInput:
     hardware_name: of the machine, for the decision.
     facts: learned on this machine, or shipped with the profiles.
     claims: bytes per GPU UUID, and of RAM, that are promised to other engines.
-    drafter: the model that drafts tokens, by the wish. answers: of engine versions about this model; an answer wins over the rules.
+    drafter: the model that drafts tokens, by the wish. answers: of engine versions about this
+        model; an answer wins over the rules.
     gpus: formats that GPUs multiply. pace: speeds of GPUs and engines.
     parsers: dialects of tool calls and reasoning.
     global_env: environment variables that the settings give to all engines; the part of one engine
         is in its `wish` (`under`).
-    sharing: the limits that the model accepts for other models. adapters: LoRA adapters of the wish.
+    sharing: the limits that the model accepts for other models.
+    adapters: LoRA adapters of the wish.
     """
 
     spec: ModelSpec

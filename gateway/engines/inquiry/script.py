@@ -35,8 +35,13 @@ except OSError:
     pass
 signal.alarm({LONGEST_S})
 os.nice(10)
-for what, most in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 1 << 28), (resource.RLIMIT_DATA, {2 * MOST_MEMORY})):
-    resource.setrlimit(what, (most, most))
+limits = {{
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_FSIZE: 1 << 28,
+    resource.RLIMIT_DATA: {2 * MOST_MEMORY},
+}}
+for limited, most in limits.items():
+    resource.setrlimit(limited, (most, most))
 given = sys.stdin.buffer
 inside = os.memfd_create("inside")
 with open(inside, "wb", closefd=False) as file:

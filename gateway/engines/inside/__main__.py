@@ -8,11 +8,13 @@ that a limit of time costs only what had not been answered:
      "model.safetensors": "base64..."},
                  "questions": [{"argv": ["--tensor-parallel-size=2"]}]}]}
 
-    {"engine": {"kind": "vllm", "version": "0.30.0"}}           where the kind is null: which one is installed here; null: none
+    {"engine": {"kind": "vllm", "version": "0.30.0"}}           only where the kind is null
     {"version": {...}}                                          vllm_facts.py, sglang_facts.py
     {"model": 0, "question": 0, "answer": {...}}                vllm_answers.py, sglang_answers.py
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
+
+Where the kind is null, `engine` names the engine that is installed here; null: none.
 
 Where the kind is `measure`, nothing of an engine is asked: measuring/inside/ranks.py says what
 comes in and goes out.

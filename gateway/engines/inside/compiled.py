@@ -91,9 +91,8 @@ def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
                     f"sm_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
                 )
             elif kind == _PTX:
-                yield (
-                    f"compute_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
-                )
+                suffix = "a" if flags & _ALONE else "f" if flags & _FAMILY else ""
+                yield f"compute_{architecture}{suffix}"
             if not header + length:
                 return
             entry += header + length

@@ -229,17 +229,20 @@ def fake_cuda(
     torch: Any = importlib.import_module("torch")
     shared = _SHARED.get(capability, 101376)
     properties = types.SimpleNamespace(
-        name=called, major=capability[0], minor=capability[1], total_memory=memory_bytes, multi_processor_count=80,
-        is_integrated=capability == (12, 1), shared_memory_per_block_optin=shared, gcnArchName="", uuid="GPU-0",
-        shared_memory_per_multiprocessor=shared + 1024, max_threads_per_multi_processor=1536, warp_size=32,
-        regs_per_multiprocessor=65536, L2_cache_size=48 << 20,
+        name=called, major=capability[0], minor=capability[1], total_memory=memory_bytes,
+        multi_processor_count=80, is_integrated=capability == (12, 1),
+        shared_memory_per_block_optin=shared, gcnArchName="", uuid="GPU-0",
+        shared_memory_per_multiprocessor=shared + 1024, max_threads_per_multi_processor=1536,
+        warp_size=32, regs_per_multiprocessor=65536, L2_cache_size=48 << 20,
     )  # fmt: skip
     answers = {
-        "is_available": True, "is_initialized": False, "device_count": count, "current_device": 0, "set_device": None,
-        "get_device_capability": capability, "get_device_properties": properties, "get_device_name": called,
-        "get_arch_list": [f"sm_{capability[0]}{capability[1]}"], "mem_get_info": (memory_bytes, memory_bytes),
-        "_device_count_nvml": count, "is_bf16_supported": capability >= (8, 0), "_lazy_init": None,
-        "current_stream": AnyClass(), "default_stream": AnyClass(), "synchronize": None, "empty_cache": None,
+        "is_available": True, "is_initialized": False, "device_count": count, "current_device": 0,
+        "set_device": None, "get_device_capability": capability,
+        "get_device_properties": properties, "get_device_name": called,
+        "get_arch_list": [f"sm_{capability[0]}{capability[1]}"],
+        "mem_get_info": (memory_bytes, memory_bytes), "_device_count_nvml": count,
+        "is_bf16_supported": capability >= (8, 0), "_lazy_init": None, "current_stream": AnyClass(),
+        "default_stream": AnyClass(), "synchronize": None, "empty_cache": None,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(torch.cuda, name, _always(answer))
@@ -249,9 +252,9 @@ def fake_cuda(
     torch._C._cuda_getDevice = _always(0)
     torch.version.cuda = cuda
     accelerator = {
-        "is_available": True, "device_count": count, "current_device_index": 0, "current_device_idx": 0,
-        "current_accelerator": torch.device("cuda"), "set_device_index": None, "set_device_idx": None,
-        "synchronize": None, "empty_cache": None,
+        "is_available": True, "device_count": count, "current_device_index": 0,
+        "current_device_idx": 0, "current_accelerator": torch.device("cuda"),
+        "set_device_index": None, "set_device_idx": None, "synchronize": None, "empty_cache": None,
     }  # fmt: skip
     for name, answer in accelerator.items():
         setattr(torch.accelerator, name, _always(answer))

@@ -8,7 +8,7 @@ vllm/v1/kv_cache_interface.py, vllm/v1/core/kv_cache_utils.py (0.33.0: kv_cache_
 vllm/platforms/interface.py (_align_hybrid_block_size; until 0.19.1 HybridAttentionMambaModelConfig
 in vllm/model_executor/models/config.py).
 
-What versions do differently stands in the traits of their profile:
+Differences between versions stand in the traits of their profiles:
 
 * windows_of_more_batches: beside a window all batches in flight are kept, two and more with
   pipeline parallelism, not one

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
 from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry import script
-from gateway.engines.inquiry.spoken import Spoken
+from gateway.engines.inquiry.output import InquiryOutput
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.client import DockerClient, available, socket_path
 from gateway.hosts.docker.container import (
@@ -169,7 +169,7 @@ class DockerHost:
     async def inquire(
         self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        image, spoken = self._images.name_of(engine), Spoken()
+        image, output = self._images.name_of(engine), InquiryOutput()
         container, version = await self._docker.call(
             partial(_make_inquiry, image, self._owner, gpus), _SLOW_S
         )
@@ -190,12 +190,12 @@ class DockerHost:
                     frames += chunk
                     for source, text in whole_frames(frames):
                         if source == 2:
-                            spoken.muttered(text)
+                            output.muttered(text)
                             continue
-                        for line in spoken.answered(text):
+                        for line in output.answered(text):
                             yield line
                 if code := int(json.loads(await ended.read())["StatusCode"]):
-                    raise spoken.failure(code)
+                    raise output.failure(code)
         except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(
                 f"Docker broke off the answer of {engine}: {error}.",

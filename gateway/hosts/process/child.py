@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.engines.inquiry.spoken import Spoken
+from gateway.engines.inquiry.output import InquiryOutput
 from gateway.errors import HostError
 from gateway.worker_process import kill
 
@@ -40,18 +40,18 @@ async def lines_of(
             f"{command[0]} could not be started: {error.strerror}.",
             hint="Install the engine again.",
         ) from error
-    spoken = Spoken()
+    output = InquiryOutput()
     feeding, listening = (
         asyncio.create_task(_feed(child, given)),
-        asyncio.create_task(_listen(child, spoken)),
+        asyncio.create_task(_listen(child, output)),
     )
     try:
         while child.stdout and (text := await child.stdout.read(_CHUNK)):
-            for line in spoken.answered(text):
+            for line in output.answered(text):
                 yield line
         await listening
         if code := await child.wait():
-            raise spoken.failure(code)
+            raise output.failure(code)
     finally:
         feeding.cancel()
         listening.cancel()
@@ -68,12 +68,12 @@ async def _feed(child: asyncio.subprocess.Process, given: bytes) -> None:
             await child.stdin.drain()
 
 
-async def _listen(child: asyncio.subprocess.Process, spoken: Spoken) -> None:
+async def _listen(child: asyncio.subprocess.Process, output: InquiryOutput) -> None:
     """Read standard error. A child that floods it is killed; then standard output ends too, and
     this error is raised."""
     try:
         while child.stderr and (text := await child.stderr.read(_CHUNK)):
-            spoken.muttered(text)
+            output.muttered(text)
     except HostError:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

@@ -27,9 +27,8 @@ def command_line(start: EngineStart) -> list[str]:
     for mount in start.mounts:
         words += [
             "--mount",
-            (
-                f"type={mount.kind},source={mount.source},target={mount.target}{',readonly' if mount.read_only else ''}"
-            ),
+            f"type={mount.kind},source={mount.source},target={mount.target}"
+            + (",readonly" if mount.read_only else ""),
         ]
     for name, value in start.variables.items():
         words += ["--env", f"{name}={value}"]

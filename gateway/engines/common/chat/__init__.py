@@ -1,0 +1,1 @@
+"""Chat templates, parsers of answers, and the abilities of a served model."""

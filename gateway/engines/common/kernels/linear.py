@@ -155,23 +155,31 @@ def choose(
     refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]
-        why = first_refusal(kernel.requires, subject)
-        at_start = why is None or ".cu" in kernel.source
-        why = why or seen(name)
-        if why is None and name in disabled and path.disablable and kernel.disablable:
-            why = DISABLED
-        if why is None:
-            padded = _padded(kernel.pads, shape)
-            fails = first_refusal(kernel.runs, subject)
-            return KernelChoice(
-                kernel=name,
-                padded_to=padded,
-                refused=tuple(refused),
-                status="crash" if fails else "ok",
-                note=f"K={shape.k}, N={shape.n}: {fails}" if fails else kernel.slow,
-            )
-        refused.append(Refusal(kernel=name, reason=why, at_start=at_start and why != DISABLED))
+        obstacle = first_refusal(kernel.requires, subject)
+        at_start = obstacle is None or ".cu" in kernel.source
+        obstacle = obstacle or seen(name)
+        if obstacle is None and name in disabled and path.disablable and kernel.disablable:
+            obstacle = DISABLED
+        if obstacle is None:
+            return _accepted(name, kernel, shape, subject, refused)
+        refused.append(
+            Refusal(kernel=name, reason=obstacle, at_start=at_start and obstacle != DISABLED)
+        )
     return _no_kernel(*refused)
+
+
+def _accepted(
+    name: str, kernel: LinearKernel, shape: LinearShape, subject: Subject, refused: list[Refusal]
+) -> KernelChoice:
+    """The choice of a kernel that accepts the layer; its first computation may still crash."""
+    crash = first_refusal(kernel.runs, subject)
+    return KernelChoice(
+        kernel=name,
+        padded_to=_padded(kernel.pads, shape),
+        refused=tuple(refused),
+        status="crash" if crash else "ok",
+        note=f"K={shape.k}, N={shape.n}: {crash}" if crash else kernel.slow,
+    )
 
 
 def _no_kernel(*refused: Refusal) -> KernelChoice:

@@ -1,7 +1,8 @@
 """Layers of one pipeline stage. Pure.
 
     stage(built, engine, kind, architecture, stages) -> the fullest stage of the engine's own split
-    dealt(built, layers, part, whole) -> one of those that have so many layers each      fullest(built, layers, whole)
+    dealt(built, layers, part, whole) -> one of the stages that have so many layers each
+fullest(built, layers, whole)
 
 Held to what the engines build by tests/conformance/golden/stage-*.json and sglang_stage-*.json.
 """

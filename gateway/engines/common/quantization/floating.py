@@ -105,7 +105,6 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     symmetric = weights.get("symmetric", True) is not False
     ordered = weights.get("actorder") in ("group", "dynamic")
     acts = inputs if isinstance(inputs, Mapping) else None
-    dynamic = bool(acts.get("dynamic")) if acts else False
     if strategy is None:
         strategy = "group" if group != -1 else "tensor"
     if kind == "float" and bits == 4 and group == 16 and strategy == "tensor_group":
@@ -123,40 +122,44 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
             act_order=ordered and group != -1,
         )
     if acts is not None:
-        act_bits, act_kind, act_strategy = (
-            acts.get("num_bits", 8),
-            acts.get("type", "int"),
-            acts.get("strategy"),
-        )
-        if (
-            kind == "int"
-            and bits == 4
-            and act_kind == "float"
-            and act_bits == 8
-            and strategy == "group"
-        ):
-            return make_scheme("w4a8", 4, number(group, -1), symmetric=symmetric)
-        if (
-            kind == act_kind == "float"
-            and bits == act_bits == 8
-            and strategy in ("tensor", "channel", "block")
-        ):
-            size = number(weights["block_structure"][1]) if strategy == "block" else -1
-            return make_scheme(_FP8[strategy], 8, size, static_activation=not dynamic)
-        integers = (
-            kind == act_kind == "int"
-            and bits == act_bits == 8
-            and strategy in ("tensor", "channel")
-        )
-        if integers and act_strategy == ("token" if dynamic else "tensor"):
-            return make_scheme("int8", 8, static_activation=not dynamic)
+        scheme = _scheme_with_activations(weights, acts, strategy)
+        if scheme is not None:
+            return scheme
     elif kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
-        size = number(weights["block_structure"][1]) if strategy == "block" else -1
+        size = _fp8_block_size(weights, strategy)
         return make_scheme(_FP8[strategy], 8, size, weight_only=True)
     return unknown(
-        f"no rules for compressed-tensors {form[:40]} with {_bits_or_unknown(bits)}-bit {str(kind)[:10]}"
-        " weights"
+        f"no rules for compressed-tensors {form[:40]} with"
+        f" {_bits_or_unknown(bits)}-bit {str(kind)[:10]} weights"
     )
+
+
+def _scheme_with_activations(
+    weights: Mapping[str, Any], acts: Mapping[str, Any], strategy: Any
+) -> Scheme | None:
+    """The scheme of weights whose activations are quantized too; None: no rules for it.
+
+    strategy: of the weights, with the engine's default.
+    """
+    dynamic = bool(acts.get("dynamic"))
+    symmetric = weights.get("symmetric", True) is not False
+    numbers = weights.get("type", "int"), weights.get("num_bits", 8)
+    act_numbers = acts.get("type", "int"), acts.get("num_bits", 8)
+    if numbers == ("int", 4) and act_numbers == ("float", 8) and strategy == "group":
+        group = number(weights.get("group_size") or -1, -1)
+        return make_scheme("w4a8", 4, group, symmetric=symmetric)
+    floats = numbers == act_numbers == ("float", 8)
+    if floats and strategy in ("tensor", "channel", "block"):
+        size = _fp8_block_size(weights, strategy)
+        return make_scheme(_FP8[strategy], 8, size, static_activation=not dynamic)
+    integers = numbers == act_numbers == ("int", 8) and strategy in ("tensor", "channel")
+    if integers and acts.get("strategy") == ("token" if dynamic else "tensor"):
+        return make_scheme("int8", 8, static_activation=not dynamic)
+    return None
+
+
+def _fp8_block_size(weights: Mapping[str, Any], strategy: str) -> int:
+    return number(weights["block_structure"][1]) if strategy == "block" else -1
 
 
 def _bits_or_unknown(bits: object) -> str:
@@ -195,19 +198,7 @@ def modelopt(block: Block) -> Quantization:
     below = [entry for entry in written if entry not in stars] + [entry[:-1] for entry in stars]
     below = [block.renamed(entry) for entry in (*below, *(f"{entry[:-1]}.*" for entry in stars))]
     prefixed = [block.renamed(entry) for entry in written]
-    algorithm = str(fields["quant_algo"]).upper()
-    groups = block.config.get("config_groups")
-    if (
-        algorithm == "NVFP4"
-        and WEIGHTS_BY_GROUPS in block.traits
-        and isinstance(groups, Mapping)
-        and groups
-    ):
-        plain = all(
-            isinstance(group, Mapping) and group.get("input_activations") is None
-            for group in groups.values()
-        )
-        algorithm = "W4A16_NVFP4" if plain else algorithm
+    algorithm = _checkpoint_algorithm(block, str(fields["quant_algo"]).upper())
     size = fields.get("group_size")
     each = {
         block.renamed(str(name)): _algorithm(
@@ -246,6 +237,23 @@ def modelopt(block: Block) -> Quantization:
         return result.pop()
 
     return Quantization(rule)
+
+
+def _checkpoint_algorithm(block: Block, name: str) -> str:
+    """The algorithm of the checkpoint; NVFP4 keeps activations in 16 bits if no group names any."""
+    groups = block.config.get("config_groups")
+    if (
+        name == "NVFP4"
+        and WEIGHTS_BY_GROUPS in block.traits
+        and isinstance(groups, Mapping)
+        and groups
+        and all(
+            isinstance(group, Mapping) and group.get("input_activations") is None
+            for group in groups.values()
+        )
+    ):
+        return "W4A16_NVFP4"
+    return name
 
 
 def _algorithm(name: str, group: object) -> LayerScheme:

@@ -163,20 +163,36 @@ def awq(block: Block) -> Quantization:
 _SPECIAL = set(r"*+?^$()[]{}|\\")
 
 
+def _auto_round_layout(config: Mapping[str, Any]) -> str:
+    packing = (
+        str(config.get("packing_format", "auto_round:auto_gptq")),
+        str(config.get("backend", "auto")),
+    )
+    if any("gptq" in word for word in packing):
+        return "gptq"
+    return "awq" if any("awq" in word for word in packing) else "gptq"
+
+
+def _changes_of(name: str, extra: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Settings of one module in `extra_config`, by its name or the first pattern that matches."""
+    if name in extra:
+        return extra[name]
+    for pattern, changes in extra.items():
+        if _SPECIAL & set(pattern):
+            try:
+                if re.search(pattern, name):
+                    return changes
+            except re.error:
+                continue
+    return {}
+
+
 def auto_round(block: Block) -> Quantization:
     """inc.py get_layer_config; inc/config_parser.py from 0.26."""
     config = block.config
     bits, group, symmetric = config["bits"], config["group_size"], config.get("sym", True)
     data = str(config.get("data_type", "int"))
-    packing = (
-        str(config.get("packing_format", "auto_round:auto_gptq")),
-        str(config.get("backend", "auto")),
-    )
-    layout = (
-        "awq"
-        if not any("gptq" in word for word in packing) and any("awq" in word for word in packing)
-        else "gptq"
-    )
+    layout = _auto_round_layout(config)
     blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or []
     blocks = [
         block.renamed(entry)
@@ -187,18 +203,6 @@ def auto_round(block: Block) -> Quantization:
         for name, changes in (config.get("extra_config") or {}).items()
     }
     tame((name for name in extra if _SPECIAL & set(name)), anywhere=True)
-
-    def special(name: str) -> Mapping[str, Any] | None:
-        if name in extra:
-            return extra[name]
-        for pattern, changes in extra.items():
-            if _SPECIAL & set(pattern):
-                try:
-                    if re.search(pattern, name):
-                        return changes
-                except re.error:
-                    continue
-        return None
 
     def scheme_after(changes: Mapping[str, Any], quantized: bool) -> LayerScheme:
         width = number(changes.get("bits", bits if quantized else 16))
@@ -224,7 +228,7 @@ def auto_round(block: Block) -> Quantization:
         names = layer.modules
         if layer.experts:
             names = tuple(name for name in extra if name.startswith(layer.name)) or (layer.name,)
-        result = {scheme_after(special(name) or {}, quantized) for name in names}
+        result = {scheme_after(_changes_of(name, extra), quantized) for name in names}
         if len(result) > 1:
             raise Mixed
         return result.pop()

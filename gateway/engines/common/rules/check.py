@@ -64,7 +64,7 @@ class Check(RootModel[dict[str, Any]]):
         return {name: _valid(str(name), value) for name, value in conditions.items()}
 
     @cached_property
-    def when(self) -> Check | None:
+    def precondition(self) -> Check | None:
         return self.root.get("when")
 
     @cached_property
@@ -77,12 +77,14 @@ class Check(RootModel[dict[str, Any]]):
 
     def asks_for(self, name: str, value: object) -> bool:
         """Whether it may hold where the condition `name`, one of several values, has this one."""
-        return self.when is not None or value in self.root.get(name, (value,))
+        return self.precondition is not None or value in self.root.get(name, (value,))
 
     def refusal(self, subject: Subject) -> str | None:
         """Why it does not hold; Undecided: whether it holds is not known; None: it holds."""
-        if self.when is not None and (outside := self.when.refusal(subject)) is not None:
-            return outside if isinstance(outside, Undecided) else None
+        if self.precondition is not None:
+            outside = self.precondition.refusal(subject)
+            if outside is not None:
+                return outside if isinstance(outside, Undecided) else None
         for test, wanted in self.tests:
             if reason := test(wanted, subject):
                 return reason

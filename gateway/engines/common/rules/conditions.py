@@ -152,7 +152,8 @@ def _capabilities(expected: tuple[str, ...], subject: Subject) -> str:
     return (
         ""
         if here
-        else f"runs on compute capability {_alternatives(expected)}, this GPU has {subject.capability}"
+        else f"runs on compute capability {_alternatives(expected)}, this GPU has"
+        f" {subject.capability}"
     )
 
 

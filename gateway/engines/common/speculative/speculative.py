@@ -115,13 +115,7 @@ def _with_own_layers(
     """MTP: layers of the target's own checkpoint draft."""
     spec = target.spec
     known = drafting_layers(spec, rules.mtp)
-    reason = ""
-    if "mtp" not in rules.methods or known is None:
-        reason = f"{engine.ref} knows no drafting layers of {spec.architecture}"
-    elif known == 0:
-        reason = "config.json names no layers that draft"
-    elif spec.tensors_from == "headers" and not spec.draft_tensors:
-        reason = "the weight files hold no layers that draft"
+    reason = _reason_against_own_layers(spec, known, engine, rules)
     groups = () if reason else drafting_groups(spec, known or 1)
     rows = target.attends(groups)
     failed = (
@@ -145,22 +139,7 @@ def _with_own_layers(
         )
     if failed:
         return _dropped("mtp", engine, failed)
-    warnings = []
-    if tokens.value > layers:
-        warnings.append(
-            f"{tokens.value} tokens are drafted by {layers} layers in turn; later ones are accepted"
-            " less often."
-        )
-    if spec.tensors_from == "config":
-        warnings.append(
-            "Whether the weight files hold the layers that draft is only known once they are here."
-        )
     size = drafting_bytes(spec, layers, target.rank, target.build)
-    if size is None:
-        warnings.append(
-            "How large the layers that draft are is not known; memory may turn out scarcer than"
-            " planned."
-        )
     why = (
         "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
     )
@@ -176,8 +155,40 @@ def _with_own_layers(
         weights_from=spec.tensors_from,
         groups=groups,
         attention=rows,
-        warnings=(*warnings, *_unknown(rows)),
+        warnings=(*_own_layer_warnings(spec, tokens.value, layers, size), *_unknown(rows)),
     )
+
+
+def _reason_against_own_layers(
+    spec: ModelSpec, known: int | None, engine: Engine, rules: SpeculativeRules
+) -> str:
+    """Why the target has no layers that draft; "": it has some."""
+    if "mtp" not in rules.methods or known is None:
+        return f"{engine.ref} knows no drafting layers of {spec.architecture}"
+    if known == 0:
+        return "config.json names no layers that draft"
+    if spec.tensors_from == "headers" and not spec.draft_tensors:
+        return "the weight files hold no layers that draft"
+    return ""
+
+
+def _own_layer_warnings(spec: ModelSpec, tokens: int, layers: int, size: int | None) -> list[str]:
+    warnings = []
+    if tokens > layers:
+        warnings.append(
+            f"{tokens} tokens are drafted by {layers} layers in turn; later ones are accepted"
+            " less often."
+        )
+    if spec.tensors_from == "config":
+        warnings.append(
+            "Whether the weight files hold the layers that draft is only known once they are here."
+        )
+    if size is None:
+        warnings.append(
+            "How large the layers that draft are is not known; memory may turn out scarcer than"
+            " planned."
+        )
+    return warnings
 
 
 def _with_drafter(

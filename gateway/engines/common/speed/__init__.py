@@ -1,0 +1,1 @@
+"""Expected and measured speed of plans."""

@@ -1,9 +1,11 @@
 """Traffic of clients by an engine's counters, and the facts that follow about expectations. Pure.
 
-counted(text, names) -> Counts                        what /metrics says now
-traffic_between(before, after) -> Served                      a stretch of time
-clock_of(plan, spec, engine, machine, ...) -> StepClock   how long the work of a plan that runs should take
-learned(plan, seen, clock, known, at) -> facts        each stretch is compared with what is expected under its own load
+counted(text, names) -> Counts              the counters of /metrics now
+traffic_between(before, after) -> Served    traffic in a stretch of time
+clock_of(plan, spec, engine, machine, ...) -> StepClock
+                                            expected time of the work of a running plan
+learned(plan, seen, clock, known, at) -> facts
+                                            each stretch against the expectation under its own load
 """
 
 from __future__ import annotations

@@ -152,9 +152,11 @@ class StepClock:
         return self.table.first_s + self.prompts_s(1, prompt, limit)
 
     def _products_s(self, tokens: float, logits: float) -> float:
-        """Of all but attention, in one stage. AttentionWork and multiplying overlap, so that the longer
-        of both counts. logits: tokens whose
-        successor is wanted."""
+        """Seconds of all products except attention, in one stage.
+
+        Reading and multiplying overlap: the longer of both counts. logits: tokens whose successor
+        is wanted.
+        """
         work, table = self.work, self.table
         seconds = 0.0
         for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):

@@ -87,7 +87,8 @@ def _resolved(arguments: Any, model: Any) -> Backends:
     hybrids: Any = importlib.import_module("sglang.srt.configs.hybrid_arch")
     prefill, decode = overrides.attention_backends_of(overrides.resolved_view(arguments))
     runner = StandIn(
-        server_args=arguments, model_config=model, is_draft_worker=False, draft_attention_backend=None, kv_cache_dtype=None,
+        server_args=arguments, model_config=model, is_draft_worker=False,
+        draft_attention_backend=None, kv_cache_dtype=None,
         use_mla_backend=overrides.use_mla_backend(arguments), prefill_attention_backend_str=prefill,
         decode_attention_backend_str=decode, device="cuda",
     )  # fmt: skip

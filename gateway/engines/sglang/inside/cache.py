@@ -101,11 +101,13 @@ def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> Callabl
     runner = bare_runner()
     layers = max(model.num_hidden_layers, model.num_attention_layers)
     known = {
-        "device": "cuda", "gpu_id": 0, "is_draft_worker": False, "server_args": arguments, "model_config": model,
-        "model": whole, "dtype": model.dtype, "spec_algorithm": speculative.from_string(None), "dp_size": 1, "pp_size": 1,
+        "device": "cuda", "gpu_id": 0, "is_draft_worker": False, "server_args": arguments,
+        "model_config": model, "model": whole, "dtype": model.dtype,
+        "spec_algorithm": speculative.from_string(None), "dp_size": 1, "pp_size": 1,
         "mem_fraction_static": arguments.mem_fraction_static, "is_hybrid_swa": model.is_hybrid_swa,
         "use_mla_backend": model.attention_arch == models.AttentionArch.MLA,
-        "start_layer": getattr(whole, "start_layer", 0), "end_layer": getattr(whole, "end_layer", layers),
+        "start_layer": getattr(whole, "start_layer", 0),
+        "end_layer": getattr(whole, "end_layer", layers),
         "sliding_window_size": _window(whole, model),
     }  # fmt: skip
     for name, value in known.items():
@@ -153,8 +155,8 @@ def _of_configurator(
     dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
     asked = resolved(arguments, "kv_cache_dtype")
     named, dtype = fit(
-        dtypes.configure_kv_cache_dtype,
-        server_args_kv_cache_dtype=asked, model=whole, model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
+        dtypes.configure_kv_cache_dtype, server_args_kv_cache_dtype=asked, model=whole,
+        model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
         speculative_draft_attention_backend=None,
     )  # fmt: skip
     layers: Any = importlib.import_module(f"{components}.layer_setup").resolve_layer_indices(
@@ -166,16 +168,21 @@ def _of_configurator(
     )
     plain = speculative.from_string(None)
     known = {
-        "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None, "model": whole, "model_config": model,
-        "server_args": arguments, "kv_cache_dtype": dtype, "kv_cache_dtype_str": named or asked, "model_dtype": model.dtype,
-        "page_size": resolved(arguments, "page_size"), "sliding_window_size": window, "spec_algorithm": plain,
-        "is_draft_worker": False, "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
+        "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None,
+        "model": whole, "model_config": model, "server_args": arguments, "kv_cache_dtype": dtype,
+        "kv_cache_dtype_str": named or asked, "model_dtype": model.dtype,
+        "page_size": resolved(arguments, "page_size"), "sliding_window_size": window,
+        "spec_algorithm": plain, "is_draft_worker": False,
+        "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
         "post_capture_kv_active": fit(
-            runtimes.is_post_capture_kv_active, server_args=arguments, is_draft_worker=False, spec_algorithm=plain, token_to_kv_pool_allocator=None
+            runtimes.is_post_capture_kv_active, server_args=arguments, is_draft_worker=False,
+            spec_algorithm=plain, token_to_kv_pool_allocator=None
         ),
-        "is_hybrid_swa": model.is_hybrid_swa, "is_hybrid_swa_compress": model.is_hybrid_swa_compress,
-        "use_mla_backend": model.attention_arch == models.AttentionArch.MLA, "layer_info": layers, "forward_stream": None,
-        "req_to_token_pool": None, "token_to_kv_pool_allocator": None, "memory_pool_config": None,
+        "is_hybrid_swa": model.is_hybrid_swa,
+        "is_hybrid_swa_compress": model.is_hybrid_swa_compress,
+        "use_mla_backend": model.attention_arch == models.AttentionArch.MLA, "layer_info": layers,
+        "forward_stream": None, "req_to_token_pool": None, "token_to_kv_pool_allocator": None,
+        "memory_pool_config": None,
     }  # fmt: skip
     configurator = fit(module.KVCacheConfigurator, **known)
     slack, states = _slack(configured, memory_bytes), runtime.get_schedule().max_mamba_cache_size

@@ -181,8 +181,8 @@ def configured(
     engine's errors."""
     server: Any = importlib.import_module("sglang.srt.server_args")
     given = server.ServerArgs(
-        model_path=_folder(json.dumps(config)), tp_size=tp, ep_size=ep, dtype=dtype, device="cuda", skip_tokenizer_init=True,
-        load_format="dummy", **(arguments or {}),
+        model_path=_folder(json.dumps(config)), tp_size=tp, ep_size=ep, dtype=dtype, device="cuda",
+        skip_tokenizer_init=True, load_format="dummy", **(arguments or {}),
     )  # fmt: skip
     return configured_of(given)
 

@@ -3,11 +3,14 @@ settings.
 
 An answer:
 
-    kernels     [{layer, kernel, k, n, experts, count}]: sizes on this rank; `layer` has `*` for numbers; experts: 0 for a dense layer
-    attention   [{kind, head_dim, backend, version, block, layers}], but layers that read another layer's cache
+    kernels     [{layer, kernel, k, n, experts, count}]: sizes on this rank; `layer` has `*` for
+                numbers; experts: 0 for a dense layer
+    attention   [{kind, head_dim, backend, version, block, layers}], but layers that read another
+                layer's cache
     weights     bytes of all parameters of this rank
-    kv          {block_bytes, aside, needed: [[tokens, bytes]]}: bytes of a block of the pool, and of one request of so many tokens;
-                blocks that a start sets aside; null without a cache
+    kv          {block_bytes, aside, needed: [[tokens, bytes]]}: bytes of a block of the pool, and
+                of one request of so many tokens; blocks that a start sets aside; null without a
+                cache
     settled     dtype, quantization, KV cache dtype, context and batch as the engine resolved them
 """
 

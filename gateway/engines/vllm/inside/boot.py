@@ -263,10 +263,12 @@ def configured(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextMana
     config: Any = importlib.import_module("vllm.config")
     current = config.VllmConfig()
     model = types.SimpleNamespace(
-        quantization_config=None, is_diffusion=False, is_mm_prefix_lm=False, rswa_window=None, use_mla=False,
-        quantization=None, hf_config=types.SimpleNamespace(model_type="llama"), dtype=getattr(torch, dtype),
+        quantization_config=None, is_diffusion=False, is_mm_prefix_lm=False, rswa_window=None,
+        use_mla=False, quantization=None, hf_config=types.SimpleNamespace(model_type="llama"),
+        dtype=getattr(torch, dtype),
         hf_text_config=types.SimpleNamespace(
-            model_type="llama", qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=512, q_lora_rank=1536
+            model_type="llama", qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+            kv_lora_rank=512, q_lora_rank=1536
         ),
     )  # fmt: skip
     object.__setattr__(current, "model_config", model)

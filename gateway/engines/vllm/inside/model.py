@@ -1,4 +1,4 @@
-"""A whole model as vLLM builds it on the meta device, for one rank of a group with only a size.
+"""A whole model as vLLM builds it on the meta device, for one rank of a fictitious group.
 
 Every `create_weights` of the model's own class runs with its real sizes; nothing is allocated.
 config.json is enough.

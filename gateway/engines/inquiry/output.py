@@ -19,7 +19,7 @@ _HINT = (
 _KILLED = (137, -9)
 
 
-class Spoken:
+class InquiryOutput:
     """Whole lines of standard output, and the last ones of standard error.
 
     A line of more than `most_line` bytes, or more than `most_bytes` on both together, is a
