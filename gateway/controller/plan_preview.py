@@ -1,5 +1,4 @@
-"""What would be done now: for a wish, for a changed wish, for what serves. Nothing of it is
-recorded."""
+"""Previews of plans, for a new wish, a changed wish or a running model. Nothing is recorded."""
 
 from __future__ import annotations
 
@@ -19,14 +18,16 @@ class PlanPreview:
         self._fleet = fleet
 
     async def named(self, wish: Wish) -> Wish:
-        """As the planner's."""
+        """The wish with its image and GPUs resolved, as `PlannerPort.resolve`."""
         return await self._planner.resolve(wish)
 
     async def plan(
         self, wish: Wish, hardware: str | None = None, *, include_uninstalled: bool = False
     ) -> PlanResult:
-        """What would be done for this wish now; nothing is recorded. others: and what engines would
-        give that are not here."""
+        """The plan for this wish now.
+
+        include_uninstalled: also plans of engines that are not installed.
+        """
         request = PlanRequest(
             wish if hardware else self._fleet.wish_beside_others(wish),
             machine_name=hardware or "",
@@ -37,8 +38,7 @@ class PlanPreview:
         return await self._planner.plan(request)
 
     async def plan_change(self, model: ManagedModel, wish: Wish) -> PlanResult:
-        """What would be done for this wish in the place of what the model has now; nothing is
-        recorded."""
+        """The plan for this wish in place of the model's present one."""
         request = PlanRequest(
             self._fleet.wish_beside_others(wish),
             claims=self._claims_without(self._fleet.held_bytes(model)),
@@ -86,5 +86,5 @@ class PlanPreview:
         return {uuid: size - held_bytes.get(uuid, 0) for uuid, size in claims}
 
     async def hardware(self) -> Hardware:
-        """What is in this machine now; GPUs that are lost say so."""
+        """The present hardware of this machine, lost GPUs marked."""
         return await self._planner.hardware()

@@ -262,18 +262,15 @@ def _shapes(
     target_hidden: int,
     read: int,
 ) -> tuple[TensorGroup, ...]:
-    """The tensors of an EAGLE, DFlash or DSpark drafter, whose shapes follow from its config."""
+    """The tensors of an EAGLE, DFlash or DSpark drafter by its config. Raises BadModel."""
     if method == "mtp" or attention[0].kind == "mla":
         raise BadModel(
             f"The size of the drafter {layer.source} is known from its weight files alone, and"
             " they are missing.",
             hint="Give a folder or repository with its safetensors files.",
         )
-    hidden, vocab, width = (
-        layer.integer("hidden_size"),
-        layer.integer("vocab_size"),
-        layer.integer("intermediate_size"),
-    )
+    hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
+    width = layer.integer("intermediate_size")
     heads, layers = attention[0], layer.integer("num_hidden_layers")
     queries, keys = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
     groups: list[TensorGroup] = []
@@ -295,8 +292,8 @@ def _shapes(
         add(f"layers.0.{name}", shard, size, 2 * hidden, count=wide)
         add(f"layers.*.{name}", shard, size, hidden, count=layers - wide)
     add("layers.*.o_proj", "row", hidden, queries, count=layers)
-    for name in ("gate_proj", "up_proj"):
-        add(f"layers.*.{name}", "column", width, hidden, count=layers)
+    add("layers.*.gate_proj", "column", width, hidden, count=layers)
+    add("layers.*.up_proj", "column", width, hidden, count=layers)
     add("layers.*.down_proj", "row", hidden, width, count=layers)
     add("norms", "replicated", hidden, count=_norm_count(method, layers))
     if layer.word("model_type").startswith("qwen3"):

@@ -6,7 +6,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
 from gateway.domain.value import served_name
@@ -108,43 +109,44 @@ def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True)
+class EngineFiles:
+    """Files of one start, by their paths as the engine sees them.
+
+    weights, drafter: model folders. templates: folder of chat templates. adapters: names and
+    folders. environment: folder of the virtual environment; None: the engine runs in a container.
+    remote_code: code of the model's repository may run.
+    """
+
+    weights: str
+    mounts: tuple[Mount, ...] = ()
+    environment: str | None = None
+    drafter: str | None = None
+    templates: str | None = None
+    adapters: tuple[tuple[str, str], ...] = ()
+    remote_code: bool = False
+
+
 def launch_spec(
     plan: Plan,
     engine: Engine,
+    files: EngineFiles,
     *,
     name: str,
     model: str,
     attempt: int,
     port: int,
-    weights: str,
-    mounts: Iterable[Mount],
-    environment: str | None,
-    drafter: str | None = None,
-    templates: str | None = None,
-    adapters: Sequence[tuple[str, str]] = (),
     cache_bytes: int | None = None,
-    remote_code: bool = False,
 ) -> LaunchSpec:
-    """The plan made concrete for one host.
+    """The start of a plan's engine on one host.
 
-    weights, drafter: model folders as the engine sees them. templates: folder of chat templates.
-    adapters: names and folders.
-    environment: folder of the virtual environment; None: the engine runs in its container.
     cache_bytes: KV cache on each GPU of an engine that does not measure.
-    remote_code: code of the model's repository may run.
     """
-    program = engine.container_command if environment is None else engine.process_command
-    program = (
-        engine_auth.wrap_command(program, engine.key_env)
-        if engine_auth.needs_auth(plan.env)
-        else program
-    )
-    argv = tuple(part.replace("{env}", environment or "") for part in program)
-    # Inside a container the engine must listen on its only address; as a process only loopback may
-    # reach it.
+    environment = files.environment
+    # Inside a container the engine listens on its only address; as a process, on loopback alone.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
-    own: dict[str, Scalar] = {
-        "model": weights,
+    last: dict[str, Scalar] = {
+        "model": files.weights,
         "served-model-name": served_name(model),
         "host": listen,
         "port": port,
@@ -155,27 +157,34 @@ def launch_spec(
         attempt=attempt,
         fingerprint=plan.fingerprint,
         engine=plan.engine,
-        # A user may say otherwise than the first ones. Ours come last, and parsers take the last
-        # one, so nothing in a plan can displace them.
-        argv=argv
+        # A user may override the first flags. The gateway's own come last, and parsers take the
+        # last value, so no flag of a plan can replace them.
+        argv=_program(plan, engine, environment)
         + quieted(engine)
-        + tuple(_placed(item, drafter, templates) for item in plan.argv)
+        + tuple(_placed(item, files.drafter, files.templates) for item in plan.argv)
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
-        + list_arguments(engine, adapters)
-        + arguments({engine.spelling.get(flag, flag): value for flag, value in own.items()}),
+        + list_arguments(engine, files.adapters)
+        + arguments({engine.spelling.get(flag, flag): value for flag, value in last.items()}),
         env={**engine.env, **plan.env},
         gpus=plan.gpus,
-        mounts=tuple(mounts),
+        mounts=files.mounts,
         shm_bytes=resources.shared_memory(plan),
         port=port,
         memory_bytes=resources.memory(plan),
         pids=resources.pids(plan),
         scratch=engine.scratch if environment is None else None,
-        cache=resources.cache(plan, remote_code=remote_code) if engine.caches else "",
+        cache=resources.cache(plan, remote_code=files.remote_code) if engine.caches else "",
         caches=engine.caches,
         key_env=engine.key_env,
         key_option=engine.key_option,
     )
+
+
+def _program(plan: Plan, engine: Engine, environment: str | None) -> tuple[str, ...]:
+    command = engine.container_command if environment is None else engine.process_command
+    if engine_auth.needs_auth(plan.env):
+        command = engine_auth.wrap_command(command, engine.key_env)
+    return tuple(part.replace("{env}", environment or "") for part in command)
 
 
 def quieted(engine: Engine) -> tuple[str, ...]:

@@ -164,19 +164,13 @@ def _row(
     origin: str,
     seen: ObservedRefusals,
 ) -> LayerKernel:
-    sizes = per_rank(layer, rank.tp)
     scheme = layer.scheme
-    k, n = sizes or (None, None)
+    k, n = per_rank(layer, rank.tp) or (None, None)
     if not isinstance(scheme, Scheme):
         return _plain(layer, k, n, "unknown", scheme.reason)
     if k is None or n is None:
-        return _plain(
-            layer,
-            k,
-            n,
-            "none",
-            f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks",
-        )
+        reason = f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks"
+        return _plain(layer, k, n, "none", reason)
     if scheme.kind == "unquantized":
         return _unquantized(layer.name, layer.count, k, n)
     if layer.experts:

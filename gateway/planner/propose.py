@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from gateway.diagnosis.facts.peers import CUSTOM, P2P, P2P_OFF, failing_links
 from gateway.domain import (
@@ -49,7 +50,7 @@ _MOST_NAMED = 3
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     """The plan of a candidate with these sizes. env: the operator's, and that of the variant."""
-    engine, variant, speculation = candidate.engine, candidate.variant, candidate.speculation
+    engine, speculation = candidate.engine, candidate.speculation
     silent = failing_links(candidate.given.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
@@ -63,18 +64,13 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         **_asleep(candidate, sleeps),
         **candidate.args,
     }
-    whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
     return Plan(
         model=candidate.given.model,
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         gpus=tuple([gpu.uuid for gpu in candidate.group]),
         tensor_parallel=_tensor_parallel(candidate),
-        pipeline_parallel=int_choice(
-            variant.pp, *_why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")
-        ),
-        expert_parallel=bool_choice(
-            variant.ep, *_why(candidate, "ep", "enable-expert-parallel", whole)
-        ),
+        pipeline_parallel=_pipeline_parallel(candidate),
+        expert_parallel=_expert_parallel(candidate),
         replicas=replicas,
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
@@ -105,13 +101,12 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         speed=speed,
         grade=_grade(candidate),
         verdict="degraded" if _degraded(candidate) else "ok",
-        cost=variant.cost,
+        cost=candidate.variant.cost,
         argv=spelled(engine, flags),
         env={name: choice.value for name, choice in variables.items()},
         variables=variables,
         scope=sizes.scope,
-        under={"image": engine.image}
-        | ({"driver": driver} if (driver := candidate.given.hardware.driver) else {}),
+        under=_software(candidate),
         warnings=(
             *sizes.warnings,
             *_kernel_warnings(candidate),
@@ -122,6 +117,24 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         ),
         advice=advice(engine),
     )
+
+
+def _pipeline_parallel(candidate: Candidate) -> Choice[int]:
+    reason = _why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")
+    return int_choice(candidate.variant.pp, *reason)
+
+
+def _expert_parallel(candidate: Candidate) -> Choice[bool]:
+    whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
+    return bool_choice(
+        candidate.variant.ep, *_why(candidate, "ep", "enable-expert-parallel", whole)
+    )
+
+
+def _software(candidate: Candidate) -> dict[str, Any]:
+    """The image and driver that the plan holds for."""
+    driver = candidate.given.hardware.driver
+    return {"image": candidate.engine.image} | ({"driver": driver} if driver else {})
 
 
 def _kv_cache_dtype(candidate: Candidate) -> Choice[str]:

@@ -1,9 +1,9 @@
-"""Profiles: what we know of engines, failures and machines, as YAML and JSON that a user can read
-and extend.
+"""Profiles: knowledge of engines, failures and machines as YAML and JSON that users can extend.
 
-    engines/KIND/VERSION.yaml   -> Engine
-    engine_diffs/KIND/VERSION.yaml     -> ProfileDiff: an engine version without rules, by what it has otherwise than one that has them
-    everything else             -> gateway/profiles/tables.py
+    engines/KIND/VERSION.yaml        -> Engine
+    engine_diffs/KIND/VERSION.yaml   -> ProfileDiff: an engine version without rules, as the
+                                        difference to a version with rules
+    everything else                  -> gateway/profiles/tables.py
 
 A folder named by FITSERVE_PROFILES_DIR is searched first, so its files add to, or win over, the
 shipped ones.
@@ -32,23 +32,24 @@ from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.profiles.rule_sets import RuleSets
 from gateway.profiles.tables import ProfileTables, validated
 
-# What stands for a version in names of files: no way out of their folder.
+# A version as part of a file name, which cannot leave its folder.
 _WORD = re.compile(r"[\w.+-]{1,60}", re.ASCII)
 _VERSION = re.compile(r"\d+(\.\d+)+[A-Za-z0-9.+-]{0,40}")
 
 
 def shipped() -> Path:
-    """The profiles that came with us: inside the package, or beside it in a source checkout."""
+    """The folder of the shipped profiles: in the package, or beside it in a source checkout."""
     inside = Path(__file__).parent / "data"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "profiles"
 
 
 class Profiles(ProfileTables):
-    """Reads profiles on demand: a plan needs one engine, not all of them. `cache`: where what was
-        read is kept (Documents).
-    `learned`: engine versions that said themselves what they are
-    (gateway/engines/inquiry/learned.py). `roots`: the folders of another process's Profiles, in
-    place of these."""
+    """Profiles, read on demand: a plan needs one engine, not all of them.
+
+    extra: a user's folder, searched first. cache: the file of the cache (Documents).
+    learned: profiles that engine versions gave of themselves (gateway/engines/inquiry/learned.py).
+    roots: the folders of another process's Profiles, in place of these.
+    """
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Profiles(ProfileTables):
         )
         self._learned = learned
         self._engines: dict[str, Engine] = {}
-        self._heard: dict[Path, tuple[int, Engine]] = {}
+        self._learned_engines: dict[Path, tuple[int, Engine]] = {}
         self._heads: dict[str, dict[str, Any]] = {}
         self._known_rules: dict[str, EngineRules | None] = {}
         self._rule_sets = RuleSets(self.documents, self._rules_folder)
@@ -97,23 +98,24 @@ class Profiles(ProfileTables):
         return dict(sorted(files.items(), key=lambda item: _version_key(item[0]), reverse=True))
 
     def engine(self, ref: str) -> Engine:
-        """The engine `kind==version`; of a version that nobody described, what the nearest one
-        makes likely. Raises NotFound naming the
-        nearest known one."""
+        """The engine `kind==version`, derived from the nearest version if no profile describes it.
+
+        Raises NotFound that names the nearest known version.
+        """
         if ref not in self._engines:
             if not self.describes(ref):
                 return self._likely(ref)
             if self._learned is not None and self.engine_files.get(ref, Path()).is_relative_to(
                 self._learned
             ):
-                return self._said(self.engine_files[ref])
+                return self._learned_profile(self.engine_files[ref])
             if ref in self.engine_files:
                 path = self.engine_files[ref]
                 engine = validated(path, Engine, self._merged(path))
             else:
                 path = self.diff_files[ref]
-                told = validated(path, ProfileDiff, self.document(path))
-                engine = apply_diff(self.engine(told.guessed_from), told)
+                diff = validated(path, ProfileDiff, self.document(path))
+                engine = apply_diff(self.engine(diff.guessed_from), diff)
             if engine.ref != ref:
                 raise SettingsError(
                     f"The profile {path} says {engine.ref} and is named {ref}.",
@@ -122,23 +124,25 @@ class Profiles(ProfileTables):
             self._engines[ref] = engine
         return self._engines[ref]
 
-    def of(self, engine: EngineRef) -> Engine:
-        """The profile of an engine in its image. Of an image that the engine's project did not
-        publish, what the image said of itself; before
-        it was asked, what is known of the version that it is said to hold. Raises NotFound."""
-        known = self.engine(str(engine))
-        if engine.image in (None, known.image):
-            return known
-        path = self._said_by(engine)
+    def engine_in_image(self, engine: EngineRef) -> Engine:
+        """The profile of an engine in its image. Raises NotFound.
+
+        An image of another publisher has the profile that it gave of itself; before the inquiry,
+        the profile of its declared version.
+        """
+        described = self.engine(str(engine))
+        if engine.image in (None, described.image):
+            return described
+        path = self._learned_file(engine)
         if path is not None and path.is_file():
-            return self._said(path)
-        return derive_profile(known, known.version, engine.image)
+            return self._learned_profile(path)
+        return derive_profile(described, described.version, engine.image)
 
     def learned_in(self, engine: EngineRef) -> Path:
-        """The folder for what an engine in its image says of itself."""
+        """The folder for the profile that an engine in its image gives of itself."""
         if self._learned is None:
             raise SettingsError(
-                "There is no folder for what engines say of themselves.",
+                "There is no folder for profiles that engines give of themselves.",
                 hint="Set FITSERVE_DATA_DIR.",
             )
         if engine.image in (None, self.engine(str(engine)).image):
@@ -147,23 +151,22 @@ class Profiles(ProfileTables):
             self._learned / "images" / hashlib.sha256(str(engine.image).encode()).hexdigest()[:16]
         )
 
-    def _said_by(self, engine: EngineRef) -> Path | None:
+    def _learned_file(self, engine: EngineRef) -> Path | None:
         return (
             self.learned_in(engine) / "engines" / engine.kind / f"{engine.version}.yaml"
             if self._learned
             else None
         )
 
-    def _said(self, path: Path) -> Engine:
-        """What an engine said of itself; it is asked again when its image is another."""
+    def _learned_profile(self, path: Path) -> Engine:
+        """The profile that an engine gave of itself, read again if the file has changed."""
         written = path.stat().st_mtime_ns
-        if self._heard.get(path, (0,))[0] != written:
-            self._heard[path] = written, validated(path, Engine, self.document(path))
-        return self._heard[path][1]
+        if self._learned_engines.get(path, (0,))[0] != written:
+            self._learned_engines[path] = written, validated(path, Engine, self.document(path))
+        return self._learned_engines[path][1]
 
     def undescribed(self, engine: EngineRef) -> bool:
-        """Whether nobody but the engine itself says what it is: no profile came with us, or it is
-        in an image of another name."""
+        """Whether only the engine itself can describe it: no shipped profile, or another image."""
         if not self.describes(str(engine)) or engine.image not in (
             None,
             self.engine(str(engine)).image,
@@ -172,29 +175,27 @@ class Profiles(ProfileTables):
         path = self.engine_files.get(str(engine))
         return path is not None and self._learned is not None and path.is_relative_to(self._learned)
 
-    def heard(self, engine: EngineRef, identity: str) -> bool:
-        """Whether it has said what it is, and the same image would say it now. identity: the
-        image's id."""
-        path = self._said_by(engine)
+    def has_learned(self, engine: EngineRef, identity: str) -> bool:
+        """Whether the engine has described itself, in the image with the id `identity`."""
+        path = self._learned_file(engine)
         if path is None or not path.is_file():
             return False
-        said = self._said(path).sources.get("flags", "")
-        return said == f"asked of {identity}" or not said.startswith("asked of sha256:")
+        source = self._learned_profile(path).sources.get("flags", "")
+        return source == f"asked of {identity}" or not source.startswith("asked of sha256:")
 
     @property
-    def _known(self) -> list[str]:
+    def _refs(self) -> list[str]:
         return sorted([*self.engine_files, *self.diff_files], key=_version_key, reverse=True)
 
     def describes(self, ref: str) -> bool:
-        """Whether there is a profile. A gateway that runs makes one (`learned`), so it is looked
-        for again."""
-        if ref not in self.engine_files and ref not in self.diff_files and self._has_come(ref):
+        """Whether a profile exists, also if the running gateway has just learned it."""
+        if ref not in self.engine_files and ref not in self.diff_files and self._is_new(ref):
             for name in ("engine_files", "diff_files", "images"):
                 self.__dict__.pop(name, None)
         return ref in self.engine_files or ref in self.diff_files
 
-    def _has_come(self, ref: str) -> bool:
-        name = ref[:200].replace("==", "/", 1) + ".yaml"  # no longer than a file's name may be
+    def _is_new(self, ref: str) -> bool:
+        name = ref[:200].replace("==", "/", 1) + ".yaml"  # within the limit of a file's name
         return any(
             (root / folder / name).is_file()
             for root in self.roots
@@ -202,20 +203,22 @@ class Profiles(ProfileTables):
         )
 
     def _likely(self, ref: str) -> Engine:
-        """Never kept: the version may say itself what it is. Raises NotFound."""
+        """A derived profile, never kept: the version may still describe itself. Raises NotFound."""
         kind, _, version = ref.partition("==")
         if not _VERSION.fullmatch(version) or not any(
             one.startswith(f"{kind}==") for one in self.engine_files
         ):
             raise NotFound(
-                f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._known)
+                f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._refs)
             )
-        # Which architectures it has nobody knows: new versions have more.
+        # The architectures are unknown: new versions have more.
         return derive_profile(self.nearest(ref), version).evolve(architectures=())
 
     def nearest(self, ref: str) -> Engine:
-        """Of the known versions of this kind the newest that is not newer, else the oldest. Raises
-        NotFound for an unknown kind."""
+        """The newest known version of the kind that is not newer than `ref`, else the oldest.
+
+        Raises NotFound for an unknown kind.
+        """
         kind = ref.partition("==")[0]
         same = [
             one
@@ -232,8 +235,7 @@ class Profiles(ProfileTables):
         return self.engine((older or same[-1:])[0])
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:
-        """How these engine versions compute, for those of which that is known (a folder beside the
-        profile)."""
+        """The rules of these engine versions, for versions with a folder of rules."""
         return {
             engine.ref: found
             for engine in engines
@@ -242,8 +244,7 @@ class Profiles(ProfileTables):
 
     def _rules(self, ref: str) -> EngineRules | None:
         if ref not in self._known_rules:
-            # A version without rules of its own is forecast by those of the version nearest to it,
-            # where its profile says so.
+            # A version without rules uses those of the version that its profile names.
             ruled = self.engine(ref).guessed_from or ref
             folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
             kind = rules_class(ref.partition("==")[0])
@@ -290,23 +291,27 @@ class Profiles(ProfileTables):
         self, machine: Hardware, wanted: tuple[str, ...] = (), image: str | None = None
     ) -> list[Engine]:
         """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all.
-        image: what holds the one that is wanted."""
+
+        image: the image of the one wanted engine. Raises BadRequest, NotFound.
+        """
         if image is not None:
             kind, _, version = (wanted[0] if wanted else "").partition("==")
             if not version:
                 raise BadRequest(
-                    f"Which engine the image {image} holds was not said.",
-                    hint="Name it: --engine KIND==VERSION.",
+                    f"The engine in the image {image} is unknown.",
+                    hint="Name the engine: --engine KIND==VERSION.",
                     param="engines",
                 )
-            return [self.of(EngineRef(kind=kind, version=version, image=image))]
+            return [self.engine_in_image(EngineRef(kind=kind, version=version, image=image))]
         return self.engines(
             wanted, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu"
         )
 
     def references(self, device: str) -> list[EngineRef]:
-        """Names and images of all versions for this device that are told of here, those with rules
-        first; without reading what they can do."""
+        """Names and images of all described versions for this device, versions with rules first.
+
+        Their profiles are not read.
+        """
         found = [
             EngineRef(
                 kind=ref.partition("==")[0],
@@ -331,8 +336,7 @@ class Profiles(ProfileTables):
         return found
 
     def _device(self, ref: str) -> str:
-        """The engine's device, from the first of its file's two documents: the second, generated
-        one is much larger."""
+        """The engine's device, from the first document of its file: the second is much larger."""
         return (
             self._engines[ref].device
             if ref in self._engines
@@ -353,9 +357,10 @@ class Profiles(ProfileTables):
         return frozenset(known.values()) | others
 
     def allowed_images(self, named: str | None) -> AllowedImages:
-        """The images that may be started: those that are named, else the repositories of all
-        profiles that somebody wrote. What an image said
-        of itself (`learned`) allows nothing."""
+        """The images that may be started: the named ones, else the repositories of all profiles.
+
+        A profile that an image gave of itself (`learned`) allows nothing.
+        """
         if named is not None:
             return AllowedImages(named.split(","))
         written = [
@@ -366,15 +371,17 @@ class Profiles(ProfileTables):
         return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in written)
 
     def _head(self, ref: str) -> dict[str, Any]:
-        """What stands before the generated part of an engine's file."""
+        """The part of an engine's file before the generated one."""
         if ref not in self._heads:
             head = self.documents.first(self.engine_files[ref])
             self._heads[ref] = head if isinstance(head, dict) else {}
         return self._heads[ref]
 
     def _merged(self, path: Path) -> dict[str, Any]:
-        """An engine profile: a document written by hand, and one that `scripts/engine-profile`
-        generated."""
+        """An engine profile: a handwritten document merged with a generated one.
+
+        `scripts/engine-profile` writes the generated document.
+        """
         documents = self.documents.read(path)
         if not all(isinstance(document, dict) for document in documents):
             raise SettingsError(f"The profile {path} is not a mapping.", hint="Correct the file.")
@@ -382,8 +389,7 @@ class Profiles(ProfileTables):
 
 
 def _nearest(ref: str, known: Iterable[str]) -> str:
-    """Of the same kind the newest version that is not newer than what was asked for; else what is
-    written most alike."""
+    """A hint that names the nearest version of the kind, else the most similar name."""
     refs = list(known)
     same = [one for one in refs if one.startswith(ref.partition("==")[0] + "==")]
     older = [one for one in same if _version_key(one) <= _version_key(ref)]

@@ -83,7 +83,7 @@ def merged(base: Any, change: Any, level: int = 0) -> Any:
     if isinstance(base, list) and isinstance(change, list):
         return _merged_list(base, change)
     if isinstance(base, dict) and isinstance(change, dict) and level < _MERGED_LEVELS:
-        kept = _without(base, change)
+        kept = _remove_fields(base, change)
         return kept | {
             key: merged(kept[key], value, level + 1) if key in kept else value
             for key, value in change.items()
@@ -103,13 +103,13 @@ def _merged_list(base: list[Any], change: list[Any]) -> list[Any]:
             result += base[int(first) - 1 : end]
         elif isinstance(item, dict) and "like" in item:
             fields = {key: value for key, value in item.items() if key not in ("like", "without")}
-            result.append(_without(base[item["like"] - 1], item) | fields)
+            result.append(_remove_fields(base[item["like"] - 1], item) | fields)
         else:
             result.append(item)
     return result
 
 
-def _without(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def _remove_fields(base: dict[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     removed = change.get("without", ())
     if removed == "*":
         return {}

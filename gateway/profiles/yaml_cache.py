@@ -1,8 +1,7 @@
-"""Reads YAML files, through a cache in JSON: YAML takes twenty times as long to read, which shows
-in a command of half a second.
+"""A JSON cache of YAML files, because YAML takes twenty times as long to read.
 
-The cache is one JSON file that may be deleted at any time: without it, or where it does not fit,
-the files are read. Of the cache only the files that are asked for are decoded.
+The cache is one JSON file that may be deleted at any time. Without it, and for a file that has
+changed since, the YAML file is read. A lookup decodes only its own file's part of the cache.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
 from gateway.models.catalog.model_folder import check_unmoved, reach, shared_blobs
-from gateway.planner.flags import CACHE_BYTES, launch_spec
+from gateway.planner.flags import CACHE_BYTES, EngineFiles, launch_spec
 from gateway.settings import Settings
 
 log = Logger("fitserve.loop")
@@ -189,18 +189,20 @@ class Launcher:
         return launch_spec(
             attempt.plan,
             engine,
+            EngineFiles(
+                str(files.weights),
+                mounts=mounts,
+                environment=environment,
+                drafter=str(files.drafter) if files.drafter else None,
+                templates=str(files.templates) if files.templates else None,
+                adapters=tuple((name, str(folder)) for name, folder in files.adapters.items()),
+                remote_code=remote_code,
+            ),
             name=attempt.instance_name,
             model=attempt.model,
             attempt=attempt.id,
             port=attempt.port,
-            weights=str(files.weights),
-            mounts=mounts,
-            environment=environment,
-            drafter=str(files.drafter) if files.drafter else None,
-            templates=str(files.templates) if files.templates else None,
-            adapters=[(name, str(folder)) for name, folder in files.adapters.items()],
             cache_bytes=cache_bytes,
-            remote_code=remote_code,
         )
 
     def keep_template(self, text: str) -> None:

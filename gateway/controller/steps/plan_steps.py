@@ -1,5 +1,4 @@
-"""A plan for a replica: made by what is known, by what its engine says where the rules refuse, or
-not at all; and recorded."""
+"""Steps that plan a replica, ask its engine where the rules refuse, and record the result."""
 
 from __future__ import annotations
 
@@ -71,7 +70,7 @@ class PlanSteps:
             ):
                 await self._without_plan(model, replica, planned, room)
                 return
-            # What the rules refuse, the engines' own code may allow.
+            # The engine's own code may allow a plan that the rules refuse.
             replica.progress = (
                 f"checking: {planned.engines_to_ask[0]} is asked about what its rules refuse"
             )

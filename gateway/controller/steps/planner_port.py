@@ -1,5 +1,4 @@
-"""The contract of the planner that the gateway gives to its controller: from a wish to a decision,
-for the machine as it is now."""
+"""The contract between the controller and the planner of this machine."""
 
 from __future__ import annotations
 
@@ -11,18 +10,18 @@ from gateway.domain.plan_request import PlanRequest, PlanResult
 
 
 class PlannerPort(Protocol):
-    """`gateway.planner.service.machine_planner.MachinePlanner` is the planner of a gateway that
-    runs."""
+    """A planner. A running gateway has `gateway.planner.service.machine_planner.MachinePlanner`."""
 
     async def hardware(self) -> Hardware:
-        """What is in this machine now; GPUs that are lost say so."""
+        """The present hardware of this machine, lost GPUs marked."""
         ...
 
     async def resolve(self, wish: Wish) -> Wish:
-        """The wish with the engine that its image holds, where it names the image alone, and with
-        the UUIDs of GPUs that it names by their numbers. Raises BadRequest for an image that may
-        not be
-        started, and HostError for one that cannot be asked."""
+        """The wish with the engine of its image and the UUIDs of its GPUs.
+
+        Raises BadRequest for an image that may not be started, and HostError for an image that
+        gives no answer.
+        """
         ...
 
     async def plan(self, request: PlanRequest) -> PlanResult:

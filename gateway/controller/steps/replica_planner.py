@@ -1,5 +1,4 @@
-"""What is planned for a replica: by what is known now, once engines were asked about it, or smaller
-than what serves."""
+"""Plans of a replica: from present knowledge, after an inquiry, or with a smaller cache."""
 
 from __future__ import annotations
 
@@ -26,13 +25,12 @@ class ReplicaPlanner:
     """Shared by all replicas of a gateway."""
 
     def __init__(self, planner: PlannerPort, asking_s: float, keep_commits: KeepCommits) -> None:
-        """asking_s: how long engines may take to answer about a model. keep_commits: as of
-        `WishChanges`."""
+        """asking_s: seconds that engines may take to answer. keep_commits: see `WishChanges`."""
         self._planner = planner
         self._asking_s = asking_s
         self._keep_commits = keep_commits
         self.planning = asyncio.Lock()
-        """Held while somebody counts on memory that is free."""
+        """The lock of every step that relies on free memory."""
 
     async def decide(
         self,
@@ -40,9 +38,11 @@ class ReplicaPlanner:
         room: CurrentContext,
         others: Literal["give", "stay", "leave"] = "give",
     ) -> PlanResult:
-        """By what is known now; that is shown. others: what they do for it; `leave` is what all do
-        in time once it is asked, and is not shown. Raises
-        BadModel and its kin."""
+        """The decision from present knowledge.
+
+        others: whether neighbours give memory, stay as they are, or leave their GPUs. A decision
+        with `leave` is not shown to users. Raises BadModel and its kin.
+        """
         now = room()
         surplus = [offer for offer in now.sharing.offers if offer.how == "surplus"]
         offers = {"give": now.sharing.offers, "stay": (), "leave": (*surplus, *now.if_asked)}[
@@ -60,10 +60,10 @@ class ReplicaPlanner:
     async def checked(
         self, model: ManagedModel, room: CurrentContext, engine: str, plan: Plan | None
     ) -> AsyncGenerator[PlanResult]:
-        """What is planned once engines were asked; until the end no other plan is made. Nobody
-        waits while they are asked: what was
-        promised to others meanwhile is looked at again. plan, of that engine: what stands where
-        nothing comes of it.
+        """The plan after an inquiry. The planning lock is held until the caller is done.
+
+        The lock is free during the inquiry, so the plan is made anew if memory was promised to
+        other models in between. plan: the plan of this engine if the inquiry gives none.
         """
         async with model.inquiry_lock:
             before, pins = room(), model.pins
@@ -91,8 +91,10 @@ class ReplicaPlanner:
         room: PlanningContext,
         held: dict[str, int],
     ) -> Plan | None:
-        """The plan that serves, with less KV cache: the same engine on the same GPUs. Raises
-        BadModel and its kin."""
+        """The running plan with less KV cache: the same engine on the same GPUs.
+
+        Raises BadModel and its kin.
+        """
         plan, before = old.plan, room.sharing.cap
         near = {
             holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()

@@ -68,14 +68,14 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Said(msgspec.Struct):
+class _ErrorBody(msgspec.Struct):
     message: str
 
 
 class _Refusal(msgspec.Struct):
     """The part of an error answer that is read."""
 
-    error: _Said
+    error: _ErrorBody
 
 
 class EndpointKey(NamedTuple):

@@ -18,7 +18,13 @@ from urllib.parse import quote, urlsplit
 from gateway.domain.units import MIB
 from gateway.domain.wish import pinned
 from gateway.errors import BadModel, short_reason
-from gateway.models.catalog.hub_cache import COMMIT, HubCache, Listing, put, stays_inside
+from gateway.models.catalog.hub_cache import (
+    COMMIT,
+    HubCache,
+    Listing,
+    stays_inside,
+    write_atomically,
+)
 from gateway.version import __version__
 
 T = TypeVar("T")
@@ -211,7 +217,7 @@ class Hub:
                 hint="Try again later.",
             )
         with self.explained(listing.repo, listing.commit):
-            put(cached, data)
+            write_atomically(cached, data)
         return data
 
     def part(self, listing: Listing, name: str, offset: int, length: int) -> bytes:

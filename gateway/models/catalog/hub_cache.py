@@ -121,7 +121,7 @@ class HubCache(NamedTuple):
     def keep(self, listing: Listing) -> None:
         """Keep a listing. A failed write costs another request later."""
         with suppress(OSError):
-            put(
+            write_atomically(
                 self._note("listings", listing.repo, listing.commit),
                 msgspec.json.encode(_ListingNote(listing.files, dict(listing.blobs))),
             )
@@ -150,7 +150,7 @@ class HubCache(NamedTuple):
     ) -> None:
         """Note that the files of the commit are complete. Raises OSError."""
         note = _WholeNote(remote_code, files)
-        put(self._note("whole", repo, commit), msgspec.json.encode(note))
+        write_atomically(self._note("whole", repo, commit), msgspec.json.encode(note))
 
     def lock_file(self, repo: str, commit: str) -> Path:
         return self._note("whole", repo, commit).with_suffix(".lock")
@@ -167,7 +167,7 @@ def _folder_name(repo: str) -> str:
     return repo.replace("/", "--")
 
 
-def put(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")

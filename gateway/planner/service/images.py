@@ -70,7 +70,7 @@ async def learn_engine(
     if not profiles.undescribed(engine):
         return False
     exact_ref, identity = await inquirer.identified(engine)
-    if profiles.heard(exact_ref, identity):
+    if profiles.has_learned(exact_ref, identity):
         return False
     await learn(
         inquirer,

@@ -142,7 +142,7 @@ class ModelPlanner:
         from gateway.engines.common.speed import served
         from gateway.engines.registry import engine_kind
 
-        profiles, engine = self.profiles, self.profiles.of(running.plan.engine)
+        profiles, engine = self.profiles, self.profiles.engine_in_image(running.plan.engine)
         gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
         tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
         kind = engine_kind(engine.kind)

@@ -13,10 +13,43 @@ from gateway.wishes.export.engine_start import EngineStart
 _START_TRIES, _EVERY_S = 180, 10
 
 
+# A volume, the path of its mount, and whether the mount is read-only.
+_Volume = tuple[dict[str, Any], str, bool]
+
+
 def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
+    """The Deployment and the Service of an engine."""
     labels = {"app.kubernetes.io/name": start.name}
     meta = {"name": start.name, "labels": labels}
-    folders: dict[str, tuple[dict[str, Any], str, bool]] = {
+    volumes = _volumes(start)
+    pod = {
+        "containers": [_container(start, volumes)],
+        "volumes": [{"name": name, **source} for name, (source, _, _) in volumes.items()],
+    }
+    deployment = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": meta,
+        # Two engines never share the GPUs.
+        "spec": {
+            "replicas": 1,
+            "strategy": {"type": "Recreate"},
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+    ports = [{"name": "http", "port": start.port, "targetPort": "http"}]
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": meta,
+        "spec": {"selector": labels, "ports": ports},
+    }
+    return [deployment, service]
+
+
+def _volumes(start: EngineStart) -> dict[str, _Volume]:
+    volumes: dict[str, _Volume] = {
         f"model-{number}": (
             ({"hostPath": {"path": mount.source}}, mount.target, mount.read_only)
             if mount.kind == "bind"
@@ -28,21 +61,25 @@ def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
         )
         for number, mount in enumerate(start.mounts)
     }
-    folders["shm"] = (
+    volumes["shm"] = (
         {"emptyDir": {"medium": "Memory", "sizeLimit": str(start.shm_bytes)}},
         "/dev/shm",  # noqa: S108 - a mount
         False,
     )
-    folders |= {
+    volumes |= {
         f"scratch-{number}": ({"emptyDir": {}}, folder, False)
         for number, folder in enumerate(start.scratch or ())
     }
+    return volumes
+
+
+def _container(start: EngineStart, volumes: dict[str, _Volume]) -> dict[str, Any]:
     limits = {
         **({"nvidia.com/gpu": len(start.gpus)} if start.gpus else {}),
         **({"memory": str(start.memory_bytes)} if start.memory_bytes is not None else {}),
     }
     probe = {"httpGet": {"path": "/health", "port": start.port}, "periodSeconds": _EVERY_S}
-    container: dict[str, Any] = {
+    return {
         "name": "engine",
         "image": start.image,
         "command": [_literal(word) for word in start.argv],
@@ -63,33 +100,9 @@ def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
         "readinessProbe": probe,
         "volumeMounts": [
             {"name": name, "mountPath": path, "readOnly": closed}
-            for name, (_, path, closed) in folders.items()
+            for name, (_, path, closed) in volumes.items()
         ],
     }
-    pod = {
-        "containers": [container],
-        "volumes": [{"name": name, **source} for name, (source, _, _) in folders.items()],
-    }
-    deployment = {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": meta,
-        # Never two on the same GPUs.
-        "spec": {
-            "replicas": 1,
-            "strategy": {"type": "Recreate"},
-            "selector": {"matchLabels": labels},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
-    ports = [{"name": "http", "port": start.port, "targetPort": "http"}]
-    service = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": meta,
-        "spec": {"selector": labels, "ports": ports},
-    }
-    return [deployment, service]
 
 
 def _literal(text: str) -> str:

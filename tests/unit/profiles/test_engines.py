@@ -263,21 +263,26 @@ def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_an
 ) -> None:
     profiles = Profiles(learned=tmp_path)
     own = EngineRef(kind="vllm", version=NEWEST_VLLM, image=f"vllm/vllm-openai:v{NEWEST_VLLM}")
-    keep(profiles.of(own).evolve(sources={"flags": "asked of sha256:1"}), tmp_path)
+    keep(profiles.engine_in_image(own).evolve(sources={"flags": "asked of sha256:1"}), tmp_path)
     assert not profiles.undescribed(own), "what came with us counts"
     nightly = own.evolve(image="my/vllm:nightly")
     assert profiles.undescribed(nightly)
-    assert not profiles.heard(nightly, "sha256:1")
-    assert (profiles.of(nightly).image, profiles.of(nightly).guessed_from) == (
+    assert not profiles.has_learned(nightly, "sha256:1")
+    assert (
+        profiles.engine_in_image(nightly).image,
+        profiles.engine_in_image(nightly).guessed_from,
+    ) == (
         nightly.image,
         VLLM_REF,
     )
-    said = profiles.of(nightly).evolve(sources={"flags": "asked of sha256:1"}, default_seqs=7)
+    said = profiles.engine_in_image(nightly).evolve(
+        sources={"flags": "asked of sha256:1"}, default_seqs=7
+    )
     keep(said, profiles.learned_in(nightly))
-    assert profiles.of(nightly).default_seqs == 7
-    assert profiles.heard(nightly, "sha256:1")
-    assert not profiles.heard(nightly, "sha256:2")
-    assert profiles.of(nightly.evolve(image="my/vllm:other")).default_seqs != 7
+    assert profiles.engine_in_image(nightly).default_seqs == 7
+    assert profiles.has_learned(nightly, "sha256:1")
+    assert not profiles.has_learned(nightly, "sha256:2")
+    assert profiles.engine_in_image(nightly.evolve(image="my/vllm:other")).default_seqs != 7
     assert profiles.engine(VLLM_REF).default_seqs != 7
     assert set(profiles.allowed_images(None).patterns) == {
         "vllm/vllm-openai",

@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, Plan
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
-from gateway.planner.flags import launch_spec
+from gateway.planner.flags import EngineFiles, launch_spec
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
@@ -30,15 +30,16 @@ def launch(plan: Plan, **changes: Any) -> LaunchSpec:
     return launch_spec(
         plan,
         engine,
+        EngineFiles(
+            "/models/org--m/0123",
+            mounts=(SHARED,),
+            templates="/models/chat-templates",
+            adapters=tuple((row.name, f"/models/{row.name}") for row in plan.adapters),
+        ),
         name="m-r0-a1",
         model="org/m",
         attempt=1,
         port=8000,
-        weights="/models/org--m/0123",
-        mounts=[SHARED],
-        environment=None,
-        templates="/models/chat-templates",
-        adapters=[(one.name, f"/models/{one.name}") for one in plan.adapters],
     ).evolve(**changes)
 
 
