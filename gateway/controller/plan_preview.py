@@ -59,10 +59,10 @@ class PlanPreview:
         traffic: tuple[Served, ...] = (),
         compare_with: Plan | None = None,
     ) -> PlanResult:
-        """With a plan that should be better than this one, which serves, once something is known of
-        that; `beside`: that can run while it
-        serves. replica: for this one alone; the others stay. traffic, compare_with: as in RunningPlan.
-        Raises BadModel and its kin.
+        """The plans for the model, with a rival of its running `plan` if one should be better.
+
+        beside: the rival runs while the model serves. replica: the one replica to plan for.
+        traffic, compare_with: as in RunningPlan. Raises BadModel and its kin.
         """
         held = {} if beside else self._fleet.held_bytes(model, replica)
         wish = (

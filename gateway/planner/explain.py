@@ -243,7 +243,7 @@ def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
     grouped: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
     for one in rejected:
         stages = f" PP={one.pipeline_parallel}" if one.pipeline_parallel > 1 else ""
-        sizes = grouped.setdefault((one.verdict, _why(one)), {}).setdefault(str(one.engine), [])
+        sizes = grouped.setdefault((one.verdict, _reasons(one)), {}).setdefault(str(one.engine), [])
         size = f"{one.tensor_parallel}{stages}"
         sizes += [] if size in sizes else [size]
     return [
@@ -256,7 +256,7 @@ def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
     ]
 
 
-def _why(one: Rejected) -> tuple[str, ...]:
+def _reasons(one: Rejected) -> tuple[str, ...]:
     """The reasons; a line for each kernel or backend if all of them refuse."""
     rows = [row.refused for row in one.kernels if row.status == "none" and row.layer == one.layer]
     rows += [row.refused for row in one.attention if row.status == "none"]

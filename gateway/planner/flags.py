@@ -110,12 +110,13 @@ def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class EngineFiles:
-    """Files of one start, by their paths as the engine sees them.
+class LaunchInputs:
+    """The inputs of one start on a host. Paths are those that the engine sees.
 
     weights, drafter: model folders. templates: folder of chat templates. adapters: names and
     folders. environment: folder of the virtual environment; None: the engine runs in a container.
-    remote_code: code of the model's repository may run.
+    remote_code: code of the model's repository may run. cache_bytes: KV cache on each GPU of an
+    engine that does not measure.
     """
 
     weights: str
@@ -125,28 +126,25 @@ class EngineFiles:
     templates: str | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     remote_code: bool = False
+    cache_bytes: int | None = None
 
 
 def launch_spec(
     plan: Plan,
     engine: Engine,
-    files: EngineFiles,
+    inputs: LaunchInputs,
     *,
     name: str,
     model: str,
     attempt: int,
     port: int,
-    cache_bytes: int | None = None,
 ) -> LaunchSpec:
-    """The start of a plan's engine on one host.
-
-    cache_bytes: KV cache on each GPU of an engine that does not measure.
-    """
-    environment = files.environment
+    """The start of a plan's engine on one host."""
+    environment, cache_bytes = inputs.environment, inputs.cache_bytes
     # Inside a container the engine listens on its only address; as a process, on loopback alone.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
     last: dict[str, Scalar] = {
-        "model": files.weights,
+        "model": inputs.weights,
         "served-model-name": served_name(model),
         "host": listen,
         "port": port,
@@ -161,19 +159,19 @@ def launch_spec(
         # last value, so no flag of a plan can replace them.
         argv=_program(plan, engine, environment)
         + quieted(engine)
-        + tuple(_placed(item, files.drafter, files.templates) for item in plan.argv)
+        + tuple(_placed(item, inputs.drafter, inputs.templates) for item in plan.argv)
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
-        + list_arguments(engine, files.adapters)
+        + list_arguments(engine, inputs.adapters)
         + arguments({engine.spelling.get(flag, flag): value for flag, value in last.items()}),
         env={**engine.env, **plan.env},
         gpus=plan.gpus,
-        mounts=files.mounts,
+        mounts=inputs.mounts,
         shm_bytes=resources.shared_memory(plan),
         port=port,
         memory_bytes=resources.memory(plan),
         pids=resources.pids(plan),
         scratch=engine.scratch if environment is None else None,
-        cache=resources.cache(plan, remote_code=files.remote_code) if engine.caches else "",
+        cache=resources.cache(plan, remote_code=inputs.remote_code) if engine.caches else "",
         caches=engine.caches,
         key_env=engine.key_env,
         key_option=engine.key_option,

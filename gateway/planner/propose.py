@@ -80,10 +80,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         num_speculative_tokens=speculation.tokens
         or int_choice(0, speculation.method.reason, speculation.method.source),
         drafter=_drafter(candidate),
-        adapters=tuple(
-            AdapterRef(name=adapter.name, source=adapter.source, revision=adapter.revision)
-            for adapter in candidate.given.adapters
-        ),
+        adapters=_adapter_refs(candidate),
         loras=_loras(candidate),
         chat_template=candidate.given.template.choice,
         tool_parser=tools,
@@ -107,27 +104,40 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         variables=variables,
         scope=sizes.scope,
         under=_software(candidate),
-        warnings=(
-            *sizes.warnings,
-            *_kernel_warnings(candidate),
-            *_rule_warnings(candidate),
-            *_load_warnings(candidate),
-            *_through_the_host(silent),
-            *_left_out(candidate),
-        ),
+        warnings=_plan_warnings(candidate, sizes, silent),
         advice=advice(engine),
     )
 
 
+def _plan_warnings(
+    candidate: Candidate, sizes: Sizes, silent: Mapping[str, Fact]
+) -> tuple[str, ...]:
+    return (
+        *sizes.warnings,
+        *_kernel_warnings(candidate),
+        *_rule_warnings(candidate),
+        *_load_warnings(candidate),
+        *_through_the_host(silent),
+        *_left_out(candidate),
+    )
+
+
+def _adapter_refs(candidate: Candidate) -> tuple[AdapterRef, ...]:
+    return tuple(
+        AdapterRef(name=adapter.name, source=adapter.source, revision=adapter.revision)
+        for adapter in candidate.given.adapters
+    )
+
+
 def _pipeline_parallel(candidate: Candidate) -> Choice[int]:
-    reason = _why(candidate, "pp", "pipeline-parallel-size", "one stage is enough")
+    reason = _reason_and_source(candidate, "pp", "pipeline-parallel-size", "one stage is enough")
     return int_choice(candidate.variant.pp, *reason)
 
 
 def _expert_parallel(candidate: Candidate) -> Choice[bool]:
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
     return bool_choice(
-        candidate.variant.ep, *_why(candidate, "ep", "enable-expert-parallel", whole)
+        candidate.variant.ep, *_reason_and_source(candidate, "ep", "enable-expert-parallel", whole)
     )
 
 
@@ -144,7 +154,7 @@ def _kv_cache_dtype(candidate: Candidate) -> Choice[str]:
         if value == "auto"
         else "what the checkpoint says of its cache"
     )
-    return str_choice(value, *_why(candidate, "kv_dtype", "kv-cache-dtype", reason))
+    return str_choice(value, *_reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", reason))
 
 
 def _grade(candidate: Candidate) -> Grade:
@@ -364,7 +374,7 @@ def _widened(candidate: Candidate) -> list[str]:
 # --- choices ---
 
 
-def _why(candidate: Candidate, name: str, flag: str, plain: str) -> tuple[str, str]:
+def _reason_and_source(candidate: Candidate, name: str, flag: str, plain: str) -> tuple[str, str]:
     """Reason and source of a value that a variant may change by `name`, and a user by `flag`."""
     if flag in candidate.args:
         return "set by the user", "user"
@@ -517,7 +527,8 @@ def _loras(candidate: Candidate) -> Choice[str]:
     if not adapters:
         return str_choice(NONE, "none is wished for", "user")
     size = candidate.adapter_bytes
-    room = f"room for rank {supported_rank(engine, adapters)} in every layer: {words(size)} on each rank"
+    rank = supported_rank(engine, adapters)
+    room = f"room for rank {rank} in every layer: {words(size)} on each rank"
     return str_choice(", ".join(f"{one.name} (rank {one.rank})" for one in adapters), room, "user")
 
 
@@ -541,7 +552,7 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
         return bool_choice(
             not candidate.args["disable-custom-all-reduce"], "set by the user", "user"
         )
-    pair = candidate.given.apart(candidate.group)
+    pair = candidate.given.unlinked_pair(candidate.group)
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
         return bool_choice(

@@ -39,7 +39,7 @@ class _RefusedVariant:
     quantized: bool
 
     @property
-    def why(self) -> str:
+    def reason(self) -> str:
         return str(self.refusal)
 
     @property
@@ -83,7 +83,7 @@ def repairs(
 def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     """Fewer demands, another kernel, whole experts, or float16 activations."""
     variant, refusal, args = refused.variant, refused.refusal, refused.args
-    experts, why = refused.of_experts, refused.why
+    experts, why = refused.of_experts, refused.reason
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
         yield variant.changed(
             "conservative", True, "fewer demands, because the plan without this failed", "fact"
@@ -126,7 +126,7 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
 
 def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     """Stages instead of divided layers."""
-    variant, refusal, gpus, why = refused.variant, refused.refusal, refused.gpus, refused.why
+    variant, refusal, gpus, why = refused.variant, refused.refusal, refused.gpus, refused.reason
     if variant.pp > 1 or not refused.may_set_sizes:
         return
     if not has(refused.engine, "pipeline-parallel-size"):
@@ -150,7 +150,7 @@ def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
 
 def _backend_and_dtype_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     """Another attention backend, or activations that the quantization takes."""
-    variant, refusal, args, why = refused.variant, refused.refusal, refused.args, refused.why
+    variant, refusal, args, why = refused.variant, refused.refusal, refused.args, refused.reason
     if (
         refusal.verdict == "no_backend"
         and not variant.backend("attention-backend")
@@ -174,7 +174,7 @@ def _backend_and_dtype_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
 def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     """Fewer demands, a smaller cache, smaller batches, more stages, or halved weights."""
     variant, refusal, engine = refused.variant, refused.refusal, refused.engine
-    args, why = refused.args, refused.why
+    args, why = refused.args, refused.reason
     if refusal.source == "fact" and not variant.conservative:
         # The batch or the graphs may have been too large.
         yield variant.changed(

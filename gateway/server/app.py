@@ -202,7 +202,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
 
     Raises StoreError where the database cannot be opened.
     """
-    settings = front.settings
+    settings, profiles = front.settings, front.profiles
     database = settings.data / "fitserve.db"
     store = await asyncio.to_thread(open_store, database)
     instance = installation_id(database, store)
@@ -212,7 +212,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     token = _secret(settings.hf_token)
     hub = Hub(settings.hf_endpoint, token, settings.data / "hub", models=settings.models)
     planning = PlanProcess(_planning_start(front, host, hub, allowed))
-    launcher = Launcher(settings, host, front.profiles.engine_in_image, partial(download, hub))
+    launcher = Launcher(settings, host, profiles.engine_in_image, partial(download, hub))
     requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
     loop = Loop(
         store,
@@ -241,7 +241,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         observer=observer,
         webhooks=tuple(webhooks(settings, events, store)),
         live=_build_live(front, loop, host),
-        engine_series=EngineSeries(loop.fleet.models, front.profiles.engine_in_image),
+        engine_series=EngineSeries(loop.fleet.models, profiles.engine_in_image),
         tuner=Tuner(
             loop.fleet,
             loop.plan_preview,
@@ -249,10 +249,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
             launcher,
             store,
             ServedTraffic(
-                loop.fleet.models,
-                front.routes.working,
-                requests_ended,
-                front.profiles.engine_in_image,
+                loop.fleet.models, front.routes.working, requests_ended, profiles.engine_in_image
             ),
         ),
         starts=gauges.StartCounter(),

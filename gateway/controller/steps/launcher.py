@@ -32,7 +32,7 @@ from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
 from gateway.models.catalog.model_folder import check_unmoved, reach, shared_blobs
-from gateway.planner.flags import CACHE_BYTES, EngineFiles, launch_spec
+from gateway.planner.flags import CACHE_BYTES, LaunchInputs, launch_spec
 from gateway.settings import Settings
 
 log = Logger("fitserve.loop")
@@ -189,7 +189,7 @@ class Launcher:
         return launch_spec(
             attempt.plan,
             engine,
-            EngineFiles(
+            LaunchInputs(
                 str(files.weights),
                 mounts=mounts,
                 environment=environment,
@@ -197,12 +197,12 @@ class Launcher:
                 templates=str(files.templates) if files.templates else None,
                 adapters=tuple((name, str(folder)) for name, folder in files.adapters.items()),
                 remote_code=remote_code,
+                cache_bytes=cache_bytes,
             ),
             name=attempt.instance_name,
             model=attempt.model,
             attempt=attempt.id,
             port=attempt.port,
-            cache_bytes=cache_bytes,
         )
 
     def keep_template(self, text: str) -> None:

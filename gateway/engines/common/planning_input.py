@@ -96,13 +96,13 @@ class PlanningInput:
     _links: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    _apart: dict[tuple[int, ...], tuple[int, int] | None] = field(
+    _unlinked_pair: dict[tuple[int, ...], tuple[int, int] | None] = field(
         default_factory=dict, repr=False, compare=False
     )
 
     def changed(self, **fields: Any) -> PlanningInput:
         """A copy with other fields, without the values that were computed from the old ones."""
-        return replace(self, **fields, clocks={}, _groups={}, _links={}, _apart={})
+        return replace(self, **fields, clocks={}, _groups={}, _links={}, _unlinked_pair={})
 
     def with_env(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
@@ -151,18 +151,18 @@ class PlanningInput:
             ]
         return self._links[key]
 
-    def apart(self, group: tuple[Gpu, ...]) -> tuple[int, int] | None:
+    def unlinked_pair(self, group: tuple[Gpu, ...]) -> tuple[int, int] | None:
         """The first two of these GPUs for which neither NVLink nor working peer-to-peer access was
         read, by their indices."""
         key = tuple([gpu.index for gpu in group])
-        if key not in self._apart:
+        if key not in self._unlinked_pair:
             result = (
                 (a.index, b.index)
                 for a, b, link in self.links_between(group)
                 if link is None or not (link.nvlinks or link.p2p)
             )
-            self._apart[key] = next(result, None)
-        return self._apart[key]
+            self._unlinked_pair[key] = next(result, None)
+        return self._unlinked_pair[key]
 
     @cached_property
     def model(self) -> ModelRef:

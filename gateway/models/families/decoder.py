@@ -39,7 +39,7 @@ def _decoder(
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=out_bias)
+    linears = attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, out_bias))
     linears += mlp(
         f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), bias=mlp_bias
     )

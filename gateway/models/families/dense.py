@@ -34,7 +34,7 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
     fused = family == "phi3"
     qkv_bias, out_bias, mlp_bias = _biases(fields, family)
     linears = attention(
-        fields, family, f"{layer}.self_attn", numbers, fused=fused, bias=qkv_bias, out_bias=out_bias
+        fields, family, f"{layer}.self_attn", numbers, fused=fused, biases=(qkv_bias, out_bias)
     ) + mlp(
         f"{layer}.mlp",
         numbers,

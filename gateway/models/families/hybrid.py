@@ -38,7 +38,9 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     if full:
         gated = fields.config.get("attn_output_gate", True) is not False
         bias = fields.flag("qkv_bias")
-        linears += attention(fields, family, f"{layer}.self_attn", full, gated=gated, bias=bias)
+        linears += attention(
+            fields, family, f"{layer}.self_attn", full, gated=gated, biases=(bias, False)
+        )
         parameters += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
         causal = fields.config.get("is_causal") is not False
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}

@@ -225,7 +225,7 @@ def _mixers(
         groups.append(mixer_group(recurrent, state))
     if full := _layers_of(kinds, "attention"):
         bias = fields.flag("attention_bias")
-        built += attention(fields, family, paths[1], full, bias=bias, out_bias=bias)
+        built += attention(fields, family, paths[1], full, biases=(bias, bias))
         heads, kv_heads, head_dim = heads_of(fields, family)
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         groups.append(AttentionGroup(kind="full", layers=len(full), numbers=tuple(full), **size))

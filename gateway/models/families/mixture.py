@@ -38,7 +38,7 @@ def phi_moe(fields: Fields, family: str, path: str) -> Blueprint:
         fields.flag("attention_bias"),
     )
     linears = [
-        *attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=bias),
+        *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
         router(f"{block}.gate", numbers, hidden, count),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
@@ -90,7 +90,7 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
     sparse = _ernie_sparse(fields, numbers)
     rest, block, bias = sorted(set(numbers) - set(sparse)), f"{layer}.mlp", fields.flag("use_bias")
     linears = [
-        *attention(fields, family, f"{layer}.self_attn", numbers, bias=bias, out_bias=bias),
+        *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
         *mlp(block, rest, hidden, fields.integer("intermediate_size"), bias=bias),
     ]
     parameters = ends(fields, path, tied=True) + norms(layer, len(numbers), hidden, *LAYER_NORMS)

@@ -249,21 +249,21 @@ def attention(
     *,
     fused: bool = False,
     gated: bool = False,
-    bias: bool = False,
-    out_bias: bool = False,
+    biases: tuple[bool, bool] = (False, False),
 ) -> list[Built]:
     """The projections of softmax attention.
 
     fused: the checkpoint stores one fused projection. gated: every query has a gate.
+    biases: whether (query, key and value; output) projections have a bias.
     """
     heads, kv_heads, head = heads_of(fields, family)
     hidden = fields.integer("hidden_size")
     parts = (heads * head * (2 if gated else 1), kv_heads * head, kv_heads * head)
     modules = ("qkv_proj",) if fused else ("q_proj", "k_proj", "v_proj")
-    sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "bias": bias}
+    sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "bias": biases[0]}
     return [
         Built(f"{path}.qkv_proj", numbers, hidden, parts, "qkv", modules, **sizes),
-        Built(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=out_bias),
+        Built(f"{path}.o_proj", numbers, heads * head, (hidden,), "row", bias=biases[1]),
     ]
 
 

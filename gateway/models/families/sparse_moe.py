@@ -49,7 +49,7 @@ def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
     )
     count = fields.integer("num_local_experts")
     linears = [
-        *attention(fields, family, f"{layer}.attn", numbers, bias=True, out_bias=True),
+        *attention(fields, family, f"{layer}.attn", numbers, biases=(True, True)),
         router(f"{layer}.mlp.router", numbers, hidden, count, bias=True),
         *experts(
             f"{layer}.mlp", numbers, hidden, fields.integer("intermediate_size"), count, bias=True
@@ -67,9 +67,9 @@ def gpt_oss(fields: Fields, family: str, path: str) -> Blueprint:
 def qwen_moe(fields: Fields, family: str, path: str) -> Blueprint:
     numbers, layer = layer_numbers(fields), f"{path}.layers.*"
     bias = family == "qwen2_moe" or fields.flag("attention_bias")
-    linears = attention(fields, family, f"{layer}.self_attn", numbers, bias=bias) + qwen_mlps(
-        fields, family, layer, numbers
-    )
+    linears = attention(
+        fields, family, f"{layer}.self_attn", numbers, biases=(bias, False)
+    ) + qwen_mlps(fields, family, layer, numbers)
     parameters = ends(fields, path) + norms(
         layer, len(numbers), fields.integer("hidden_size"), *LAYER_NORMS
     )
@@ -88,7 +88,13 @@ def glm_moe(fields: Fields, family: str, path: str) -> Blueprint:
     )
     mlps, parameters = late_moe(fields, layer, numbers, float_router=True)
     linears = (
-        attention(fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias"))
+        attention(
+            fields,
+            family,
+            f"{layer}.self_attn",
+            numbers,
+            biases=(fields.flag("attention_bias"), False),
+        )
         + mlps
     )
     parameters += ends(fields, path) + norms(layer, len(numbers), hidden, *LAYER_NORMS)

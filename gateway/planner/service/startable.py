@@ -70,7 +70,7 @@ class Startable(NamedTuple):
             plans = ()
         best = decision.plans[0] if decision.plans else None
         rows = [
-            EngineHere(engine=engine.ref, here=True, why=self._why(engine, here=True))
+            EngineHere(engine=engine.ref, here=True, why=self._reason(engine, here=True))
             for engine in installed
         ]
         for engine in uninstalled:
@@ -82,7 +82,7 @@ class Startable(NamedTuple):
                 EngineHere(
                     engine=engine.ref,
                     here=False,
-                    why=self._why(engine, here=False),
+                    why=self._reason(engine, here=False),
                     do=self._cure(engine),
                     gain=gain,
                     gives=words,
@@ -90,7 +90,7 @@ class Startable(NamedTuple):
             )
         return decision.evolve(engines=tuple(rows))
 
-    def _why(self, engine: Engine, *, here: bool) -> str:
+    def _reason(self, engine: Engine, *, here: bool) -> str:
         if self.installed_only:
             return "installed" if here else "not installed here"
         return (

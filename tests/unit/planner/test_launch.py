@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.domain import Engine, Flag, Mount
-from gateway.planner.flags import EngineFiles, launch_spec
+from gateway.planner.flags import LaunchInputs, launch_spec
 from tests.support.makers import engine as make_engine
 from tests.support.makers import plan as make_plan
 
@@ -16,7 +16,7 @@ def launch(environment: str | None, engine: Engine = SMALL, **changes: Any) -> A
     return launch_spec(
         make_plan().evolve(**changes),
         engine,
-        EngineFiles(
+        LaunchInputs(
             "/models/m {env}",
             mounts=(Mount(source="/models", target="/models"),),
             environment=environment,

@@ -121,7 +121,7 @@ def host(free: list[int], links: list[tuple[int, int, int]] = [], **fields: Any)
 
 def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
     given = PlanningInput(published("llama-3.1-8b"), hardware, wish())
-    return given.apart(hardware.gpus[gpus])
+    return given.unlinked_pair(hardware.gpus[gpus])
 
 
 def chosen(hardware: Hardware, tp: int, claims: dict[str, int] | None = None) -> list[int] | None:

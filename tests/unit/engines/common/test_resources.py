@@ -6,7 +6,7 @@ import pytest
 
 from gateway.domain.value import MOST_BYTES
 from gateway.engines.common import resources
-from gateway.planner.flags import EngineFiles, launch_spec
+from gateway.planner.flags import LaunchInputs, launch_spec
 from tests.support.makers import GIB, engine, machine, plan, planned
 from tests.support.published import published
 
@@ -58,7 +58,7 @@ def test_only_a_container_is_told_where_it_may_write() -> None:
         made = launch_spec(
             plan(),
             own,
-            EngineFiles("/m", environment=environment),
+            LaunchInputs("/m", environment=environment),
             name="n",
             model="m",
             attempt=1,

@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, Plan
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
-from gateway.planner.flags import EngineFiles, launch_spec
+from gateway.planner.flags import LaunchInputs, launch_spec
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
@@ -30,7 +30,7 @@ def launch(plan: Plan, **changes: Any) -> LaunchSpec:
     return launch_spec(
         plan,
         engine,
-        EngineFiles(
+        LaunchInputs(
             "/models/org--m/0123",
             mounts=(SHARED,),
             templates="/models/chat-templates",
