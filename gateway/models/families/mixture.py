@@ -65,7 +65,11 @@ def minimax(fields: Fields, family: str, path: str) -> Blueprint:
     heads, kv_heads, head_dim = heads_of(fields, family)
     linears = [
         *attention(
-            fields, family, f"{layer}.self_attn", numbers, bias=fields.flag("attention_bias")
+            fields,
+            family,
+            f"{layer}.self_attn",
+            numbers,
+            biases=(fields.flag("attention_bias"), False),
         ),
         *experts(block, numbers, hidden, fields.integer("intermediate_size"), count),
     ]
