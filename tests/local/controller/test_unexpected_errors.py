@@ -94,7 +94,7 @@ PLACES: dict[str, tuple[type, str, Callable[..., bool]]] = {
     "a verification": (ProofSteps, "verify", of_bad),
     "a publication": (Attempts, "publish", of_bad),
     "the step itself": (ReplicaSteps, "_step", of_bad),
-    "the start of a watcher": (ReplicaSteps, "_watcher", of_bad),
+    "the start of a watcher": (ReplicaSteps, "_watch", of_bad),
     "the reading of a log": (Watcher, "_read", lambda self, *_: self.attempt.model == "bad"),
     "the health checks": (Watcher, "_health", lambda self, *_: self.attempt.model == "bad"),
     "the endpoints": (Endpoints, "look", of_bad),

@@ -50,7 +50,7 @@ async def test_facts_are_listed_dropped_and_shared(
         monkeypatch.setattr("gateway.server.admin.fact_routes._MOST_KEPT", 1)
         many = await run("facts", "import", str(kept))
         assert many.returncode == 1
-        assert "could be more than 1 facts" in many.stderr
+        assert "keeps at most 1 facts" in many.stderr
         kept.write_text('{"facts": [{"kind": "nonsense"}]}')
         wrong = await run("facts", "import", str(kept))
         assert wrong.returncode == 2

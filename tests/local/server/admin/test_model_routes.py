@@ -107,7 +107,7 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         refusal = await refused(
             gateway, {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": wrong}}
         )
-        assert "changes model.layers.*.mlp.down_proj of 128 x 256, and that of" in refusal
+        assert "changes model.layers.*.mlp.down_proj of 128 x 256, and the layer of" in refusal
         assert "trained for org/larger" in refusal
         high = str(make_adapter(tmp_path / "high", Path(good), rank=32))
         assert (
