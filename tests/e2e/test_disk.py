@@ -261,7 +261,7 @@ def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(
     done = gateway.cli("keys", "rm", "app")
     assert done.returncode == 1
     assert done.stdout == "key app: removed\n"
-    assert "a restart would make the key app good again" in done.stderr
+    assert "a restart would restore the key app" in done.stderr
     wait_for("the key is good at no worker", lambda: good(gateway, key) == {False})
     assert gateway.client.delete("/admin/keys/app").status_code == 404
     filler.unlink()

@@ -75,7 +75,7 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
     # model.
     told = fitserve(engine_data, "engine", "gaps").stdout
     assert (
-        f"### {ENGINE} on a CPU: refusal\n- its rules say: loads\n- it says itself: ValueError:"
+        f"### {ENGINE} on a CPU: refusal\n- its rules say: loads\n- the engine says: ValueError:"
         " Unknown RoPE" in told
     )
     assert "- model: LlamaForCausalLM, model_type=llama" in told
