@@ -26,7 +26,7 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         view = gateway.show("m")
         assert (view["wish"]["gpus"], view["plan"]["gpus"]) == ([second.uuid], [second.uuid])
         shown = gateway.cli("show", "m").stdout
-        assert f"may take GPU 1 ({second.uuid})" in shown
+        assert f"may use GPU 1 ({second.uuid})" in shown
         assert f"planned on GPU 1 ({second.uuid})" in shown
 
         gateway.kill()
@@ -36,7 +36,7 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         snapshot.write_text(other.model_dump_json())
         gateway.start()
         assert gateway.until("m", "ready")["plan"]["gpus"] == [second.uuid]
-        assert f"may take GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout
+        assert f"may use GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout
         # Of a snapshot the numbers are its own, and a number that is not there is refused.
         unknown = gateway.cli("set", "m", "--gpu", "7")
         assert (unknown.returncode != 0, "There is no GPU 7 here" in unknown.stderr) == (
