@@ -47,7 +47,7 @@ def measure(question: dict[str, Any]) -> dict[str, Any]:
     if question["gpus"] is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(question["gpus"])
     deadline_s = time.monotonic() + question["limit_s"]
-    ranks = [Rank(question, number) for number in range(question["count"])]
+    ranks = [RankProcess(question, number) for number in range(question["count"])]
     result: dict[str, Any] = {"software": None, "numbers": [], "problems": []}
     try:
         for part in parts(question):
@@ -85,7 +85,7 @@ def part_text(part: dict[str, Any]) -> str:
 
 
 def run_part(
-    ranks: list[Rank], part: dict[str, Any], limit_s: float, result: dict[str, Any]
+    ranks: list[RankProcess], part: dict[str, Any], limit_s: float, result: dict[str, Any]
 ) -> bool:
     """Run a part on all ranks and collect its numbers. False ends the measurement."""
     deadline_s, waiting, all_done = (
@@ -131,7 +131,7 @@ def run_part(
     return all_done
 
 
-class Rank:
+class RankProcess:
     """The parent's side of the process of one GPU: a pipe for parts, a pipe for lines of JSON."""
 
     def __init__(self, question: dict[str, Any], number: int) -> None:
