@@ -138,7 +138,7 @@ def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(
         hub.repos["org/name"].commit = BROKEN
         done = gateway.cli("update", "m", "--yes", "--wait")
         assert done.returncode == 1, done.stdout
-        assert "the change of m was given up" in done.stderr
+        assert "the change of m failed" in done.stderr
         view = gateway.until("m", "ready")
         assert view["wish"]["commits"] == {"org/name": COMMIT}
         assert (view["change"]["state"], view["plan"]["model"]["revision"]) == ("refused", COMMIT)
@@ -166,7 +166,7 @@ def test_another_engine_version_takes_over_and_one_that_fails_does_not(
         assert now(gateway) == (COMMIT, NEW)
         failed = gateway.cli("update", "m", "--engine", f"{kind}=={BAD}", "--yes", "--wait")
         assert failed.returncode == 1, failed.stdout
-        assert "was given up" in failed.stderr
+        assert "the change of m failed" in failed.stderr
         assert now(gateway) == (COMMIT, NEW)
         assert gateway.show("m")["wish"]["engines"] == [f"{kind}=={NEW}"]
         assert answers(gateway)

@@ -330,7 +330,7 @@ async def test_a_name_that_a_change_is_to_bring_is_taken(tmp_path: Path) -> None
         await gateway.client.post("/admin/models/a/stop")
         await gateway.until("a", "stopped")
         again = await gateway.client.patch("/admin/models/a", json={"max_context": 512})
-        assert (again.status_code, "`fitserve start a` goes on with that" in again.text) == (
+        assert (again.status_code, "`fitserve start a` continues the change" in again.text) == (
             409,
             True,
         )
