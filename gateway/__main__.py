@@ -28,12 +28,11 @@ def main() -> None:
         serve(take_over="--take-over" in sys.argv)
     else:
         gc.set_threshold(_OBJECTS)
-        from gateway.cli.commands.registry import add_to, keep_only
         from gateway.cli.main import app
         from gateway.cli.main import main as cli
+        from gateway.cli.registry import add_commands
 
-        add_to(app)
-        keep_only(app, *sys.argv[1:2])
+        add_commands(app, *sys.argv[1:2])
         cli()
 
 

@@ -13,13 +13,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
 from gateway.domain import LaunchSpec
 from gateway.errors import FitserveError
 from tests.support.documented import Shown, others, program, shown
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
 from tests.support.patience import HANG_S
+from tests.support.program import app
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream

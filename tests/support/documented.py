@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from typer.main import get_command
 
-from gateway.cli.commands.registry import add_to
-from gateway.cli.main import app
 from tests.support.paths import ROOT
+from tests.support.program import app
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 _SHOWN = re.compile(r"\s*(?:\w+=\S+ )*(fitserve\b.*)")
@@ -35,8 +34,6 @@ class Shown(NamedTuple):
 @cache
 def program() -> Any:
     """The parser of all commands."""
-    if not any(one.name == "list" for one in app.registered_commands):
-        add_to(app)
     return get_command(app)
 
 

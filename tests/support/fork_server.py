@@ -24,6 +24,7 @@ import termios
 import time
 from typing import Any, TextIO
 
+from gateway.cli.registry import SECTIONS
 from gateway.planner.service import plan_process
 from tests.support import forked
 
@@ -31,11 +32,15 @@ from tests.support import forked
 IMPORTED = (
     "httpx",
     "gateway.planner.service.plan_program",
-    "gateway.cli.commands.registry",
     "gateway.cli.main",
     "gateway.__main__",
     "gateway.server.server",
     "gateway.hosts.agent.agent_server",
+    *sorted(
+        f"gateway.cli.commands.{place.partition('.')[0]}"
+        for section in SECTIONS.values()
+        for place in section.values()
+    ),
 )
 MOST_BYTES = 1 << 20
 

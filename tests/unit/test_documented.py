@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.main import app
 from tests.support.documented import Shown, commands, mentioned, parsed, program, shown, unknown
 from tests.support.paths import MODELS, ROOT
+from tests.support.program import app
 
 
 @pytest.mark.parametrize("one", shown(), ids=str)

@@ -1,4 +1,4 @@
-"""`fitserve ps` and `fitserve list`: the engines and the sources of the gateway's models."""
+"""`fitserve ps`, `list` and `df`: the engines, sources and disk usage of the gateway's models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.present import detail_text, keep_alive_text, print_table
+from gateway.cli.present import detail_text, keep_alive_text, print_table, show_disk
 from gateway.cli.terminal import say
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size
@@ -44,6 +44,15 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "DETAIL",
     )
     print_table(head, [_row(view, numbers, time.time()) for view in listing["data"]])
+
+
+def df(as_json: Json = False) -> None:
+    """Show the disk usage of models and engines. Data that no model needs is marked."""
+    usage = call("GET", "/admin/disk", timeout_s=None)
+    if as_json:
+        say(json.dumps(usage, indent=2))
+    else:
+        show_disk(usage)
 
 
 def list_models(as_json: Json = False) -> None:

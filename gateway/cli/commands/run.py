@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from gateway.cli.chat import Chat
 from gateway.cli.client import call, model_path
-from gateway.cli.commands.chat import Chat
 from gateway.cli.commands.pull import download
 from gateway.cli.options import Json, WishOptions, absolute_source, with_option_groups
 from gateway.cli.present import show_decision, status_text

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from gateway.cli.commands.diagnose import SCHEMA, Diagnosis, report
-from gateway.cli.main import app
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import WatchContext, Watcher
 from gateway.diagnosis.diagnose import diagnose
@@ -35,6 +34,7 @@ from tests.support.makers import GIB, attempt, engine, machine, planned, spec, w
 from tests.support.paths import LOGS
 from tests.support.patience import HANG_S
 from tests.support.planning import decide
+from tests.support.program import app
 
 CASES: dict[str, dict[str, Any]] = {
     case["log"]: case for case in yaml.safe_load((LOGS / "index.yaml").read_text())

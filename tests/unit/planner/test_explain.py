@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from gateway.cli.main import app
 from gateway.cli.present import print_table
 from gateway.domain import Memory, Refusal
 from gateway.errors import FitserveError
 from gateway.planner import explain
 from tests.conformance.layer_cases import QUANTS
+from tests.support.program import app
 from tests.support.published import config
 from tests.support.versions import VLLM, VLLM_REF
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
+from types import ModuleType
 
 import pytest
 
@@ -118,17 +119,40 @@ def test_unlike_cards_are_as_nvidia_smi_prints_them(name: str) -> None:
     ]
 
 
-def test_the_script_writes_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """scripts/snapshots was run since profiles/cards.yaml and machines.yaml were changed."""
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """scripts/snapshots as a module."""
     loader = SourceFileLoader("snapshots", str(ROOT / "scripts/snapshots"))
-    found = spec_from_loader(loader.name, loader)
-    assert found
-    module = module_from_spec(found)
-    monkeypatch.setitem(sys.modules, found.name, module)
+    spec = spec_from_loader(loader.name, loader)
+    assert spec
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
     loader.exec_module(module)
-    made = module.snapshots()
-    assert len(made) > 20
-    assert {name: (FOLDER / f"{name}.json").read_text() for name in made} == made
+    return module
+
+
+def test_the_script_writes_the_kept_snapshots(script: ModuleType) -> None:
+    """scripts/snapshots was run since profiles/cards.yaml and machines.yaml were changed."""
+    texts = script.snapshots()
+    assert len(texts) > 20
+    assert {name: (FOLDER / f"{name}.json").read_text() for name in texts} == texts
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("NVIDIA GeForce RTX 4080]]", "NVIDIA GeForce RTX 4O80]]", "NVIDIA GeForce RTX 4080"),
+        ("host: threadripper,", "host: treadripper,", "Similar names: threadripper"),
+        ("links: geforce-3090", "links: geforce-309", "Similar names: geforce-3090"),
+        ("cores: 64, ", "", "hosts.threadripper.cores: Field required"),
+    ],
+)
+def test_the_script_names_the_mistake(script: ModuleType, old: str, new: str, message: str) -> None:
+    text = (FOLDER / "machines.yaml").read_text()
+    assert old in text
+    with pytest.raises(SystemExit) as refusal:
+        script.snapshots(script.read_machines(text.replace(old, new, 1)))
+    assert message in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", WITH_GPUS)

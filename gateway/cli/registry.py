@@ -1,0 +1,128 @@
+"""Every command of the program with its section in `fitserve --help`, its module and its function.
+
+A command line that begins with a command's name imports that command alone: the parsers of all
+commands cost more time than a plan.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+# Section: command: function, or `app` of a group, in gateway/cli/commands.
+SECTIONS = {
+    "Start": {
+        "serve": "serve.serve",
+        "demo": "serve.demo",
+        "agent": "serve.agent",
+        "doctor": "machine.doctor",
+    },
+    "Plan, without a gateway": {
+        "probe": "machine.probe",
+        "plan": "plan.plan",
+        "matrix": "plan.matrix",
+        "calibrate": "machine.calibrate",
+        "diagnose": "machine.diagnose",
+    },
+    "Serve models": {
+        "run": "run.run",
+        "pull": "pull.pull",
+        "add": "add.add",
+        "set": "change.set_model",
+        "update": "change.update",
+        "stop": "model.stop",
+        "start": "model.start",
+        "retry": "model.retry",
+        "rm": "model.rm",
+        "keys": "keys.app",
+    },
+    "Look": {
+        "ps": "listing.ps",
+        "list": "listing.list_models",
+        "show": "model.show",
+        "logs": "model.logs",
+        "events": "events.events",
+        "usage": "usage.usage",
+        "bench": "bench.bench",
+        "df": "listing.df",
+        "facts": "facts.app",
+    },
+    "Files and engines": {
+        "apply": "apply.apply",
+        "config": "config.app",
+        "export": "export.export",
+        "backup": "backup.backup",
+        "restore": "backup.restore",
+        "engine": "engine.app",
+        "completion": "completion.completion",
+    },
+}
+
+EXAMPLES = """\
+Examples:
+  fitserve plan Qwen/Qwen3-8B --hardware 2x3090   show the plan for a machine of another kind
+  fitserve doctor                                 check this machine before the first start
+  fitserve serve                                  run the gateway
+  fitserve add qwen Qwen/Qwen3-8B --wait          serve a model with it
+  fitserve run qwen                               talk with the model
+
+Commands under "Serve models" and "Look" ask the running gateway (FITSERVE_URL)."""
+
+
+class SectionedGroup(TyperGroup):
+    """The program, whose help lists commands by section and ends with examples."""
+
+    # The base class names the parameter `ctx`.
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (name, command.get_short_help_str(formatter.width))
+                        for name in commands
+                        if (command := self.get_command(ctx, name)) is not None
+                    ]
+                )
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        formatter.write(f"\n{EXAMPLES}\n")
+
+
+class CommandWithSettings(TyperCommand):
+    """A command whose help ends with the list of settings."""
+
+    # The base class names the parameter `ctx`.
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        from gateway.settings import listed
+
+        with formatter.section(
+            "Settings: environment variables, or keys without FITSERVE_ in the YAML file that"
+            " FITSERVE_CONFIG names"
+        ):
+            formatter.write_dl(listed())
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "serve": {"cls": CommandWithSettings},
+    # Options behind NAME SOURCE are those of `fitserve add`.
+    "demo": {
+        "context_settings": {"ignore_unknown_options": True, "allow_interspersed_args": False}
+    },
+}
+
+
+def add_commands(app: typer.Typer, only: str = "") -> None:
+    """Add the command with this name to the program, or all where none has it."""
+    commands = {name: place for section in SECTIONS.values() for name, place in section.items()}
+    # Completion lists every command.
+    alone = only in commands and only != "completion"
+    for name, place in {only: commands[only]}.items() if alone else commands.items():
+        module, _, attribute = place.partition(".")
+        command = getattr(import_module(f"gateway.cli.commands.{module}"), attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command(name, **OPTIONS.get(name, {}))(command)
