@@ -141,6 +141,14 @@ class Settings(BaseModel):
             " cgroup"
         ),
     )
+    host_bytes: int | None = Field(
+        None,
+        ge=0,
+        description=(
+            "memory that engines leave to the host where GPU and host share theirs (GB10, Jetson);"
+            " default: an eighth of it, at least 4 GiB or a quarter"
+        ),
+    )
     start_timeout_s: float = Field(
         1800, gt=0, description="a start without a new log line for so long has failed"
     )

@@ -49,6 +49,16 @@ class Gpu(Value):
         exclude_if=lambda why: why is None,
         description="why nothing is started on it: the setting that keeps it from fitserve",
     )
+    host_bytes: int | None = Field(
+        None,
+        ge=0,
+        le=MOST_BYTES,
+        exclude_if=lambda count: count is None,
+        description=(
+            "of memory that it shares with the host: bytes that stay free for the host, by"
+            " FITSERVE_HOST_BYTES"
+        ),
+    )
 
 
 class Link(Value):

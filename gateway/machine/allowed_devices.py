@@ -27,11 +27,13 @@ class AllowedDevices(Value):
     """The GPUs and RAM that may be used.
 
     gpus: their UUIDs; None: all. variable: the one that chose them. ram_bytes: None: all.
+    host_bytes: of memory that GPU and host share, the bytes that stay free; None: the default.
     """
 
     gpus: frozenset[str] | None = None
     variable: str = ""
     ram_bytes: int | None = None
+    host_bytes: int | None = None
 
     @classmethod
     def by_variables(
@@ -64,6 +66,12 @@ class AllowedDevices(Value):
 
     def mark(self, hardware: Hardware) -> Hardware:
         """The machine with the allowed RAM, and with the other GPUs marked as kept."""
+        if self.host_bytes is not None:
+            gpus = tuple(
+                gpu.evolve(host_bytes=self.host_bytes) if gpu.memory_kind == "unified" else gpu
+                for gpu in hardware.gpus
+            )
+            hardware = hardware.evolve(gpus=gpus)
         if self.ram_bytes is not None:
             hardware = hardware.evolve(
                 ram_total_bytes=min(hardware.ram_total_bytes, self.ram_bytes),

@@ -29,6 +29,7 @@ from gateway.machine.gpu_reading import GpuReading
 from gateway.machine.gpu_reading import read as read_gpu
 from gateway.machine.nvml import Nvml, recovery_action, text_of
 from gateway.machine.probe import probe
+from gateway.settings import Settings
 
 log = Logger("fitserve.gpus")
 
@@ -42,15 +43,19 @@ _EVENT_MS = 500
 _LEAST_S = 10.0
 
 
-def allowed_devices(data: Path, gpus: str | None, ram_bytes: int | None) -> AllowedDevices:
+def allowed_devices(data: Path, settings: Settings | None) -> AllowedDevices:
     """The part of the machine that settings and environment allow. Raises SettingsError.
 
-    gpus: FITSERVE_GPUS. ram_bytes: FITSERVE_RAM_BYTES.
+    settings: FITSERVE_GPUS, FITSERVE_RAM_BYTES and FITSERVE_HOST_BYTES; None: their defaults.
     """
-    if gpus is None and not any(name in os.environ for name in VARIABLES):
-        return AllowedDevices(ram_bytes=ram_bytes)
-    allowed = AllowedDevices.by_variables(probe(data), gpus, os.environ)
-    return allowed.evolve(ram_bytes=ram_bytes)
+    gpus = settings.gpus if settings is not None else None
+    chosen = gpus is not None or any(name in os.environ for name in VARIABLES)
+    allowed = (
+        AllowedDevices.by_variables(probe(data), gpus, os.environ) if chosen else AllowedDevices()
+    )
+    if settings is None:
+        return allowed
+    return allowed.evolve(ram_bytes=settings.ram_bytes, host_bytes=settings.host_bytes)
 
 
 class GpuLoss(Value):

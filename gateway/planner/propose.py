@@ -14,6 +14,7 @@ from gateway.domain import (
     EngineRef,
     Fact,
     Grade,
+    Memory,
     ModelRef,
     Plan,
     Question,
@@ -23,7 +24,7 @@ from gateway.domain import (
     str_choice,
 )
 from gateway.domain.release import release
-from gateway.domain.units import words
+from gateway.domain.units import GIB, gib, words
 from gateway.engines.common import sleep_mode
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.chat import template
@@ -32,6 +33,7 @@ from gateway.engines.common.engine_auth import DEV_MODE
 from gateway.engines.common.kernels.compiled import runs
 from gateway.engines.common.kernels.linear import DISABLED
 from gateway.engines.common.lora.adapter_flags import capacity_flags, supported_rank
+from gateway.engines.common.planning_input import left_bytes
 from gateway.planner.copies import copies
 from gateway.planner.flags import spelled
 from gateway.planner.sizes import Batch, Sizes
@@ -44,6 +46,8 @@ _FROM_THE_ANSWER = (
     "kv-cache-memory-bytes",
     "speculative-config",
 )
+# The largest file that transformers 4 writes, which an engine maps as it reads its weights.
+_SHARD_BYTES = 5 * GIB
 # Advisories that a sentence names.
 _MOST_NAMED = 3
 
@@ -118,6 +122,7 @@ def _plan_warnings(
         *_rule_warnings(candidate),
         *_load_warnings(candidate),
         *_through_the_host(silent),
+        *_beside_host(candidate, sizes.memory),
         *_left_out(candidate),
     )
 
@@ -237,6 +242,33 @@ def _through_the_host(silent: Mapping[str, Fact]) -> list[str]:
     return [
         f"The GPUs talk through the host's memory ({name}={value}), which is slower:"
         f" {silent[P2P].source}"
+    ]
+
+
+def _beside_host(candidate: Candidate, memory: Memory) -> list[str]:
+    """The warning with the figures of memory that GPU and host share."""
+    if not candidate.unified:
+        return []
+    total, free = (
+        min(gpu.total_bytes or 0 for gpu in candidate.group),
+        min(candidate.given.available[gpu.uuid] for gpu in candidate.group),
+    )
+    pages = min(candidate.given.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
+    kept, taken = max(map(left_bytes, candidate.group)), memory.promised_bytes
+    figures = (
+        f"GPU and host share {gib(total)}, of which {gib(free)} are free: the engine takes"
+        f" {gib(taken)}, and {gib(max(0, free - taken))} stay for the host"
+    )
+    if free - taken < kept:
+        return [
+            f"{figures}. That is less than the {gib(kept)} that the host should keep"
+            " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts."
+        ]
+    loads = memory.weights_bytes + memory.beside_bytes + pages
+    slow = ", which is more than is free, so that they are read again and again"
+    return [
+        f"{figures}. Up to {gib(pages)} of a file's pages come to the weights while it loads"
+        f"{slow if loads > free else ''}."
     ]
 
 

@@ -14,7 +14,10 @@ from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
 from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.speed.expectation import READ, WRITTEN
+from gateway.engines.common.speed.objective import concurrency
 from gateway.models.workload import Workload
+from gateway.planner.flags import CACHE_BYTES
 from gateway.planner.sizes import (
     COMFORTABLE_CONTEXT,
     UNSURE,
@@ -25,7 +28,6 @@ from gateway.planner.sizes import (
 )
 from gateway.planner.starts import KEPT_BACK
 
-_LEAST_KV = 16 * MIB
 # Two starts of the same plan use memory alike to about so much.
 _STEADY = 64 * MIB
 # No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a
@@ -83,7 +85,7 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
         return
     if kept is not None:
         yield _cut(footprint, usual, kept), kept
-    if _neighbours(candidate) and candidate.given.wish.goal != "context":
+    if _needs_only(candidate):
         yield _needed_budget(footprint, batch, usual), None
     yield usual, None
     most = rules.largest_budget(footprint, usual)
@@ -101,7 +103,8 @@ def _cap(candidate: Candidate) -> Cap | None:
 
 def _shares(candidate: Candidate) -> bool:
     """Whether the planner sizes it: not where the user set the size, nor on a CPU."""
-    return _SHARE not in candidate.args and candidate.engine.device != "cpu"
+    set_by_user = {_SHARE, CACHE_BYTES} & candidate.args.keys()
+    return not set_by_user and candidate.engine.device != "cpu"
 
 
 def _neighbours(candidate: Candidate) -> tuple[str, ...]:
@@ -112,6 +115,13 @@ def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     uuids, cap = {gpu.uuid for gpu in candidate.group}, sharing.cap
     found = {one.model for one in sharing.holders if uuids & one.gives.keys()}
     return tuple(sorted(found.union(cap.models if cap is not None else ())))
+
+
+def _needs_only(candidate: Candidate) -> bool:
+    """Whether it takes no more KV cache than the wish needs: beside other models, and beside the
+    host, which has a use for all memory that a GPU leaves."""
+    beside_host = candidate.unified and _shares(candidate)
+    return bool(_neighbours(candidate) or beside_host) and candidate.given.wish.goal != "context"
 
 
 def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
@@ -157,7 +167,8 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
 
 
 def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
-    """The budget with as much KV cache as the wish needs, also in bytes beside neighbours."""
+    """The budget with as much KV cache as the wish needs, also in bytes beside neighbours: some
+    requests with their whole context, and where memory is the host's a usual length for all."""
     candidate, rules, given = (
         footprint.candidate,
         footprint.candidate.rules,
@@ -168,9 +179,11 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
     used = rules.used_bytes(
         footprint, _corrected(footprint, rules.divided(footprint, bounds.bytes), batch)
     )
-    kept = math.ceil(
-        footprint.cache.bytes_for(context, batch.tokens.value) * tokens / max(1, context)
-    )
+    cache, batched = footprint.cache, batch.tokens.value
+    kept = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
+    if candidate.unified:
+        usual = min(context, READ + WRITTEN)
+        kept = max(kept, concurrency(given.wish) * cache.bytes_for(usual, batched))
     count = (
         used
         + used // UNSURE
@@ -207,7 +220,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
         (min(most, key=_share), None),
     ]
     pairs = list(zip(footprints, usual, strict=True))
-    if _neighbours(candidate) and candidate.given.wish.goal != "context":
+    if _needs_only(candidate):
         needed = max((_needed_budget(one, batch, bounds) for one, bounds in pairs), key=_share)
         shares.insert(0, (min(shares[0][0], needed, key=_share), None))
     if kept is not None:
@@ -264,10 +277,6 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
             )
         reason = f"{gib(used)} {needed} beside the KV cache, {had}"
         raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
-    # On a CPU never left out: without a size the engine takes nearly all memory, even for a model
-    # that keeps no cache.
-    on_cpu = candidate.engine.device == "cpu"
-    flags = {"kv-cache-memory-bytes": max(memory.kv_bytes, _LEAST_KV)} if on_cpu else bounds.flags
     context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
     if memory.kv_bytes:
         requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
@@ -276,7 +285,8 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         tokens = round(requests * context.value) if math.isfinite(requests) else memory.kv_tokens
         memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
     told = (bounds.warning, *warnings) if bounds.warning else warnings
-    return Sizes(batch, memory, context, dict(flags), scope, told)
+    flags = {**bounds.flags, **rules.cache_flags(candidate, memory)}
+    return Sizes(batch, memory, context, flags, scope, told)
 
 
 def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
@@ -381,6 +391,11 @@ def _context(
     if source != "memory model":
         reason = "the largest that the engine itself said fits"
     warning = f"The context is {context} tokens; the model could do {limit} with more memory."
+    if _needs_only(candidate) and context >= wanted_context(spec, wish, candidate.args):
+        warning = (
+            f"The context is {context} tokens, as its KV cache is what the wish needs; the"
+            f" model could do {limit}, which --context {limit} asks for."
+        )
     return int_choice(context, reason, source), (warning,)
 
 

@@ -187,8 +187,7 @@ def build_front(
     return Front(
         settings=settings,
         profiles=Profiles(settings.profiles_dir, learned=settings.data / "learned"),
-        gpus=gpus
-        or GpuWatch(allowed=allowed_devices(settings.data, settings.gpus, settings.ram_bytes)),
+        gpus=gpus or GpuWatch(allowed=allowed_devices(settings.data, settings)),
         keys=keys,
         metrics=metrics,
         routes=routes,

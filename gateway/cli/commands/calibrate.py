@@ -47,9 +47,7 @@ def _measure_without_gateway(settings: Settings) -> Calibrated:
             store.changeable()
             profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
             calibrator = Calibrator(inquiry_host(settings), profiles, settings.data / "asking")
-            hardware = allowed_devices(settings.data, settings.gpus, settings.ram_bytes).mark(
-                probe(settings.data)
-            )
+            hardware = allowed_devices(settings.data, settings).mark(probe(settings.data))
             result = asyncio.run(calibrator.measure(hardware, {}))
             store.keep_measured(result.facts)
         finally:

@@ -22,7 +22,7 @@ def probe(as_json: Json = False) -> None:
     from gateway.settings import load_settings
 
     settings = load_settings()
-    hardware = allowed_devices(Path.cwd(), settings.gpus, settings.ram_bytes).mark(read(Path.cwd()))
+    hardware = allowed_devices(Path.cwd(), settings).mark(read(Path.cwd()))
     if as_json:
         say(hardware.model_dump_json(indent=2))
         return

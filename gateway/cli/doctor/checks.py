@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from gateway.cli.doctor.readings import Containers, GpuCondition, HubAnswer, Toolchain
+from gateway.cli.doctor.readings import Containers, GpuCondition, HostMemory, HubAnswer, Toolchain
 from gateway.domain import Engine, Hardware
 from gateway.domain.release import release
 from gateway.domain.units import GIB, gib
+from gateway.engines.common.planning_input import left_bytes
 
 # Engines raise their own limit to this number: set_ulimit in vllm/utils/system_utils.py:264
 # (0.33.0) and sglang/srt/utils/common.py:2585 (0.5.23).
@@ -116,6 +117,38 @@ def display(cards: Sequence[GpuCondition]) -> MachineCheck | None:
         f"{', '.join(cards_with_display)} drives a display, whose programs take GPU memory",
         cure,
     )
+
+
+def shared_memory(hardware: Hardware, memory: HostMemory | None) -> MachineCheck | None:
+    """Memory that GPU and host share; None where no GPU does.
+
+    The driver gives an allocation only what is free: `available` counts pages of files too, which
+    Linux drops too late for it (github.com/NVIDIA/xr-ai/issues/440).
+    """
+    shared = [gpu for gpu in hardware.gpus if gpu.memory_kind == "unified"]
+    if not shared:
+        return None
+    name, left = "memory of GPU and host", max(map(left_bytes, shared))
+    if memory is None:
+        return MachineCheck(name, "unknown", "/proc/meminfo cannot be read")
+    pages = max(0, memory.available - memory.free)
+    finding = (
+        f"{gib(memory.available)} available, {gib(pages)} of them pages of files; plans leave"
+        f" {gib(left)} to the host"
+    )
+    do = []
+    if pages > memory.free:
+        finding += "; CUDA finds only what is free"
+        do.append(
+            "Drop the pages before a start: `sudo sh -c 'sync; echo 3 > /proc/sys/vm/drop_caches'`."
+        )
+    if not memory.guards:
+        finding += "; no program ends others before memory runs out, so the machine may hang"
+        do.append("Install earlyoom, or enable systemd-oomd.")
+    if memory.swap:
+        finding += f"; {gib(memory.swap)} of swap, which slows a full machine instead of ending it"
+        do.append("Turn swap off (`sudo swapoff -a`) where only engines run.")
+    return MachineCheck(name, "warn" if do else "ok", finding, " ".join(do))
 
 
 def mig(hardware: Hardware) -> MachineCheck | None:

@@ -36,9 +36,7 @@ def examine(
 ) -> list[MachineCheck]:
     """All checks, in the order in which problems should be fixed. nvml: instead of the
     driver's."""
-    hardware = allowed_devices(settings.data, settings.gpus, settings.ram_bytes).mark(
-        probe(settings.data, nvml=nvml)
-    )
+    hardware = allowed_devices(settings.data, settings).mark(probe(settings.data, nvml=nvml))
     docker = settings.host_kind != "process" and available()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     engines = profiles.engines_for(hardware)
@@ -65,6 +63,7 @@ def examine(
         _gpus(hardware),
         *_speed(settings, hardware),
         checks.driver(hardware, startable),
+        checks.shared_memory(hardware, readings.host_memory()),
         checks.mig(hardware),
         checks.memory_errors(cards),
         checks.persistence(cards),

@@ -8,6 +8,7 @@ import resource
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,8 @@ from gateway.machine.nvml import Nvml
 # Time limit of each request.
 _PATIENCE_S = 5.0
 _PUBLIC_HUB = "https://huggingface.co"
+# Their names in /proc/PID/comm, of which Linux keeps 15 characters.
+_GUARDS = frozenset({"earlyoom", "nohang", "systemd-oomd"})
 
 
 class GpuCondition(NamedTuple):
@@ -58,6 +61,16 @@ class HubAnswer(NamedTuple):
     asked_with_token: bool = False
     user: str | None = None
     gated: bool | None = None
+
+
+class HostMemory(NamedTuple):
+    """Memory of the host, in bytes. available: free bytes, and pages of files that Linux would drop
+    for a program. guards: programs that end others before memory runs out."""
+
+    free: int
+    available: int
+    swap: int
+    guards: tuple[str, ...] = ()
 
 
 class Containers(NamedTuple):
@@ -133,6 +146,24 @@ def kernel_version(proc: Path = Path("/proc")) -> str | None:
         return (proc / "version").read_text()
     except OSError:
         return None
+
+
+def host_memory(proc: Path = Path("/proc")) -> HostMemory | None:
+    """None where /proc/meminfo lacks a line."""
+    try:
+        rows = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    except OSError:
+        return None
+    sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[1].isdecimal()}
+    found = [sizes.get(name) for name in ("MemFree:", "MemAvailable:", "SwapTotal:")]
+    free, available, swap = found
+    if free is None or available is None or swap is None:
+        return None
+    names = set()
+    for entry in proc.glob("[0-9]*/comm"):
+        with suppress(OSError):
+            names.add(entry.read_text(errors="replace").strip())
+    return HostMemory(free, available, swap, tuple(sorted(names & _GUARDS)))
 
 
 def free_bytes(path: Path) -> int | None:

@@ -79,6 +79,11 @@ class Candidate:
         return self.given.memory_of(self.group)
 
     @property
+    def unified(self) -> bool:
+        """Whether its GPUs share their memory with the host."""
+        return any(gpu.memory_kind == "unified" for gpu in self.group)
+
+    @property
     def usable_bytes(self) -> int:
         """Bytes that the engine may use on each GPU."""
         return min(free for free, _ in self.devices.room)
@@ -330,6 +335,9 @@ class EngineRules(EngineKind, Protocol):
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
         """Bytes of this memory beside the KV cache, within the budget."""
+
+    def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
+        """The flags that give the engine its KV cache by size, where its share is not enough."""
 
 
 class RulesOfFiles(EngineRules, Protocol):

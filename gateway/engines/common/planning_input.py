@@ -22,7 +22,7 @@ from gateway.domain import (
     Wish,
 )
 from gateway.domain.plan import ALONE, RAM
-from gateway.domain.units import MIB
+from gateway.domain.units import GIB, MIB
 from gateway.engines.common.chat.inputs import inputs
 from gateway.engines.common.chat.parsers import ParserTable, Writing
 from gateway.engines.common.chat.template import Chosen, chosen
@@ -41,6 +41,13 @@ _DRIVER_SHARE = 50
 # Free bytes left alone on each GPU: what other processes and the driver may take between our look
 # and the start.
 HEADROOM = 256 * MIB
+# Memory that GPU and host share has no wall between them: an engine that takes too much hangs the
+# host instead of failing (github.com/vllm-project/vllm/issues/46307: about 64 GiB more than its
+# weights while it profiled; github.com/NVIDIA/dgx-spark-playbooks/issues/97). Owners of GB10 leave
+# 17 to 45 % to the host, and stop an engine when less than 8 GiB are available
+# (huggingface.co/nvidia/GLM-5.3-Flash-FP4-Local/discussions/7). The host's part has the engine's
+# own processes, compilers, the desktop, and pages of files that are being read.
+_HOST_SHARE, _SMALL_SHARE, _HOST_LEAST = 8, 4, 4 * GIB
 
 
 class GroupMemory(NamedTuple):
@@ -132,7 +139,8 @@ class PlanningInput:
                 (size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0
             )
             room = {
-                (self.available[gpu.uuid] - HEADROOM, gpu.total_bytes or least) for gpu in group
+                (self.available[gpu.uuid] - left_bytes(gpu), gpu.total_bytes or least)
+                for gpu in group
             }
             read = all(
                 gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in group
@@ -220,7 +228,17 @@ def available_ram(machine: Hardware, claims: Mapping[str, int]) -> int:
 
 def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
     """Bytes that an engine may use on the GPUs."""
-    return available_bytes(gpu, claims) - HEADROOM
+    return available_bytes(gpu, claims) - left_bytes(gpu)
+
+
+def left_bytes(gpu: Gpu) -> int:
+    """Free bytes of a GPU that no engine takes: what the host keeps of memory that both share."""
+    if gpu.memory_kind == "dedicated":
+        return HEADROOM
+    if gpu.host_bytes is not None:
+        return max(HEADROOM, gpu.host_bytes)
+    total = gpu.total_bytes or 0
+    return max(total // _HOST_SHARE, min(_HOST_LEAST, total // _SMALL_SHARE))
 
 
 def driver_bytes(gpu: Gpu) -> int:

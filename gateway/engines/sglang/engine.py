@@ -24,6 +24,7 @@ from gateway.engines.common.candidate import Budget, Candidate, Default, Footpri
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
+from gateway.engines.common.planning_input import left_bytes
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.sglang.attention import server_attention
@@ -155,8 +156,12 @@ class SglangRules(SglangKind):
         candidate = footprint.candidate
         if "gpu-memory-utilization" in candidate.args:
             return self.budget_of_share(footprint, float(candidate.args["gpu-memory-utilization"]))
-        _, free, _ = self._memory_parts(footprint)
-        return self.budget_of_share(footprint, fraction_within(self._static(footprint), free))
+        begins, free, reserved = self._memory_parts(footprint)
+        room = max(1, candidate.usable_bytes - begins)
+        share = fraction_within(self._static(footprint), room)
+        # Where the host has a part of the memory, the engine takes its share of that part too.
+        within = math.floor(max(0, room - reserved) * 1000 / free) / 1000
+        return self.budget_of_share(footprint, min(share, within) if candidate.unified else share)
 
     def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """None: the share follows from the reserve, which the engine may need."""
@@ -187,8 +192,13 @@ class SglangRules(SglangKind):
     def _memory_parts(self, footprint: Footprint) -> tuple[int, int, int]:
         """Bytes that its processes take, that are free as it finds them before it loads, and that
         it reserves."""
-        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
-        free = max(1, footprint.candidate.usable_bytes - begins)
+        begins, candidate = (
+            process_bytes(footprint.load.rank.tp * footprint.load.rank.pp),
+            footprint.candidate,
+        )
+        kept = max((left_bytes(gpu) for gpu in candidate.group), default=0)
+        seen = candidate.usable_bytes + (kept if candidate.unified else 0)
+        free = max(1, seen - begins)
         return begins, free, round(self._static(footprint).reserved_mib * MIB)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
@@ -212,6 +222,12 @@ class SglangRules(SglangKind):
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
         return memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
+
+    def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
+        """Where GPU and host share their memory, the tokens of the cache: a share of what is free
+        at the start is more or less with each page that the host takes or frees."""
+        known = "max-total-tokens" in candidate.engine.flags and memory.kv_tokens > 0
+        return {"max-total-tokens": memory.kv_tokens} if candidate.unified and known else {}
 
     @lru_cache(maxsize=16)  # noqa: B019 - asked for each budget that is tried; rules live as long as the process
     def _static(self, footprint: Footprint) -> StaticMemory:

@@ -18,7 +18,7 @@ from gateway.domain import (
     Scalar,
     Value,
 )
-from gateway.domain.units import GIB, gib
+from gateway.domain.units import GIB, MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
@@ -44,6 +44,8 @@ _ENCODER_SPARE = 4
 _MOST = 0.97
 # Of the size of a KV cache in RAM.
 _RAM_STEP = GIB // 4
+_LEAST_KV = 16 * MIB
+CACHE_BYTES = "kv-cache-memory-bytes"
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside
 # it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
@@ -199,6 +201,8 @@ class VllmRules(VllmKind):
         if candidate.engine.device == "cpu":
             return self._of_ram(footprint, context)
         seen = candidate.devices.seen
+        if CACHE_BYTES in candidate.args:
+            return self._of_cache(footprint, int(candidate.args[CACHE_BYTES]))
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
             result = (
@@ -224,10 +228,30 @@ class VllmRules(VllmKind):
             )
         return self.budget_of_share(footprint, share)
 
+    def _of_cache(self, footprint: Footprint, kv_bytes: int) -> Budget:
+        """The budget with a cache of the user's size. The engine compares its share with what is
+        free before that, so it is told of one that holds."""
+        candidate = footprint.candidate
+        count = self.used_bytes(footprint, self.divided(footprint, 0)) + kv_bytes
+        free = min(candidate.given.available[gpu.uuid] for gpu in candidate.group)
+        room = free - _beside_bytes(footprint)
+        if count > room:
+            reason = (
+                f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(count)} with what the engine"
+                f" needs beside its KV cache, and {gib(room)} are to be had"
+            )
+            raise Refused("no_memory", reason, "your flag")
+        flags: dict[str, Scalar] = {}
+        if "gpu-memory-utilization" not in candidate.args:
+            share = math.ceil(count * 100 / max(1, candidate.devices.seen))
+            flags = {"gpu-memory-utilization": min(share, math.floor(_MOST * 100)) / 100}
+        return Budget(count, flags, f"{gib(kv_bytes)} of KV cache, set by the user")
+
     def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
         candidate = footprint.candidate
         if (
-            not candidate.devices.read
+            CACHE_BYTES in candidate.args
+            or not candidate.devices.read
             or not usual.flags
             or not candidate.group
             or candidate.variant.conservative
@@ -290,6 +314,20 @@ class VllmRules(VllmKind):
         used = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
         counted = _counts_graphs(footprint.candidate) and footprint.load.runner == 1
         return used + (memory.graph_bytes if counted else 0)
+
+    def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
+        """The bytes on a CPU, and where GPU and host share their memory.
+
+        Without a size the engine takes nearly all RAM of a CPU, even for a model without a cache.
+        In shared memory it would count every page that the host takes or frees meanwhile
+        (MemorySnapshot.measure in vllm/utils/mem_utils.py, since 0.19: psutil's `available`).
+        """
+        if candidate.engine.device == "cpu":
+            return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
+        known = CACHE_BYTES in candidate.engine.flags and memory.kv_bytes_per_token > 0
+        if not candidate.unified or not known or "gpu-memory-utilization" in candidate.args:
+            return {}
+        return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
 
     def _of_ram(self, footprint: Footprint, context: int) -> Budget:
         """Budget in RAM: weights, activations, and a KV cache for four requests of the wanted

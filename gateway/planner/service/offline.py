@@ -130,12 +130,7 @@ class OfflinePlanner:
         )
         from gateway.machine.probe import probe
 
-        gpus, ram = (
-            (self._settings.gpus, self._settings.ram_bytes)
-            if self._settings is not None
-            else (None, None)
-        )
-        return "this machine", allowed_devices(Path.cwd(), gpus, ram).mark(probe(Path.cwd()))
+        return "this machine", allowed_devices(Path.cwd(), self._settings).mark(probe(Path.cwd()))
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions for the wish on this machine."""

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.cli.doctor import checks
 from gateway.cli.doctor.checks import MachineCheck
-from gateway.cli.doctor.readings import Containers, GpuCondition, HubAnswer, Toolchain
+from gateway.cli.doctor.readings import Containers, GpuCondition, HostMemory, HubAnswer, Toolchain
 from gateway.domain.units import GIB
 from tests.support.makers import engine, machine
 
@@ -60,6 +60,17 @@ def test_display() -> None:
         "FITSERVE_GPUS",
     )
     assert checks.display([GOOD, GOOD._replace(display=None)]) is None
+
+
+def test_memory_that_gpu_and_host_share() -> None:
+    spark, quiet = machine("gb10"), HostMemory(100 * GIB, 110 * GIB, 0, ("earlyoom",))
+    assert checks.shared_memory(HERE, quiet) is None
+    told(checks.shared_memory(spark, quiet), "ok", "110.00 GiB available", "leave 15.21 GiB")
+    told(checks.shared_memory(spark, None), "unknown")
+    full = quiet._replace(free=20 * GIB)
+    told(checks.shared_memory(spark, full), "warn", "90.00 GiB of them pages", "drop_caches")
+    told(checks.shared_memory(spark, quiet._replace(guards=())), "warn", "may hang", "earlyoom")
+    told(checks.shared_memory(spark, quiet._replace(swap=16 * GIB)), "warn", "swapoff")
 
 
 def test_mig() -> None:

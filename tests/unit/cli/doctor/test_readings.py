@@ -37,6 +37,20 @@ def test_what_cards_say_and_what_they_do_not() -> None:
     assert readings.gpu_conditions(FakeNvml([], init_error=12)) == []
 
 
+def test_the_hosts_memory_and_what_guards_it(tmp_path: Path) -> None:
+    assert readings.host_memory(tmp_path) is None
+    (tmp_path / "meminfo").write_text(
+        "MemTotal: 100 kB\nMemFree: 20 kB\nMemAvailable: 70 kB\nSwapTotal: 8 kB\nHugePages: 0\n"
+    )
+    for pid, name in ((1, "systemd"), (7, "earlyoom"), (8, "python")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+    found = readings.host_memory(tmp_path)
+    assert found == readings.HostMemory(20 * 1024, 70 * 1024, 8 * 1024, ("earlyoom",))
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
+    assert readings.host_memory(tmp_path) is None
+
+
 def test_a_toolchain_is_what_the_engine_would_find(tmp_path: Path) -> None:
     environment = tmp_path / "env"
     nothing = readings.toolchain("e", environment, {}, {"PATH": "/nowhere"})

@@ -1,0 +1,138 @@
+"""The sizes of a candidate, above all beside a host: memory that engines take, and leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.domain import Decision, Hardware, Plan, Wish
+from gateway.domain.units import GIB
+from gateway.engines.common.planning_input import left_bytes
+from gateway.profiles.profiles import Profiles
+from tests.support.paths import MODELS
+from tests.support.planning import decide
+from tests.support.published import published
+from tests.support.versions import VLLM_REF
+
+PROFILES = Profiles()
+ENGINES = {ref: PROFILES.engine(ref) for ref in PROFILES.engine_files}
+RULES = PROFILES.rules(ENGINES.values())
+SGLANG_REF = "sglang==0.5.23"
+NAMES = sorted(path.stem for path in MODELS.glob("*.json"))
+GB10 = PROFILES.hardware("gb10")
+CACHE = "--kv-cache-memory-bytes="
+SHARE = "--gpu-memory-utilization="
+
+
+def unified(total_gib: float, free_gib: float, capability: str, **fields: Any) -> Hardware:
+    """A machine whose GPU has the host's memory."""
+    total, free = round(total_gib * GIB), round(free_gib * GIB)
+    gpu = GB10.gpus[0].evolve(total_bytes=total, free_bytes=free, capability=capability, **fields)
+    return GB10.evolve(gpus=(gpu,), ram_total_bytes=total, ram_available_bytes=free)
+
+
+# Free bytes of a fresh boot that owners report: github.com/MiaAI-Lab, 101.3 to 102.2 of 121.69 GiB.
+MACHINES = {
+    "gb10": GB10,
+    "gb10 with a desktop": unified(121.69, 101.8, "12.1"),
+    "gb10 beside programs": unified(121.69, 60, "12.1"),
+    "Thor": unified(122.8, 114, "11.0"),
+    "AGX Orin 64": unified(61.4, 56, "8.7"),
+    "Orin NX 16": unified(15.3, 12.5, "8.7"),
+    "Orin Nano 8": unified(7.4, 5.6, "8.7"),
+}
+
+
+def planned(name: str, hardware: Hardware, engine: str = VLLM_REF, **wish: Any) -> Decision:
+    spec, asked = published(name), Wish.model_validate({"name": "m", "source": name, **wish})
+    # Their images are not made for every processor; memory does not ask for it.
+    known = ENGINES[engine].evolve(machines=())
+    return decide(spec, hardware, [known], asked, rules=RULES)
+
+
+def flag(plan: Plan, name: str) -> str | None:
+    return next((item.removeprefix(name) for item in plan.argv if item.startswith(name)), None)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("engine", [VLLM_REF, SGLANG_REF])
+def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -> None:
+    hardware, found = MACHINES[machine], 0
+    gpu = hardware.gpus[0]
+    assert gpu.free_bytes is not None
+    assert gpu.total_bytes is not None
+    for name in NAMES:
+        for plan in planned(name, hardware, engine).plans:
+            found += 1
+            memory = plan.memory
+            kept = memory.promised_bytes + left_bytes(gpu)
+            assert kept <= gpu.free_bytes <= gpu.total_bytes, (name, plan.argv)
+            # As it loads, pages of a file come to the weights, and there is no KV cache yet.
+            pages = min(memory.weights_bytes, 5 * GIB)
+            loads = memory.weights_bytes + memory.beside_bytes + pages
+            told = [warning for warning in plan.warnings if "stay for the host" in warning]
+            assert len(told) == 1
+            assert (loads > gpu.free_bytes) == ("read again" in told[0]), (name, told)
+            size = flag(plan, CACHE) or flag(plan, "--max-total-tokens=")
+            assert size or not memory.kv_bytes_per_token, (name, plan.argv)
+    assert found or (engine, machine) == (SGLANG_REF, "Orin Nano 8")
+
+
+def test_sglang_takes_its_share_of_what_it_sees_free() -> None:
+    """The fraction refers to all that is free, with the host's part in it."""
+    plan = planned("llama-3.1-8b", GB10, SGLANG_REF).plans[0]
+    share, gpu = flag(plan, "--mem-fraction-static="), GB10.gpus[0]
+    assert share is not None
+    assert gpu.free_bytes is not None
+    static = float(share) * (gpu.free_bytes - plan.memory.overhead_bytes)
+    used = static + plan.memory.overhead_bytes + plan.memory.activation_bytes
+    assert used <= gpu.free_bytes - left_bytes(gpu)
+    assert static >= plan.memory.weights_bytes + plan.memory.kv_bytes
+
+
+def test_no_cache_is_taken_that_the_wish_does_not_need() -> None:
+    few = planned("llama-3.1-8b", GB10).plans[0]
+    many = planned("llama-3.1-8b", GB10, goal="throughput", concurrency=256).plans[0]
+    whole = planned("llama-3.1-8b", GB10, goal="context").plans[0]
+    assert few.memory.kv_tokens < 2 * 4 * 32768
+    assert many.memory.kv_tokens >= 256 * 1280
+    assert few.memory.budget_bytes < many.memory.budget_bytes < whole.memory.budget_bytes
+    # A GPU with memory of its own has no other use for it.
+    alone = planned("llama-3.1-8b", PROFILES.hardware("rtx-pro-6000")).plans[0]
+    assert alone.memory.budget_bytes > few.memory.budget_bytes
+    assert flag(alone, CACHE) is None
+
+
+def test_the_setting_says_what_the_host_keeps() -> None:
+    own = {gib: unified(121.69, 101.8, "12.1", host_bytes=gib * GIB) for gib in (0, 40)}
+    most = {
+        gib: planned("llama-3.1-8b", machine, goal="context").plans[0].memory.promised_bytes
+        for gib, machine in own.items()
+    }
+    assert most[40] + 40 * GIB <= round(101.8 * GIB)
+    assert most[0] > most[40]
+
+
+def test_a_share_of_the_user_wins_and_the_plan_says_what_it_costs() -> None:
+    plan = planned("llama-3.1-8b", GB10, args={"gpu-memory-utilization": 0.9}).plans[0]
+    assert flag(plan, SHARE) == "0.9"
+    assert flag(plan, CACHE) is None
+    assert any("FITSERVE_HOST_BYTES" in warning and "hang" in warning for warning in plan.warnings)
+
+
+@pytest.mark.parametrize("machine", ["gb10", "h200"])
+def test_a_cache_of_the_users_size_is_what_the_plan_counts_with(machine: str) -> None:
+    size = 8 * GIB
+    args = {"kv-cache-memory-bytes": size}
+    plan = planned("llama-3.1-8b", PROFILES.hardware(machine), args=args).plans[0]
+    assert plan.memory.kv_bytes == size
+    assert plan.max_model_len.value <= plan.memory.kv_tokens
+    share = flag(plan, SHARE)
+    assert share is not None
+    assert float(share) * plan.memory.gpu_bytes >= plan.memory.budget_bytes * 0.98
+    too_much = planned(
+        "llama-3.1-8b", PROFILES.hardware(machine), args={"kv-cache-memory-bytes": 300 * GIB}
+    )
+    assert not too_much.plans
+    assert too_much.rejected[0].verdict == "no_memory"
