@@ -40,12 +40,15 @@ class AskedCache(Value):
 
     block_bytes: one block of the pool. aside: blocks that must be free beside the longest request.
     fixed: bytes outside the pool, for all requests. needed: (tokens, bytes) of one request.
+    state_bytes: of the cache, for one state of recurrent layers; 0: no layer has one.
     """
 
     block_bytes: int = Field(gt=0)
     aside: int = 0
     fixed: int = Field(0, ge=0)
     needed: tuple[tuple[int, int], ...]
+    state_bytes: int = Field(0, ge=0)
+    states_per_request: int = Field(1, ge=1)
 
 
 class ResolvedSettings(Value):

@@ -27,6 +27,7 @@ from gateway.planner.sizes import (
     wanted_context,
 )
 from gateway.planner.starts import KEPT_BACK
+from gateway.planner.stateful_requests import stateful_requests, within_states
 
 # Two starts of the same plan use memory alike to about so much.
 _STEADY = 64 * MIB
@@ -238,6 +239,8 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
                 raise
             continue
         least = min(each, key=lambda one: (one.memory.kv_tokens, one.context.value))
+        fewest = min((one.batch for one in each), key=lambda one: one.seqs.value)
+        least = least._replace(batch=fewest)
         found = least._replace(cap=cap or _claim(candidate, least.memory))
         if found.context.value >= wanted:
             return found
@@ -261,9 +264,14 @@ def _stage_bytes(footprint: Footprint, told: Budget, context: int) -> int:
 def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     """The sizes within this budget. Raises Refused."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
+    seqs, more = stateful_requests(footprint, batch.seqs, bounds.bytes)
+    if seqs is not batch.seqs:
+        batch = batch._replace(seqs=seqs)
+        footprint = _footprint(candidate, batch)
     scope = candidate.scope | {"budget": bounds.words}
     estimate = rules.divided(footprint, bounds.bytes)
     memory = _corrected(footprint, estimate, batch)
+    batch = batch._replace(seqs=within_states(footprint, batch.seqs, memory.kv_bytes))
     evidence = candidate.evidence.sized(memory)
     used = rules.used_bytes(footprint, memory)
     if used > bounds.bytes:
@@ -277,6 +285,13 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
             )
         reason = f"{gib(used)} {needed} beside the KV cache, {had}"
         raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
+    states, each = footprint.cache.states(memory.kv_bytes), footprint.cache.states_per_request
+    if states < each:
+        reason = (
+            f"{states} state blocks fit into {gib(memory.kv_bytes)} of KV cache, and one request"
+            f" takes {each}"
+        )
+        raise Refused("no_memory", reason, "memory model", evidence=evidence)
     context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
     if memory.kv_bytes:
         requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
@@ -284,7 +299,7 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         # bytes divided by a token's.
         tokens = round(requests * context.value) if math.isfinite(requests) else memory.kv_tokens
         memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
-    told = (bounds.warning, *warnings) if bounds.warning else warnings
+    told = tuple(text for text in (bounds.warning, more, *warnings) if text)
     flags = {**bounds.flags, **rules.cache_flags(candidate, memory)}
     return Sizes(batch, memory, context, flags, scope, told)
 

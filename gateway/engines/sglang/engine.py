@@ -42,6 +42,9 @@ from gateway.engines.sglang.memory import (
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 
+_STATES_SHARE = "mamba-full-memory-ratio"
+_STRATEGIES = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
+
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
 class SglangRules(SglangKind):
@@ -115,6 +118,8 @@ class SglangRules(SglangKind):
     def cache(self, candidate: Candidate) -> TokenPool:
         """Raises Refused for layers whose states these rules do not know."""
         rules, args = self._memory_rules(candidate), candidate.args
+        if _STATES_SHARE in args:
+            rules = rules.evolve(mamba_ratio=float(args[_STATES_SHARE]))
         item = (
             1 if candidate.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[candidate.dtype.value]
         )
@@ -123,7 +128,9 @@ class SglangRules(SglangKind):
         )
         attention = candidate.stage.attention if windows else whole(candidate.stage.attention)
         page = max((row.block or 1 for row in candidate.evidence.attention), default=1)
-        pool = TokenPool(rules, attention, candidate.variant.tp, item, page)
+        pool = TokenPool(
+            rules, attention, candidate.variant.tp, item, page, *_states_of(candidate, rules)
+        )
         if not pool.bytes_per_token and any(
             group.kind not in ("encoder", "vision") for group in pool.attention
         ):
@@ -255,3 +262,20 @@ class SglangRules(SglangKind):
                 candidate.source,
             )
         return self.memory
+
+
+def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | None]:
+    """States for each running request, and how many there are by the user's flag.
+
+    Without a radix cache the engine makes as many as requests. _calculate_mamba_ratio in
+    srt/mem_cache/kv_cache_configurator.py.
+    """
+    args = candidate.args
+    most = args.get("max-mamba-cache-size")
+    if args.get("disable-radix-cache"):
+        return (0, None) if most is None else (1, int(most))
+    named = next((str(args[flag]) for flag in _STRATEGIES if flag in args), "auto")
+    buffered = candidate.given.spec.architecture in rules.buffered_states
+    buffered = named.startswith("extra_buffer") if named != "auto" else buffered
+    slots = rules.state_slots + (rules.buffered_slots if buffered else 0)
+    return slots, None if most is None else int(most)

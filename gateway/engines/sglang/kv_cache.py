@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.domain import AttentionGroup, ModelSpec
+from gateway.domain import AttentionGroup, ModelSpec, Recurrent
+from gateway.engines.common.memory.states import state_bytes
 from gateway.engines.sglang.memory import MemoryRules, ModelTraits, kv_tokens
 
 # Bytes for the measurement of a token's cost: enough that rounding vanishes.
@@ -25,6 +26,8 @@ class TokenPool:
     tp: int
     element_bytes: int
     page: int = 1  # tokens that are given out at once
+    slots: int = 0  # states of a running request, with those kept of its prefixes; 0: no limit
+    most_states: int | None = None  # --max-mamba-cache-size
 
     def tokens(self, kv_bytes: int) -> int | None:
         """None: these layers are not known to these rules."""
@@ -42,6 +45,27 @@ class TokenPool:
         tokens = self.tokens(_PROBE)
         return _PROBE // tokens if tokens else 0
 
+    @property
+    def states_per_request(self) -> int:
+        return self.slots if self.state_bytes else 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of one state of all recurrent layers."""
+        return sum(
+            group.layers * layer_state_bytes(group.recurrent, self.tp)
+            for group in self.attention
+            if group.kind == "recurrent" and group.recurrent is not None
+        )
+
+    def states(self, kv_bytes: int) -> int:
+        """Without the one that pads. _handle_max_mamba_cache in
+        srt/mem_cache/kv_cache_configurator.py."""
+        if self.most_states is not None:
+            return self.most_states
+        ratio, item = self.rules.mamba_ratio, max(1, self.state_bytes)
+        return max(0, int(kv_bytes * ratio / (1 + ratio)) // item - 1)
+
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         return length * self.bytes_per_token
 
@@ -50,6 +74,13 @@ class TokenPool:
 
     def requests(self, kv_bytes: int, length: int, _batched_tokens: int) -> float:
         return (self.tokens(kv_bytes) or 0) / length if self.bytes_per_token else math.inf
+
+
+def layer_state_bytes(recurrent: Recurrent, tp: int) -> int:
+    """Bytes of the state of one layer. Source: mamba2_state_dtype in
+    srt/configs/mamba_utils.py."""
+    named = recurrent.dtype if recurrent.kind == "gdn" else None
+    return state_bytes(recurrent, tp, inputs="bfloat16", matrices=named or "float32")
 
 
 def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:

@@ -60,6 +60,11 @@ class MemoryRules(Value):
     mamba_ratio: float = Field(
         description="bytes of recurrent states, as a share of those of the KV cache"
     )
+    state_slots: int = Field(3, description="states of recurrent layers for each running request")
+    buffered_slots: int = Field(2, description="further ones where states are buffered")
+    buffered_states: tuple[str, ...] = Field(
+        (), description="architectures whose states are buffered by default"
+    )
     multimodal: tuple[str, ...] = Field(
         description="architectures that it takes for multimodal whatever their config says"
     )

@@ -30,6 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.domain import AttentionGroup, Recurrent
+from gateway.engines.common.memory import states
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, longest
 from gateway.models.rank import Rank
 
@@ -93,6 +94,15 @@ class Cache:
         """Bytes of a sequence before its first token."""
         return sum(table.count * table.states for table in self.tables) * self.block_bytes
 
+    @property
+    def states_per_request(self) -> int:
+        """CUDA graphs of decoding need a block for each request.
+        resolve_cudagraph_mode_and_sizes in vllm/config/compilation.py; 0.18.0 captures fewer."""
+        return int(any(table.kind == "state" for table in self.tables))
+
+    def states(self, kv_bytes: int) -> int:
+        return self.blocks(kv_bytes)
+
     def blocks_for(self, length: int, batched_tokens: int) -> int:
         return sum([table.blocks(length, self.batches * batched_tokens) for table in self.tables])
 
@@ -148,18 +158,19 @@ def cache(
     """
     tp, dtype = rank.tp, rank.dtype
     kept = _attention(attention, tp, dtype, rank.kv_dtype, block)
-    states = [
+    stateful = [
         group
         for group in attention
         if group.kind == "recurrent" and group.recurrent is not None and group.layers
     ]
     if prefixes is None:
-        prefixes = not states or "prefixes_of_states" in traits
+        prefixes = not stateful or "prefixes_of_states" in traits
     state = max(
-        (state_bytes(group.recurrent, tp, dtype) for group in states if group.recurrent), default=0
+        (state_bytes(group.recurrent, tp, dtype) for group in stateful if group.recurrent),
+        default=0,
     )
     if state > 0:
-        kept = _with_states(kept, states, state, block, traits, rank.capability, prefixes)
+        kept = _with_states(kept, stateful, state, block, traits, rank.capability, prefixes)
     # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp >
     # 1.
     batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
@@ -223,15 +234,8 @@ def state_bytes(recurrent: Recurrent, tp: int, dtype: str) -> int:
     Source: MambaStateShapeCalculator and MambaStateDtypeCalculator in
     vllm/model_executor/layers/mamba/mamba_utils.py.
     """
-    channels = recurrent.conv_channels
-    if recurrent.kind == "mamba2" and recurrent.groups % tp:
-        # Groups that do not divide are repeated, so that each rank has those of its heads.
-        channels += 2 * max(0, tp - recurrent.groups) * recurrent.columns
-    convolution = channels // tp * (recurrent.conv_kernel - 1) * ITEM_BYTES[dtype]
-    matrices = ITEM_BYTES.get(
-        recurrent.dtype or ("float32" if recurrent.kind == "kda" else dtype), 4
-    )
-    return convolution + recurrent.heads // tp * recurrent.rows * recurrent.columns * matrices
+    matrices = recurrent.dtype or ("float32" if recurrent.kind == "kda" else dtype)
+    return states.state_bytes(recurrent, tp, inputs=dtype, matrices=matrices)
 
 
 def _with_states(

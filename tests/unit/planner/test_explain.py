@@ -65,7 +65,9 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
     assert shown.exit_code == 0, shown.output
     assert not wide(shown, 80)
     text = shown.stdout
-    assert "vllm==0.19.1 on 2 GPUs, 32,768 tokens of context" in " ".join(text.split())
+    assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(
+        text.split()
+    )
     assert "Kernels per rank of language_model.model.layers.*\n" in text
     assert (
         "linear_attn.in_proj_ba x30          2048 x 64     wna16 4-bit g128  Marlin (1)\n" in text
@@ -75,9 +77,9 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
         in text
     )
     assert re.search(r"\n\[W+a*g*o*K+\.+\] 24\.00 GiB\nW weights", text)
-    assert re.search(r"\n2     vllm==0.19.1  TP=1 x2  32,768   [\d.]+ +[\d.,]+\n", text)
+    assert re.search(r"\n2     vllm==0.19.1  TP=1 PP=2  32,768   [\d.]+ +[\d.,]+\n", text)
     assert re.search(
-        r"\n3     vllm==0.19.1  TP=2     32,768   [\d.]+ +[\d.,]+\s+float16"
+        r"\n3     vllm==0.19.1  TP=2       32,768   [\d.]+ +[\d.,]+\s+float16"
         r" activations\s+\(degraded\)\n",
         text,
     )

@@ -79,10 +79,11 @@ def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
     assert "float16" in passed["Exllama"]
     assert "conch is not installed" in passed["Conch"]
     best = decision.plans[0]
-    assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.verdict) == (1, 2, "ok")
+    assert (best.tensor_parallel.value, best.pipeline_parallel.value, best.verdict) == (1, 1, "ok")
     assert best.max_model_len.value == 32768
-    copied = next(plan for plan in decision.plans if plan.replicas.value == 2)
-    assert "2 copies on 2 GPUs answer" in copied.replicas.reason
+    assert "2 copies on 2 GPUs answer" in best.replicas.reason
+    # Fewer requests than states leave each copy a cache for those that are expected at once.
+    assert "state blocks" in best.max_num_seqs.reason
 
 
 def test_one_card_serves_qwen36_without_a_warning() -> None:
@@ -107,12 +108,12 @@ def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None
     )
 
 
-def test_whole_layers_in_two_stages_have_more_room_than_two_copies() -> None:
+def test_whole_layers_in_two_stages_have_more_room_than_two_copies_and_less_speed() -> None:
     decision = planned(QWEN36, "2x3090", "vllm==0.19.1")
     staged = next(plan for plan in decision.plans if plan.pipeline_parallel.value == 2)
     assert (staged.tensor_parallel.value, staged.grade) == (1, "predicted")
     copied = next(plan for plan in decision.plans if plan.replicas.value == 2)
-    assert staged.rank < copied.rank
+    assert copied.rank < staged.rank
     assert staged.memory.kv_tokens > 2 * copied.memory.kv_tokens
     assert "N=32 is not a multiple of 64" in staged.pipeline_parallel.reason
 

@@ -27,6 +27,14 @@ class CountedCache:
         (short, few), (long, many) = points[0], points[-1]
         return -(-(many - few) // (long - short))
 
+    @property
+    def states_per_request(self) -> int:
+        return self.asked.states_per_request if self.asked.state_bytes else 0
+
+    def states(self, kv_bytes: int) -> int:
+        left = max(0, kv_bytes - self.asked.fixed)
+        return left // self.asked.state_bytes if self.asked.state_bytes else 0
+
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         points = self.asked.needed
         if not points:

@@ -16,6 +16,13 @@ class KvCache(Protocol):
     def bytes_per_token(self) -> int:
         """Bytes of one more token of a long request; 0: the cache does not grow."""
 
+    @property
+    def states_per_request(self) -> int:
+        """States of recurrent layers that the engine counts for a request; 0: no layer has one."""
+
+    def states(self, kv_bytes: int, /) -> int:
+        """How many states fit."""
+
     def bytes_for(self, length: int, batched_tokens: int, /) -> int:
         """Bytes of one request of `length` tokens."""
 

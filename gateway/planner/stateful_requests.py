@@ -1,0 +1,137 @@
+"""The requests at once whose recurrent states fit into the planned KV cache. Pure.
+
+A request of a model with recurrent layers (gated delta nets, Mamba, short convolutions, linear
+attention) keeps a state from its first token to its last. vLLM refuses to start with CUDA graphs
+for more requests than blocks, after loading and compiling (resolve_cudagraph_mode_and_sizes in
+vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). SGLang
+computes fewer requests at once than it was told (resolve_max_num_reqs in
+srt/mem_cache/kv_cache_configurator.py of 0.5.23).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from gateway.domain import Choice, Memory, int_choice
+from gateway.domain.units import gib
+from gateway.engines.common.candidate import Footprint
+
+# The size of a KV cache is an estimate. It lacks this part of what the rest may need beyond its own
+# estimate. In 33 measured starts it lacked a thirtieth at most (engines/vllm/memory.py).
+_UNSURE = 4
+# At most this part of the states is kept back.
+_MOST_KEPT_BACK = 2
+# Many requests are planned in steps, so that readings of free memory that differ a little give the
+# same plan.
+_STEPS = ((64, 8), (16, 4))
+_SOURCE = "state blocks"
+# Of the search for the most requests.
+_TRIALS = 5
+
+
+class _States(NamedTuple):
+    """`requests` surely have a state each, of `states` by the estimate."""
+
+    requests: int
+    expected: int
+    states: int
+    kv_bytes: int
+
+
+def stateful_requests(
+    footprint: Footprint, asked: Choice[int], budget_bytes: int
+) -> tuple[Choice[int], str]:
+    """The requests at once, `asked` at most, and a warning if the user asked for more; ""."""
+    held = _estimate(footprint, budget_bytes)
+    if held is None or asked.value <= held.requests:
+        return asked, ""
+    if asked.source == "user":
+        return asked, _beyond(footprint, asked.value, held) if asked.value > held.expected else ""
+    requests, held = _search_requests(footprint, held, asked.value, budget_bytes)
+    reason = _reason(footprint, held.kv_bytes)
+    if requests < held.expected:
+        reason += "; fewer, since that size is an estimate"
+    return int_choice(requests, reason, _SOURCE), ""
+
+
+def within_states(footprint: Footprint, planned: Choice[int], kv_bytes: int) -> Choice[int]:
+    """The requests at once, `planned` at most: those with a state each in a cache that earlier
+    starts corrected."""
+    each = footprint.cache.states_per_request
+    if not each or planned.source == "user":
+        return planned
+    fits = footprint.cache.states(kv_bytes) // each
+    if planned.value <= fits or not fits:
+        return planned
+    return int_choice(_stepped(fits), _reason(footprint, kv_bytes), _SOURCE)
+
+
+def _reason(footprint: Footprint, kv_bytes: int) -> str:
+    cache = footprint.cache
+    each = cache.states_per_request
+    words = f"{each} for each request" if each > 1 else "one for each request"
+    states = cache.states(kv_bytes)
+    return f"about {states} state blocks fit into {gib(kv_bytes)} of KV cache, {words}"
+
+
+def _search_requests(
+    footprint: Footprint, held: _States, asked: int, budget_bytes: int
+) -> tuple[int, _States]:
+    """The most requests that surely have a state each, and the states beside so many.
+
+    held: beside `asked` requests. Fewer requests leave more memory for states.
+    """
+    low, high = held.requests, asked
+    for _ in range(_TRIALS):
+        found = _estimate(_with_requests(footprint, low), budget_bytes) or held
+        high = min(high, found.requests)
+        middle = _stepped((low + high + 1) // 2)
+        if middle <= low:
+            break
+        trial = _estimate(_with_requests(footprint, middle), budget_bytes)
+        if trial is not None and trial.requests >= middle:
+            low, held = middle, trial
+        else:
+            high = middle - 1
+    return low, _estimate(_with_requests(footprint, low), budget_bytes) or held
+
+
+def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
+    """None: no layer has a state, or not one request has."""
+    cache, rules = footprint.cache, footprint.candidate.rules
+    each = cache.states_per_request
+    if not each:
+        return None
+    memory = rules.divided(footprint, budget_bytes)
+    states = cache.states(memory.kv_bytes)
+    expected = states // each
+    if not expected:
+        return None
+    unsure = _unsure_bytes(memory, rules.used_bytes(footprint, memory))
+    sure = cache.states(max(0, memory.kv_bytes - unsure)) // each
+    sure = _stepped(max(1, sure, expected // _MOST_KEPT_BACK))
+    return _States(sure, expected, states, memory.kv_bytes)
+
+
+def _stepped(requests: int) -> int:
+    step = next((step for least, step in _STEPS if requests >= least), 1)
+    return requests // step * step
+
+
+def _unsure_bytes(memory: Memory, used_bytes: int) -> int:
+    return max(0, memory.high - used_bytes) // _UNSURE
+
+
+def _with_requests(footprint: Footprint, requests: int) -> Footprint:
+    """The footprint with so many requests at once."""
+    return replace(footprint, load=footprint.load._replace(seqs=requests))
+
+
+def _beyond(footprint: Footprint, asked: int, held: _States) -> str:
+    flag = footprint.candidate.engine.spelling.get("max-num-seqs", "max-num-seqs")
+    return (
+        f"--{flag}={asked} was set, and about {held.states} state blocks fit into"
+        f" {gib(held.kv_bytes)} of KV cache: enough for {held.expected} requests at once. The"
+        " engine may refuse to start, or compute fewer."
+    )

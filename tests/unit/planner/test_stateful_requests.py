@@ -1,0 +1,227 @@
+"""No plan computes more requests at once than its own KV cache has states for, whatever the model,
+the machine and the engine version."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from gateway.diagnosis.facts.scope import batch_scope
+from gateway.domain import Decision, Fact, ModelSpec, Plan
+from gateway.engines.common.candidate import Budget, Footprint
+from gateway.models.spec import read_model
+from gateway.planner import sizing
+from gateway.planner.sizes import Batch, Sizes
+from gateway.profiles.profiles import Profiles, shipped
+from tests.conformance.layer_cases import QUANTS
+from tests.support.makers import wish
+from tests.support.paths import MODELS
+from tests.support.planning import decide
+from tests.support.published import config
+from tests.support.versions import SGLANG, SGLANG_REF, VLLM, VLLM_REF
+from tests.unit.models.families.test_general import shape
+
+PROFILES = Profiles()
+REFS = [*(f"vllm=={version}" for version in VLLM), *(f"sglang=={version}" for version in SGLANG)]
+ENGINES = [PROFILES.engine(ref) for ref in REFS]
+RULES = PROFILES.rules(ENGINES)
+MACHINES = {
+    path.stem: PROFILES.hardware(path.stem)
+    for path in sorted((shipped() / "hardware").glob("*.json"))
+}
+_TEXT = config("qwen3.5-9b")["text_config"]
+QWEN_27B: dict[str, Any] = config(
+    "qwen3.5-9b",
+    text_config=_TEXT
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 24,
+        "linear_num_value_heads": 48,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"] * 16,
+        "mamba_ssm_dtype": "float32",
+    },
+    vision_config=config("qwen3.5-9b")["vision_config"] | {"out_hidden_size": 5120},
+)
+# Families that are read by the names of fields alone.
+ARCHITECTURES = {
+    "kimi-linear-48b": "KimiLinearForCausalLM",
+    "lfm2-1.2b": "Lfm2ForCausalLM",
+    "lfm2-8b-a1b": "Lfm2MoeForCausalLM",
+}
+
+
+def spec_of(name: str, found: dict[str, Any]) -> ModelSpec:
+    return read_model(name, None, found, None, None, (), None)
+
+
+def cases() -> dict[str, ModelSpec]:
+    """All models with recurrent layers: published ones, some of them quantized, and those of
+    families without a reader of their own."""
+    found = [spec_of(path.stem, config(path.stem)) for path in sorted(MODELS.glob("*.json"))]
+    found += [
+        spec_of(name, {"architectures": [ARCHITECTURES[name]], **shape(name)})
+        for name in ARCHITECTURES
+    ]
+    found.append(spec_of("qwen-27b", QWEN_27B))
+    for quant in ("fp8-block", "modelopt-nvfp4", "w4a16"):
+        block = {"quantization_config": QUANTS[quant]}
+        found.append(spec_of(f"qwen-27b {quant}", QWEN_27B | block))
+        found.append(spec_of(f"qwen3.6-35b {quant}", config("qwen3.6-35b-a3b", **block)))
+    return {
+        spec.source: spec
+        for spec in found
+        if any(group.kind == "recurrent" for group in spec.attention)
+    }
+
+
+CASES = cases()
+
+
+@pytest.fixture
+def sized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Footprint, Sizes]]:
+    """Every sizing of the test."""
+    found: list[tuple[Footprint, Sizes]] = []
+    real = sizing._sizes_within
+
+    def noted(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
+        sizes = real(footprint, batch, bounds)
+        found.append((footprint, sizes))
+        return sizes
+
+    monkeypatch.setattr(sizing, "_sizes_within", noted)
+    return found
+
+
+def decision(spec: ModelSpec, machine: str, *refs: str, **fields: Any) -> Decision:
+    engines = [engine for engine in ENGINES if not refs or engine.ref in refs]
+    return decide(spec, MACHINES[machine], engines, wish(**fields), rules=RULES)
+
+
+# Each model meets every sixth machine, and all of them meet all machines.
+@pytest.mark.parametrize(("number", "name"), list(enumerate(CASES)))
+def test_no_plan_contradicts_its_own_cache(
+    number: int, name: str, sized: list[tuple[Footprint, Sizes]]
+) -> None:
+    for machine in list(MACHINES)[number % 6 :: 6]:
+        for plan in decision(CASES[name], machine).plans:
+            assert plan.max_num_seqs.value >= 1
+    for footprint, sizes in sized:
+        cache, kept = footprint.cache, sizes.memory.kv_bytes
+        if cache.states_per_request:
+            fits = cache.states(kept) // cache.states_per_request
+            assert sizes.batch.seqs.value <= fits, (footprint.candidate.engine.ref, sizes)
+
+
+def first(name: str, machine: str, ref: str, **fields: Any) -> Plan:
+    return decision(CASES[name], machine, ref, **fields).plans[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "machine", "least"),
+    [
+        (
+            "qwen-27b modelopt-nvfp4",
+            "5090",
+            64,
+        ),  # vllm-project/recipes#831: 104 blocks by our own figures
+        (
+            "qwen-27b fp8-block",
+            "2xh100",
+            512,
+        ),  # vllm-project/vllm#49064: 856 blocks reported on one
+        ("qwen-27b", "2xh100", 256),
+    ],
+)
+def test_a_default_beyond_the_states_is_lowered_and_says_why(
+    name: str, machine: str, least: int
+) -> None:
+    plan = first(name, machine, VLLM_REF, tensor_parallel=1)
+    requests = plan.max_num_seqs
+    told = re.fullmatch(
+        r"about (\d+) state blocks fit into [\d.]+ GiB of KV cache, one for each request; fewer,"
+        r" since that size is an estimate",
+        requests.reason,
+    )
+    assert told
+    assert least <= requests.value < int(told[1])
+    assert requests.source == "state blocks"
+    assert f"--max-num-seqs={requests.value}" in plan.argv
+
+
+def test_a_default_within_the_states_stays() -> None:
+    plan = first("qwen3.5-9b", "h200", VLLM_REF)
+    assert plan.max_num_seqs.value == 1024
+    assert plan.max_num_seqs.reason.startswith("the engine's default")
+
+
+def test_a_model_without_states_is_never_lowered() -> None:
+    plan = decision(spec_of("m", config("qwen3-8b")), "2x3090", VLLM_REF).plans[0]
+    assert plan.max_num_seqs.reason.startswith(("the engine's default", "fewer requests"))
+
+
+def test_what_the_user_set_stays_with_a_warning() -> None:
+    argument = {"args": {"max-num-seqs": 900}}
+    plan = first("qwen-27b", "2xh100", VLLM_REF, tensor_parallel=1, **argument)
+    assert plan.max_num_seqs.value == 900
+    (warning,) = (text for text in plan.warnings if "state blocks" in text)
+    assert warning.startswith("--max-num-seqs=900 was set, and about ")
+    few = {"args": {"max-num-seqs": 8}}
+    plan = first("qwen-27b", "2xh100", VLLM_REF, tensor_parallel=1, **few)
+    assert not any("state blocks" in text for text in plan.warnings)
+
+
+def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
+    """Else each start would be followed by another plan."""
+    plan = first("qwen-27b modelopt-nvfp4", "5090", VLLM_REF)
+    used = plan.memory.budget_bytes - plan.memory.kv_bytes
+    scope = {name: value for name, value in plan.scope.items() if name != "budget"}
+    scope |= batch_scope(
+        plan.max_num_batched_tokens.value, plan.max_num_seqs.value, eager=plan.enforce_eager.value
+    )
+    fact = Fact(
+        kind="needs_memory", scope=scope, value=used, grade="verified", source="it had that left"
+    )
+    again = decide(
+        CASES["qwen-27b modelopt-nvfp4"],
+        MACHINES["5090"],
+        [engine for engine in ENGINES if engine.ref == VLLM_REF],
+        wish(),
+        facts=[fact],
+        rules=RULES,
+    ).plans[0]
+    assert again.argv == plan.argv
+
+
+def states_of(ref: str, name: str, sized: list[tuple[Footprint, Sizes]], **args: Any) -> int:
+    """Requests at once by SGLang's states, with these flags."""
+    sized.clear()
+    plan = first(name, "h200", ref, args={"max-running-requests": 4096, **args})
+    footprint, sizes = sized[0]
+    assert plan.max_num_seqs.value == 4096
+    return footprint.cache.states(sizes.memory.kv_bytes) // max(
+        1, footprint.cache.states_per_request
+    )
+
+
+def test_sglangs_flags_change_its_states(sized: list[tuple[Footprint, Sizes]]) -> None:
+    plain = states_of(SGLANG_REF, "qwen3.5-9b", sized)
+    share = {"mamba-full-memory-ratio": 0.45}
+    assert states_of(SGLANG_REF, "qwen3.5-9b", sized, **share) == pytest.approx(
+        plain * (0.45 / 1.45) / (0.9 / 1.9), rel=0.02
+    )
+    unbuffered = {"mamba-radix-cache-strategy": "no_buffer"}
+    assert states_of(SGLANG_REF, "qwen3.5-9b", sized, **unbuffered) == pytest.approx(
+        plain * 5 / 3, rel=0.02
+    )
+    assert states_of(SGLANG_REF, "qwen3.5-9b", sized, **{"max-mamba-cache-size": 100}) == 20
+
+
+def test_a_cache_without_the_states_of_one_request_is_refused() -> None:
+    """SGLang would end after it loaded: its cache is too small to serve any requests."""
+    rejected = decision(CASES["granite-4.0-h-micro"], "3060", SGLANG_REF).rejected
+    reasons = [text for one in rejected for text in one.reasons if one.verdict == "no_memory"]
+    assert any("state blocks fit into" in text and "takes 5" in text for text in reasons)
