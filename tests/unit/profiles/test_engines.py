@@ -211,6 +211,15 @@ def test_what_the_planner_sets_may_be_set_by_users_and_what_reaches_beyond_the_e
     ] == []
 
 
+@pytest.mark.parametrize("ref", [ref for ref in (*REFS, *ASKED) if ref.startswith("vllm==")])
+def test_vllm_is_installed_with_what_reads_sound_files(ref: str) -> None:
+    """Without its extra `audio`, vLLM answers 400 to every request with sound: load_audio in
+    vllm/multimodal/media/audio.py of 0.26.0 needs soundfile or av."""
+    engine = PROFILES.engine(ref)
+    assert engine.install is not None
+    assert engine.install.packages == (f"vllm[audio]=={engine.version}",)
+
+
 @pytest.mark.parametrize("ref", ASKED)
 def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_of_a_known_one(
     ref: str,
@@ -219,7 +228,8 @@ def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_
     assert engine.ref == ref
     assert engine.guessed_from in REFS
     assert engine.image in PROFILES.images
-    assert ref in engine.install.packages if engine.install else False
+    assert engine.install is not None
+    assert ref in [package.replace("[audio]", "") for package in engine.install.packages]
     assert "sha256" in engine.sources["flags"]
     assert set(PROFILES.rules([engine])) == {ref}
     assert {"LlamaForCausalLM", "Qwen3MoeForCausalLM"} <= set(engine.architectures)
