@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from gateway.domain.model import QuantPlace
 from gateway.domain.value import Scalar, Value
 
 
@@ -91,6 +92,10 @@ class MethodRule(Value):
     )
     layer_algorithm: str | None = Field(
         None, description="the same, of one of the layers that ModelOpt lists"
+    )
+    places: tuple[QuantPlace, ...] = Field((), description="where the block is; empty: anywhere")
+    nested: bool | None = Field(
+        None, description="whether ModelOpt's fields are one level deeper; None: either"
     )
     fields: dict[str, tuple[Scalar | None, ...]] = Field({})
     unless: dict[str, tuple[Scalar | None, ...]] = Field({})

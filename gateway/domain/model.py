@@ -11,6 +11,18 @@ from gateway.domain.value import Task, Value
 Shard = Literal["column", "row", "kv", "vocab", "replicated", "expert_column", "expert_row"]
 
 
+QuantPlace = Literal[
+    "quantization_config",
+    "compression_config",
+    "text_config.quantization_config",
+    "text_config.compression_config",
+    "hf_quant_config.json",
+    "quantization_config and hf_quant_config.json",
+    "quant_config.json",
+    "quantize_config.json",
+]
+
+
 class TensorGroup(Value):
     """Tensors that differ only in their layer (and expert) number, with the number written `*`.
 
@@ -95,6 +107,29 @@ class Quant(Value):
 
     method: str
     config: dict[str, Any] = Field({})
+    place: QuantPlace = Field(
+        "quantization_config", description="the field of config.json, or the file beside it"
+    )
+
+    @property
+    def file(self) -> str:
+        """The file that holds the block."""
+        return self.place if self.place.endswith("config.json") else "config.json"
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether engines read the file only for a method that --quantization names."""
+        return self.place in ("quant_config.json", "quantize_config.json")
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether ModelOpt's fields are one level deeper, as in hf_quant_config.json."""
+        return isinstance(self.config.get("quantization"), dict)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the block, wherever they stand."""
+        return {**self.config, **self.config["quantization"]} if self.is_nested else self.config
 
 
 class ModelSpec(Value):

@@ -64,7 +64,7 @@ class PlanResult(NamedTuple):
     learned: from the traffic of the running plan.
     unconfirmed_repos: repositories read from the cache because the Hub did not answer.
     template: chat template for the engine; "": the model's own.
-    config, tensor_headers: files for questions to engines; empty unless requested.
+    config, tensor_headers, quant_files: files for questions to engines; empty unless requested.
     asked: the outcome of questions to engines.
     """
 
@@ -81,6 +81,7 @@ class PlanResult(NamedTuple):
     template: str = ""
     config: bytes = b""
     tensor_headers: bytes = b""
+    quant_files: bytes = b""
     asked: InquiryResult = InquiryResult({}, {}, {})
 
     @property

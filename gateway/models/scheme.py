@@ -66,6 +66,7 @@ class LinearShape(NamedTuple):
     parts: tuple[int, ...] = ()  # outputs of each merged module on this rank; (): one module
     # quant_method of the checkpoint; "online": quantized by the engine; "": unquantized or unknown
     origin: str = ""
+    family: str = ""  # model_type of the text model
 
 
 class MoeShape(NamedTuple):

@@ -7,19 +7,19 @@ exact weights.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from gateway.domain import AttentionGroup, Experts, ModelSpec, Quant, Task, TensorGroup
+from gateway.domain import AttentionGroup, Experts, ModelSpec, Task, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
-from gateway.models.families.config import WORD, Fields, quote
+from gateway.models.families.config import Fields, quote
 from gateway.models.families.parts import ENCODERS, HIDDEN
 from gateway.models.families.registry import NESTED, blueprint_of, with_defaults
+from gateway.models.quantization_block import quant_of
 from gateway.models.sharding import shard_of
 from gateway.models.tensor import Tensor
 
@@ -32,6 +32,7 @@ _MAX_ELEMENTS = 2**50
 # config names none. Source: common_broadcastable_dtype in
 # vllm/transformers_utils/model_arch_config_convertor.py.
 _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_FLOATS = {*_DTYPES.values()}
 
 TOKENIZER_CODE = "auto_map in tokenizer_config.json"
 """The entry of `remote_code` for a repository's own tokenizer."""
@@ -209,32 +210,16 @@ def pipeline_layers(spec: ModelSpec) -> int | None:
         return None
 
 
-def quant_of(top: Fields, fields: Fields) -> Quant | None:
-    """The checkpoint's quantization block, of the whole config or of its text model."""
-    for config in (top, fields):
-        for name in ("quantization_config", "compression_config"):
-            if config.config.get(name) is None:
-                continue
-            block = config.mapping(name, {})
-            method = block.get("quant_method")
-            if method is None and isinstance(block.get("producer"), Mapping):
-                # ModelOpt names itself in `producer` only.
-                method = block["producer"].get("name")
-            if not isinstance(method, str) or not WORD.fullmatch(method):
-                raise config.wrong(name, "an object with a `quant_method`")
-            try:
-                json.dumps(block, ensure_ascii=False).encode()
-            except (ValueError, TypeError, RecursionError):
-                raise config.wrong(name, "plain JSON") from None
-            # DeepSeek-V4 has the dtype of its experts beside the block. Source:
-            # vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
-            experts = (
-                {"expert_dtype": config.config["expert_dtype"]}
-                if isinstance(config.config.get("expert_dtype"), str)
-                else {}
-            )
-            return Quant(method=method, config={**experts, **block})
-    return None
+def with_quant_files(spec: ModelSpec, files: Mapping[str, Mapping[str, Any]]) -> ModelSpec:
+    """The model with the quantization that files beside config.json describe, by name. Raises
+    BadModel."""
+    top = Fields(spec.config, spec.source)
+    quant = quant_of(top, _text(top), files)
+    floats = spec.tensors_from == "headers" and all(
+        group.dtype in _FLOATS for group in spec.tensors
+    )
+    # Files for other programs may have stayed beside weights that are not quantized.
+    return spec if quant is not None and quant.is_unread and floats else spec.evolve(quant=quant)
 
 
 def _check_shapes(tensors: Mapping[str, Tensor], source: str) -> None:

@@ -260,7 +260,7 @@ def signature(forecast: Candidate) -> str:
     ]
     quant = [
         f"{name}={value}"
-        for name, value in (spec.quant.config if spec.quant else {}).items()
+        for name, value in (spec.quant.fields if spec.quant else {}).items()
         if isinstance(value, (int, str))
     ]
     return ", ".join(

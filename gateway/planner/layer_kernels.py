@@ -16,6 +16,9 @@ from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
 from gateway.models.scheme import LinearShape, MoeShape, Scheme, describe
 
+# Inputs that share a scale in NVFP4.
+_FP4_GROUP = 16
+
 
 class ObservedRefusals:
     """Kernels that the engine refused although the rules accept them.
@@ -92,7 +95,7 @@ def layer_kernels(
             and isinstance(layer.scheme, Scheme)
         ):
             return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
-        return _row(layer, rules, rank, disabled, forced, experts.origin if experts else "", seen)
+        return _row(layer, rules, rank, disabled, forced, experts, seen)
 
     return tuple([row(layer) for layer in layers])
 
@@ -155,13 +158,24 @@ def _experts(
     )
 
 
+def _cut_group(scheme: Scheme, origin: str, k: int) -> str:
+    """The group of inputs that ModelOpt's class does not find whole; "": none.
+
+    Source: create_weights for NVFP4 (modelopt.py:1103 of vLLM 0.19.1, :2028 of 0.33.0,
+    modelopt_quant.py:1324 of SGLang 0.5.10).
+    """
+    if scheme.kind != "nvfp4" or origin != "modelopt" or k % _FP4_GROUP == 0:
+        return ""
+    return f"K={k} is not a multiple of the group size {_FP4_GROUP}"
+
+
 def _row(
     layer: Linear,
     rules: EngineRules,
     rank: Rank,
     disabled: frozenset[str],
     forced: str | None,
-    origin: str,
+    traits: ExpertTraits | None,
     seen: ObservedRefusals,
 ) -> LayerKernel:
     scheme = layer.scheme
@@ -177,7 +191,8 @@ def _row(
         return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
     if rules.linear is None:
         return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
-    if reason := undivided(layer, scheme, k, n):
+    origin = traits.origin if traits else ""
+    if reason := undivided(layer, scheme, k, n) or _cut_group(scheme, origin, k):
         return _plain(layer, k, n, "none", reason)
     shape = LinearShape(
         k,
@@ -188,6 +203,7 @@ def _row(
         full_n=layer.n,
         parts=_parts(layer, rank.tp),
         origin=origin,
+        family=traits.family if traits else "",
     )
 
     def refused_before(kernel: str) -> str | None:

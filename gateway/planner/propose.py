@@ -50,6 +50,7 @@ _FROM_THE_ANSWER = (
 _SHARD_BYTES = 5 * GIB
 # Advisories that a sentence names.
 _MOST_NAMED = 3
+_DECLARED_CACHE = "what the checkpoint says of its cache"
 
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
@@ -153,13 +154,11 @@ def _software(candidate: Candidate) -> dict[str, Any]:
 
 
 def _kv_cache_dtype(candidate: Candidate) -> Choice[str]:
-    value = candidate.variant.kv_dtype
-    reason = (
-        "the dtype of the activations"
-        if value == "auto"
-        else "what the checkpoint says of its cache"
-    )
-    return str_choice(value, *_reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", reason))
+    value, quant = candidate.variant.kv_dtype, candidate.given.spec.quant
+    plain = "the dtype of the activations" if value == "auto" else _DECLARED_CACHE
+    reason, source = _reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", plain)
+    declared = quant is not None and reason == _DECLARED_CACHE
+    return str_choice(value, reason, quant.file if quant and declared else source)
 
 
 def _grade(candidate: Candidate) -> Grade:
@@ -445,7 +444,7 @@ def _quantization(candidate: Candidate) -> Choice[str]:
         return str_choice(variant.quantization, reason, source)
     if quant is None:
         return str_choice("none", "the weights are not quantized", "config.json")
-    return str_choice(quant.method, _loaded_as(candidate, quant.method), "config.json")
+    return str_choice(quant.method, _loaded_as(candidate, quant.method), quant.file)
 
 
 def _variables(

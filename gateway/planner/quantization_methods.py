@@ -108,8 +108,14 @@ def _of_checkpoint(
     engine: Engine, quant: Quant, user: str, model_type: str, capability: str | None
 ) -> str:
     named = quant.method.lower().replace("compressed_tensors", "compressed-tensors")
+    if quant.is_unread and not user:
+        reason = (
+            f"the weights are quantized with {named} by {quant.place}, which {engine.ref} reads"
+            f" only with --quantization {named}: add `--arg quantization={named}`"
+        )
+        raise MethodRefused(MISMATCH, reason, quant.place)
     for rule in engine.method_rules:
-        if not _holds(rule, named, quant.config, user, model_type, capability):
+        if not _holds(rule, named, quant, user, model_type, capability):
             continue
         if rule.refuses:
             reason = (
@@ -132,12 +138,17 @@ def _of_checkpoint(
 def _holds(
     rule: MethodRule,
     named: str,
-    block: Mapping[str, Any],
+    quant: Quant,
     user: str,
     model_type: str,
     capability: str | None,
 ) -> bool:
+    block = quant.fields
     if rule.checkpoints and named not in rule.checkpoints:
+        return False
+    if rule.places and quant.place not in rule.places:
+        return False
+    if rule.nested is not None and rule.nested is not quant.is_nested:
         return False
     if rule.users is not None and user not in rule.users:
         return False
@@ -151,9 +162,9 @@ def _holds(
         capability is None or float(capability) >= float(rule.below_capability)
     ):
         return False
-    if rule.algorithm is not None and not re.fullmatch(rule.algorithm, _algorithm(block)):
+    if rule.algorithm is not None and not re.fullmatch(rule.algorithm, _algorithm(quant.fields)):
         return False
-    if rule.layer_algorithm is not None and not _some_layer(rule.layer_algorithm, block):
+    if rule.layer_algorithm is not None and not _some_layer(rule.layer_algorithm, quant.fields):
         return False
     if rule.unless and all(_has(block, names, values) for names, values in rule.unless.items()):
         return False
@@ -167,16 +178,13 @@ def _has(block: Mapping[str, Any], names: str, wanted: tuple[Any, ...]) -> bool:
 
 
 def _algorithm(block: Mapping[str, Any]) -> str:
-    """ModelOpt's name of what it did: in the block, or in what the block calls `quantization`."""
-    inside = block.get("quantization", block)
-    return str(inside.get("quant_algo", "")).upper()[:80] if isinstance(inside, Mapping) else ""
+    """ModelOpt's name of what it did."""
+    return str(block.get("quant_algo", "")).upper()[:80]
 
 
 def _some_layer(algorithm: str, block: Mapping[str, Any]) -> bool:
     layers = block.get("quantized_layers")
     values = layers.values() if isinstance(layers, Mapping) else ()
     return any(
-        isinstance(one, Mapping)
-        and re.fullmatch(algorithm, _algorithm({"quant_algo": one.get("quant_algo", "")}))
-        for one in values
+        isinstance(one, Mapping) and re.fullmatch(algorithm, _algorithm(one)) for one in values
     )

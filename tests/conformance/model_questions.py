@@ -71,7 +71,7 @@ def _answer(model: str, quant: str) -> dict[str, Any]:
         attention = weights = kv = None
         try:
             with built(config(model, quant), tp, **arguments) as (made, whole):
-                layers[tp] = _layers(whole, made)
+                layers[tp] = layers_of(whole, made)
                 attention = _attention(whole, made)
                 weights = sum(one.numel() * one.element_size() for one in whole.parameters())
                 kv = _kv(made)
@@ -85,7 +85,7 @@ def _answer(model: str, quant: str) -> dict[str, Any]:
     for name in ("attention", "kv"):  # mostly all ranks have the same
         told = {one for one in found[name] if one is not None}
         found[name] = found[name] if len(told) > 1 else min(told, default=None)
-    found["layers"] = _rows(layers)
+    found["layers"] = rows_of(layers)
     return {name: value for name, value in found.items() if value}
 
 
@@ -96,7 +96,7 @@ def _said(error: Exception) -> str:
     return " ".join(text.split())[:100]
 
 
-def _rows(layers: dict[int, dict[str, tuple[str, int, int]]]) -> list[str]:
+def rows_of(layers: dict[int, dict[str, tuple[str, int, int]]]) -> list[str]:
     rows: collections.Counter[str] = collections.Counter()
     for path in next(iter(layers.values()), {}):
         kernel, k, n = (
@@ -113,7 +113,7 @@ def _alike(values: Iterable[Any]) -> list[str]:
     return told[:1] if len(set(told)) == 1 else told
 
 
-def _layers(whole: Any, made: Any) -> dict[str, tuple[str, int, int]]:
+def layers_of(whole: Any, made: Any) -> dict[str, tuple[str, int, int]]:
     dtype = str(made.model_config.dtype).removeprefix("torch.")
     return {path: (kernel, k, n) for path, (kernel, k, n, _) in kernels(whole, dtype).items()}
 

@@ -74,7 +74,6 @@ class AnswerCache:
             gpus and asdict(gpus),
         ]
         about += [
-            hashlib.sha256(model.config).hexdigest(),
-            model.headers and hashlib.sha256(model.headers).hexdigest(),
+            [name, hashlib.sha256(content).hexdigest()] for name, content in model.by_name.items()
         ]
         return self._folder / f"{hashlib.sha256(json.dumps(about).encode()).hexdigest()[:40]}.json"

@@ -24,11 +24,21 @@ MOST_BYTES = 64 * 1024 * 1024
 class ModelFiles:
     """The parts of a model that an inquiry gets: neither weights nor code.
 
-    headers: a safetensors file without its data; None: no such file.
+    headers: a safetensors file without its data; None: no such file. quant_files: JSON of the files
+    that describe the quantization, by name; empty: none.
     """
 
     config: bytes
     headers: bytes | None = None
+    quant_files: bytes = b""
+
+    @property
+    def by_name(self) -> dict[str, bytes]:
+        files = {"config.json": self.config}
+        if self.headers is not None:
+            files["model.safetensors"] = self.headers
+        beside = json.loads(self.quant_files or b"{}")
+        return files | {name: json.dumps(content).encode() for name, content in beside.items()}
 
 
 @dataclass(frozen=True)
@@ -76,12 +86,9 @@ def document(
     if gpus is not None:
         asked["gpu"] = asdict(gpus)
     if model is not None:
-        files = {"config.json": base64.b64encode(model.config).decode()}
-        files |= (
-            {"model.safetensors": base64.b64encode(model.headers).decode()}
-            if model.headers is not None
-            else {}
-        )
+        files = {
+            name: base64.b64encode(content).decode() for name, content in model.by_name.items()
+        }
         asked["models"] = [
             {"files": files, "questions": [{"argv": [*question.argv]} for question in questions]}
         ]

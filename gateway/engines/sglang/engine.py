@@ -31,6 +31,7 @@ from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.engines.sglang.kind import SglangKind
 from gateway.engines.sglang.kv_cache import TokenPool, model_of, whole
+from gateway.engines.sglang.kv_dtype import declared
 from gateway.engines.sglang.memory import (
     MemoryRules,
     StaticMemory,
@@ -77,8 +78,7 @@ class SglangRules(SglangKind):
         return self.attention_backends.repairs if self.attention_backends else ()
 
     def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
-        """SGLang reads only its own flag."""
-        return "auto"
+        return declared(quant, engine)
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return True

@@ -21,7 +21,8 @@ def declared(quant: Quant | None, engine: Engine) -> str:
     if quant is None:
         return AUTO
     if quant.method.startswith("modelopt"):
-        result = _modelopt(quant.config)
+        # Only the block of the whole model is looked at.
+        result = AUTO if quant.place.startswith("text_config") else _modelopt(quant.config)
     else:
         # Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.18.0:230,
         # 0.33.0:287).

@@ -20,8 +20,9 @@ from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.models.catalog.hub_cache import COMMIT
 from gateway.models.catalog.safetensors import MAX_TENSORS
 from gateway.models.drafter import Drafter
+from gateway.models.quantization_block import FILES
 from gateway.models.read_drafter import read_drafter as drafter_from
-from gateway.models.spec import TOKENIZER_CODE, read_model
+from gateway.models.spec import TOKENIZER_CODE, read_model, with_quant_files
 from gateway.models.tensor import Tensor
 
 MAX_CONFIG_BYTES = 16 * 1024 * 1024
@@ -63,6 +64,7 @@ class Facts(NamedTuple):
     sentence_limit: int | None
     chat_template: str | None
     added_tokens: tuple[str, ...]
+    quant_files: dict[str, dict[str, Any]] = {}  # of FILES, by name  # noqa: RUF012
 
 
 def load(
@@ -77,6 +79,8 @@ def spec_of(facts: Facts) -> ModelSpec:
     spec: ModelSpec = read_model(*facts[:7]).evolve(
         chat_template=facts.chat_template, added_tokens=facts.added_tokens
     )
+    if facts.quant_files:
+        spec = with_quant_files(spec, facts.quant_files)
     limit = facts.sentence_limit
     if limit is not None and limit < spec.max_position:
         spec = spec.evolve(max_position=limit)
@@ -266,6 +270,11 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
         sentence_limit=_sentence_limit(files),
         chat_template=_chat_template(files),
         added_tokens=_added_tokens(files),
+        quant_files={
+            name: _json_object(files, name, MAX_CONFIG_BYTES)
+            for name in FILES
+            if name in files.names
+        },
     )
 
 

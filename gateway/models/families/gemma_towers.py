@@ -21,6 +21,8 @@ PATHS = (
     ("model.audio_tower.", "audio_tower."),
     ("model.embed_audio.", "embed_audio."),
     ("model.language_model.", "language_model.model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", "language_model.model."),
 )
 # vLLM 0.19.1 uses transformers' own modules for these towers, and quantizes none of them
 # (models/gemma4_mm.py).

@@ -107,6 +107,7 @@ NESTED: Mapping[str, Nested] = {
 # Module paths that differ between checkpoint and engine (hf_to_vllm_mapper).
 RENAMES: Mapping[str, Renames] = {
     "gpt_oss": ((".self_attn.", ".attn."),),
+    "nemotron_h": (("backbone.", "model."),),
     **{family: nested.renames for family, nested in NESTED.items()},
 }
 

@@ -20,13 +20,17 @@ LIMIT_S = 60.0
 """For all questions about one model: two imports of an engine, and some dozen command lines."""
 
 
-def model_files(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None) -> ModelFiles:
+def model_files(
+    config: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None,
+    quant_files: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ModelFiles:
     """The files of a model that engines are asked with.
 
     Names and shapes of tensors only if the weights are quantized: engines then read which layers
-    are.
+    are. quant_files: contents of the files that describe the quantization, by name.
     """
-    quantized = any(
+    quantized = bool(quant_files) or any(
         part.get("quantization_config") or part.get("compression_config")
         for part in (config, config.get("text_config") or {})
     )
@@ -38,7 +42,8 @@ def model_files(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None)
         }
         text = json.dumps(described).encode()
         headers = len(text).to_bytes(8, "little") + text
-    return ModelFiles(json.dumps(config).encode(), headers)
+    beside = json.dumps(quant_files).encode() if quant_files else b""
+    return ModelFiles(json.dumps(config).encode(), headers, beside)
 
 
 class EngineCheck:

@@ -88,7 +88,7 @@ class MachinePlanner:
             problems = dict.fromkeys(result.engines_to_ask, why)
             return result._replace(asked=InquiryResult({}, problems, request.pins))
         assert request.machine is not None  # noqa: S101
-        files = ModelFiles(result.config, result.tensor_headers or None)
+        files = ModelFiles(result.config, result.tensor_headers or None, result.quant_files)
         check = EngineCheck(
             self.inquirer, request.machine.usable(), files, limit_s, problems, request.pins
         )

@@ -31,7 +31,7 @@ DECISION_BYTES = 8 * MIB
 HEADER_BYTES = 64 * MIB
 
 LENGTH = struct.Struct(">I")
-ANSWER_FRAMES = 5
+ANSWER_FRAMES = 6
 
 
 class WorkerConfig(NamedTuple):
@@ -76,16 +76,17 @@ def request_frames(request: PlanRequest, facts: Sequence[str]) -> list[bytes]:
 def result_frames(result: PlanResult) -> list[bytes]:
     """The frames of a result, after those of its PlanAnswer."""
     head = RESULT.dump_json(
-        result._replace(decision=b"", config=b"", tensor_headers=b""), by_alias=True
+        result._replace(decision=b"", config=b"", tensor_headers=b"", quant_files=b""),
+        by_alias=True,
     )
-    return [head, result.decision, result.config, result.tensor_headers]
+    return [head, result.decision, result.config, result.tensor_headers, result.quant_files]
 
 
 def read_result(frames: Sequence[bytes]) -> PlanResult:
     """The result of `result_frames`."""
-    head, decision, config, tensor_headers = frames
+    head, decision, config, tensor_headers, quant_files = frames
     return RESULT.validate_json(head)._replace(
-        decision=decision, config=config, tensor_headers=tensor_headers
+        decision=decision, config=config, tensor_headers=tensor_headers, quant_files=quant_files
     )
 
 

@@ -191,7 +191,7 @@ class OfflinePlanner:
         request = PlanRequest(wish, machine, name)
         planning = self._prepare(request, startable, self._measured(machine))
         files = self._model(wish).files
-        model = model_files(files.config, files.tensors)
+        model = model_files(files.config, files.tensors, files.quant_files)
         check = EngineCheck(inquirer, machine, model, LIMIT_S)
         decision = planning.decide()
         while await check.ask(open_questions(decision)):

@@ -96,7 +96,7 @@ class PlanWorker:
         decision = _with_hub_warnings(planning.decision(), hub.unconfirmed)
         files = None
         if request.include_files:
-            files = model_files(model.files.config, model.files.tensors)
+            files = model_files(model.files.config, model.files.tensors, model.files.quant_files)
             files = files if len(files.headers or b"") <= HEADER_BYTES else None
         template = planning.base.template
         questions = open_questions(decision)
@@ -115,6 +115,7 @@ class PlanWorker:
             template=template.text if template.digest and template.text else "",
             config=files.config if files is not None else b"",
             tensor_headers=(files.headers or b"") if files is not None else b"",
+            quant_files=files.quant_files if files is not None else b"",
         )
 
     def _startable(self, request: PlanRequest) -> Startable:

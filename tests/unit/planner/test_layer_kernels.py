@@ -214,3 +214,20 @@ def test_a_forced_backend_that_refuses_leaves_no_kernel() -> None:
     rows = expert_rows(NEWEST_VLLM, "8.6", "mxfp4", moe_backend="triton")
     assert rows["w2"].status == "none"
     assert [refusal.kernel for refusal in rows["w2"].refused] == ["TRITON"]
+
+
+def test_a_kernel_that_an_engine_turns_off_for_a_model_is_not_planned() -> None:
+    """DeepGEMM of Qwen3.5's text models on Blackwell; other models of these sizes keep it."""
+    block = {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [128, 128],
+    }
+    for hardware, name, kernel in (
+        ("2x5090", "qwen3.5-9b", "CutlassFp8BlockScaledMMKernel"),
+        ("2x5090", "qwen3-8b", "DeepGemmFp8BlockScaledMMKernel"),
+        ("2xh100", "qwen3.5-9b", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"),
+    ):
+        model = published(name, quantization_config=block)
+        row = rows(planned(model, hardware, VLLM_REF))["down_proj"]
+        assert row.kernel == kernel, (hardware, name, row)

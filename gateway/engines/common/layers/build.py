@@ -24,7 +24,11 @@ from gateway.engines.common.quantization.block import (
     Quantization,
     UnknownScheme,
 )
-from gateway.engines.common.quantization.floating import WEIGHTS_BY_GROUPS
+from gateway.engines.common.quantization.floating import (
+    PLAIN_TOWERS,
+    QUANTIZED_HEADS,
+    WEIGHTS_BY_GROUPS,
+)
 from gateway.engines.common.quantization.parse import parse
 from gateway.errors import BadModel
 from gateway.models.families.blueprint import Blueprint, Built, Shard
@@ -49,6 +53,10 @@ CUT_PACKED_MIXERS = "cut_packed_mixers"
 PLAIN_ROUTERS = "plain_routers"
 _ROUTERS = ("gate", "router", "shared_expert_gate")
 
+# The dtype of the scales of an output head, by its scheme; "": one scale for all of it.
+_HEAD_ITEMS = {"fp8_tensor": "", "fp8_token": "F32", "nvfp4": "F8_E4M3", "mxfp8": "U8"}
+
+_MODELOPT = {PLAIN_TOWERS, QUANTIZED_HEADS, WEIGHTS_BY_GROUPS}
 _FLOATS = {"F16", "BF16", "F32"}
 # How far the elements of an unquantized checkpoint may be from those of the config before its
 # headers are believed instead.
@@ -62,7 +70,7 @@ def relevant_traits(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     recurrent = any(group.kind == "recurrent" for group in spec.attention)
     names = {PLAIN_ROUTERS, *((WHOLE_GATES, NARROW_DECAY, CUT_PACKED_MIXERS) if recurrent else ())}
     modelopt = spec.quant is not None and spec.quant.method.lower().startswith("modelopt")
-    return frozenset(traits) & (names | {WEIGHTS_BY_GROUPS} if modelopt else names)
+    return frozenset(traits) & (names | _MODELOPT if modelopt else names)
 
 
 def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
@@ -92,7 +100,7 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     packed = frozenset(
         group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS
     )
-    grouped = traits & {WEIGHTS_BY_GROUPS}
+    grouped = traits & _MODELOPT
     schemes, quantization = _schemes(
         config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers)
     )
@@ -102,6 +110,8 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     ):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
     others = tuple(_narrow_dtype(group, traits) for group in _loaded(plan, spec))
+    if QUANTIZED_HEADS in traits:
+        others = tuple(part for group in others for part in _head_parts(group, quantization))
     return BuiltModel(
         linears, others, plan.attention, assumed=quantization.assumed, guessed=plan.guessed
     )
@@ -200,6 +210,23 @@ def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
         for group in plan.parameters
         if not (spec.task != "generate" and group.name.endswith("lm_head.weight"))
     )
+
+
+def _head_parts(group: TensorGroup, quantization: Quantization) -> Iterable[TensorGroup]:
+    """The tensors of an output head in its scheme; of any other parameter itself."""
+    name, _, last = group.name.rpartition(".")
+    if last != "weight" or name.rpartition(".")[2] != "lm_head":
+        return (group,)
+    scheme = quantization.scheme_of(name)
+    if not isinstance(scheme, Scheme) or scheme.kind not in _HEAD_ITEMS:
+        return (group,)
+    vocab, hidden = group.shape
+    width = hidden * scheme.bits // 8
+    parts = [group.evolve(shape=(vocab, width), dtype="U8")]
+    if item := _HEAD_ITEMS[scheme.kind]:
+        scales = hidden // scheme.group if scheme.group > 0 else 1
+        parts.append(group.evolve(name=f"{name}.weight_scale", shape=(vocab, scales), dtype=item))
+    return parts
 
 
 def _narrow_dtype(group: TensorGroup, traits: Collection[str]) -> TensorGroup:

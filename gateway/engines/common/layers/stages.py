@@ -26,7 +26,7 @@ ALL = "*"
 # Of models whose layers have inputs of their own. All that are published let later layers read the
 # KV caches of earlier ones too.
 _LAYER_INPUTS = "embed_tokens_per_layer.weight"
-_HEADS = ("lm_head.weight", "lm_head.bias")
+_HEADS = ("lm_head.weight", "lm_head.weight_scale", "lm_head.bias")
 
 
 def stage(

@@ -28,6 +28,13 @@ from gateway.models.scheme import Kind, Scheme
 # vLLM 0.33.0: a ModelOpt checkpoint of NVFP4 whose groups name no activations keeps activations in
 # 16 bits (modelopt.py:798).
 WEIGHTS_BY_GROUPS = "weights_by_groups"
+# vLLM keeps towers of these names in 16 bits, whatever a ModelOpt block excludes
+# (ModelOptQuantConfigBase.get_quant_method, modelopt.py:201 of 0.19.1, :247 of 0.33.0).
+PLAIN_TOWERS = "plain_modelopt_towers"
+# ModelOpt quantizes the output head where its block does not exclude it: vLLM from 0.26.0
+# (modelopt.py:209), SGLang from 0.5.23 (modelopt_quant.py:341).
+QUANTIZED_HEADS = "modelopt_heads"
+_TOWERS = ("vision_tower", "vision_model", "vit_large_projector")
 
 
 def _matches(name: str, target: str, contains: bool = False) -> bool:
@@ -191,7 +198,9 @@ def _matches_wildcard(name: str, pattern: str) -> bool:
 def modelopt(block: Block) -> Quantization:
     """modelopt.py ModelOptQuantConfigBase: its own file's form, or that of config.json."""
     fields = block.config.get("quantization", block.config)
-    written = words(fields, "exclude_modules", "ignore")
+    # The deeper form has exclusions under the first name only.
+    names = ("ignore", "exclude_modules") if fields is block.config else ("exclude_modules",)
+    written = words(fields, *names)
     # Where the engine renames a family's modules it reads `path*` as the module and all below it,
     # elsewhere as a prefix.
     stars = [entry for entry in written if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."]
@@ -219,6 +228,8 @@ def modelopt(block: Block) -> Quantization:
     def rule(layer: Layer) -> LayerScheme:
         if excluded(layer, below):
             return UNQUANTIZED
+        if PLAIN_TOWERS in block.traits and any(name in layer.name for name in _TOWERS):
+            return UNQUANTIZED
         if stars and excluded(layer, prefixed):
             return unknown(
                 "whether its `*` exclusions mean this layer depends on the engine version"
@@ -231,12 +242,23 @@ def modelopt(block: Block) -> Quantization:
                 and base.kind in ("fp8_token", "fp8_block")
             )
             return make_scheme("fp8_tensor", 8, static_activation=True) if fp8 else base
-        result = {each.get(layer.name) or each.get(name, UNQUANTIZED) for name in layer.modules}
-        if len(result) > 1:
-            raise Mixed
-        return result.pop()
+        return _listed(layer, each)
 
     return Quantization(rule)
+
+
+def _listed(layer: Layer, each: Mapping[str, LayerScheme]) -> LayerScheme:
+    """The scheme of a layer by the list of all quantized layers.
+
+    Source: ModelOptMixedPrecisionConfig._resolve_quant_algo (modelopt.py:1760 of 0.33.0).
+    """
+    outer = ("lm_head",) if layer.name.endswith(".lm_head") else ()
+    found = [each[name] for name in (layer.name, *outer, *layer.modules) if name in each]
+    if not found:
+        return UNQUANTIZED
+    if not layer.experts and layer.name not in each and len(set(found)) > 1:
+        raise Mixed
+    return found[0]
 
 
 def _checkpoint_algorithm(block: Block, name: str) -> str:

@@ -274,8 +274,20 @@ def _origins(subject: Subject) -> str | None:
     return None if made is None else made.origin
 
 
-def _not_families(experts: MoeShape, expected: tuple[str, ...]) -> str:
-    return f"is not used for {experts.family} models" if experts.family in expected else ""
+def _family(subject: Subject) -> str | None:
+    """Of the model, whose switches hold for dense layers and experts alike."""
+    made = subject.experts or subject.layer
+    return None if made is None else made.family
+
+
+_NOT_FAMILIES = Condition(
+    _NAMES,
+    _compared(
+        "the model",
+        _family,
+        lambda family, expected: f"is not used for {family} models" if family in expected else "",
+    ),
+)
 
 
 def _whole_expert_groups(experts: MoeShape, _: bool) -> str:
@@ -364,8 +376,8 @@ CONDITIONS: dict[str, Condition] = {
     "min_k": _at_least("K", _layer(lambda s: s.k), _BELOW),
     "min_n": _at_least("N", _layer(lambda s: s.n), _BELOW),
     # Experts. Sizes are those of one rank.
-    "families": _one_of("models of", _experts(lambda e: e.family)),  # model_type
-    "not_families": _of_experts(_not_families, _NAMES),
+    "families": _one_of("models of", _family),  # model_type of the text model
+    "not_families": _NOT_FAMILIES,
     "functions": _one_of(
         "the activation function", _experts(lambda e: e.function)
     ),  # between the two products

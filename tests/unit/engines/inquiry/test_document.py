@@ -31,7 +31,8 @@ def line(**said: Any) -> bytes:
 
 def test_a_document_holds_files_as_they_are_and_no_others() -> None:
     gpus = StatedGpus.from_machine(machine("2x3090"), "8.6")
-    asked = json.loads(document("vllm", gpus, model=ModelFiles(b"{}", b"\0\1"), questions=[ONE]))
+    files = ModelFiles(b"{}", b"\0\1", b'{"hf_quant_config.json": {"quantization": {}}}')
+    asked = json.loads(document("vllm", gpus, model=files, questions=[ONE]))
     assert asked["gpu"] == {
         "capability": "8.6",
         "memory_bytes": gpus.memory_bytes,
@@ -42,6 +43,7 @@ def test_a_document_holds_files_as_they_are_and_no_others() -> None:
     assert {name: base64.b64decode(text) for name, text in model["files"].items()} == {
         "config.json": b"{}",
         "model.safetensors": b"\0\1",
+        "hf_quant_config.json": b'{"quantization": {}}',
     }
     assert model["questions"] == [{"argv": ["--dtype=bfloat16"]}]
 

@@ -541,3 +541,14 @@ def test_tokens_beside_the_vocabulary_are_read_in_small_files(tmp_path: Path) ->
         "</think>",
         "<think>",
     )
+
+
+def test_the_files_of_a_quantization_are_read_with_config_json(tmp_path: Path) -> None:
+    file = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    files = model() | {"hf_quant_config.json": json.dumps(file).encode()}
+    spec = load(str(write(tmp_path / "a", files)), hub=NO_HUB)
+    assert spec.quant is not None
+    assert (spec.quant.method, spec.quant.file) == ("modelopt", "hf_quant_config.json")
+    assert facts(tmp_path / "a").quant_files == {"hf_quant_config.json": file}
+    damaged = model() | {"hf_quant_config.json": b"{"}
+    assert "hf_quant_config.json is not JSON" in refused(write(tmp_path / "b", damaged)).message

@@ -1,0 +1,125 @@
+"""The quantization block of a checkpoint, in config.json or in a file beside it. Pure.
+
+The places in the order of engines, of which the first with a block counts. Sources: get_config in
+vllm/transformers_utils/config.py:953 and get_quantization_config in
+model_arch_config_convertor.py:285 of 0.33.0; _parse_quant_hf_config in
+sglang/srt/configs/model_config.py:1727 of 0.5.23.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.domain import Quant, QuantPlace
+from gateway.errors import BadModel
+from gateway.models.families.config import WORD, Fields, quote
+
+FILE: QuantPlace = "hf_quant_config.json"
+"""The file of ModelOpt, up to 0.29 the only place of its block, later one of two."""
+
+# Files of AutoAWQ and AutoGPTQ from before config.json had a block. Source: get_config_filenames of
+# the classes in vllm/model_executor/layers/quantization.
+_OLD_FILES: tuple[QuantPlace, ...] = ("quant_config.json", "quantize_config.json")
+FILES = (FILE, *_OLD_FILES)
+_MODELOPT = "modelopt"
+
+Files = Mapping[str, Mapping[str, Any]]
+
+
+def quant_of(top: Fields, text: Fields, files: Files | None = None) -> Quant | None:
+    """The checkpoint's quantization; None: its weights are not quantized.
+
+    text: the text model of the config. files: contents of FILES, by name. Raises BadModel.
+    """
+    files = files or {}
+    if top.config.get("quantization_config") is not None:
+        return _of_config("quantization_config", top, files)
+    if FILE in files:
+        return _of_file(files[FILE], top.source)
+    places: tuple[tuple[QuantPlace, Fields], ...] = (
+        ("compression_config", top),
+        ("text_config.quantization_config", text),
+        ("text_config.compression_config", text),
+    )
+    for place, fields in places:
+        if fields.config.get(place.rpartition(".")[2]) is not None:
+            return _of_config(place, fields, files)
+    return next((_of_old_file(name, files[name]) for name in _OLD_FILES if name in files), None)
+
+
+def _of_config(place: QuantPlace, fields: Fields, files: Files) -> Quant:
+    name = place.rpartition(".")[2]
+    block = fields.mapping(name, {})
+    method = _method(block)
+    if method is None:
+        raise fields.wrong(name, "an object with a `quant_method`")
+    if not _is_plain(block):
+        raise fields.wrong(name, "plain JSON")
+    # DeepSeek-V4 has the dtype of its experts beside the block. Source:
+    # vllm/models/deepseek_v41/quant_config.py:75 of 0.33.0.
+    experts = (
+        {"expert_dtype": fields.config["expert_dtype"]}
+        if isinstance(fields.config.get("expert_dtype"), str)
+        else {}
+    )
+    if FILE in files and _lacks_layers(block):
+        inner, place = _inner(files[FILE]), "quantization_config and hf_quant_config.json"
+        named = {"quantized_layers": "quantized_layers", "exclude_modules": "ignore"}
+        block = {**block, **{new: inner[old] for old, new in named.items() if old in inner}}
+    return Quant(method=method, config={**experts, **block}, place=place)
+
+
+def _lacks_layers(block: Mapping[str, Any]) -> bool:
+    """Whether engines read FILE too: layers have several algorithms, and the block lists none.
+
+    Source: get_quant_config in vllm/model_executor/model_loader/weight_utils.py:275 of 0.33.0.
+    """
+    return block.get("quant_algo") == "MIXED_PRECISION" and "quantized_layers" not in block
+
+
+def _of_file(file: Mapping[str, Any], source: str) -> Quant | None:
+    """The quantization that FILE describes; None: it names no algorithm for weights."""
+    if _inner(file).get("quant_algo") is None and "quant_method" not in file:
+        return None
+    method = file.get("quant_method", _MODELOPT)
+    if not _is_plain(file) or not isinstance(method, str) or not WORD.fullmatch(method):
+        raise BadModel(
+            f"{FILE} of {source} has quant_method={quote(method)}; it must be plain JSON and name a"
+            " method.",
+            hint="Repair the file, or download the model again from its publisher.",
+        )
+    producer = file.get("producer")
+    signed = isinstance(producer, Mapping) and producer.get("name") == _MODELOPT
+    # Other programs that write the file are no producer that an engine knows.
+    config = {name: value for name, value in file.items() if signed or name != "producer"}
+    return Quant(method=method, config=config, place=FILE)
+
+
+def _of_old_file(name: QuantPlace, file: Mapping[str, Any]) -> Quant | None:
+    """The quantization by the fields that only one of the two programs writes; None: neither."""
+    method = "awq" if "w_bit" in file else "gptq" if "desc_act" in file else None
+    return Quant(method=method, config=dict(file), place=name) if method else None
+
+
+def _inner(block: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ModelOpt's own file has its fields one level deeper than config.json."""
+    inner = block.get("quantization", block)
+    return inner if isinstance(inner, Mapping) else block
+
+
+def _method(block: Mapping[str, Any]) -> str | None:
+    """The method by its name; ModelOpt may name itself only in `producer`. None: no name."""
+    method = block.get("quant_method")
+    if method is None and isinstance(block.get("producer"), Mapping):
+        method = block["producer"].get("name")
+    return method if isinstance(method, str) and WORD.fullmatch(method) else None
+
+
+def _is_plain(block: Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(block, ensure_ascii=False).encode()
+    except (ValueError, TypeError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""Where does SGLang find the quantization of a checkpoint, and what does it then load? Questions
+and answers as in quant_place_questions.py."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import Any
+
+from gateway.engines.inside.meta import folder_of
+from gateway.engines.sglang.inside.model import arguments_of, configured_of
+from tests.conformance.quant_place_cases import CAPABILITIES, CASES, Case
+from tests.conformance.quant_place_questions import questions, written
+
+__all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]
+
+ENGINE = "sglang"
+OLDER_BEFORE = "0.5.11"
+
+
+def answers(version: str) -> list[list[str]]:
+    """Ask the engine that this process has booted."""
+    return [_answer(CASES[name]) for name, _ in questions(version)]
+
+
+def _answer(case: Case) -> list[str]:
+    with folder_of(written(case)) as folder:
+        try:
+            configured = configured_of(arguments_of(folder, []))
+        except Exception:  # an engine's refusal is an answer
+            return ["refused"]
+    return ["ok", configured.model.quantization or "none", _cache(configured.quantization)]
+
+
+def _cache(quantization: Any) -> str:
+    """The KV cache dtype that a model with this quantization has; "auto": that of its weights."""
+    torch: Any = importlib.import_module("torch")
+    model = types.SimpleNamespace(quant_config=quantization)
+    try:
+        configure = importlib.import_module(
+            "sglang.srt.mem_cache.kv_cache_dtype"
+        ).configure_kv_cache_dtype
+    except ModuleNotFoundError:  # up to 0.5.15 at least the runner decides
+        runner = types.SimpleNamespace(
+            model=model, server_args=types.SimpleNamespace(kv_cache_dtype="auto"), dtype=None
+        )
+        owner: Any = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner
+        owner.configure_kv_cache_dtype(runner)
+        return str(runner.server_args.kv_cache_dtype)
+    named, _ = configure(
+        server_args_kv_cache_dtype="auto", model=model, model_dtype=torch.bfloat16,
+        is_draft_worker=False, is_dflash=False, speculative_draft_attention_backend="",
+    )  # fmt: skip
+    return named or "auto"

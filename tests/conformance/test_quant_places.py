@@ -1,0 +1,75 @@
+"""Quantization blocks in every published place and form are read as each engine reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.domain import Engine
+from gateway.engines.sglang import kv_dtype as sglang_kv
+from gateway.engines.vllm import kv_dtype as vllm_kv
+from gateway.models.quantization_block import FILE
+from gateway.models.spec import read_model, with_quant_files
+from gateway.planner.quantization_methods import MethodRefused, check, resolve
+from gateway.profiles.profiles import Profiles
+from tests.conformance import quant_place_questions, sglang_quant_place_questions
+from tests.conformance.golden import pairs
+from tests.conformance.quant_place_cases import CAPABILITIES, CASES, files
+from tests.support.versions import SGLANG, VLLM
+
+PROFILES = Profiles()
+(CAPABILITY,) = CAPABILITIES
+# Two blocks that contradict each other: of those vLLM's choice is taken for every engine.
+CONTRADICTIONS = {"compression_config beside a file", "text_config beside a file"}
+# SGLang begins to load these, and cannot end it: the rules say why.
+FAILS_LATER = {"file MXFP8", "flat MIXED, layers in the file"}
+# The plan sets the dtype that the checkpoint names, where SGLang would not have looked for it.
+NAMED_CACHE = {
+    "flat FP8, KV by name",
+    "flat MIXED",
+    "flat MIXED, layers in the file",
+    "file MIXED",
+}
+
+
+def ours(engine: Engine, name: str) -> list[str]:
+    config, file = files(CASES[name])
+    spec = read_model("m", None, config, None, None, (), None)
+    spec = spec if file is None else with_quant_files(spec, {FILE: file})
+    declared = (sglang_kv if engine.kind == "sglang" else vllm_kv).declared
+    try:
+        resolved = resolve(engine, spec.quant, "", spec.model_type, CAPABILITY)
+        check(engine, resolved, CAPABILITY, "bfloat16")
+    except MethodRefused:
+        return ["refused"]
+    return ["ok", resolved.method, declared(spec.quant, engine)]
+
+
+def agree(name: str, theirs: list[str], mine: list[str]) -> bool:
+    """Quantized weights that an engine takes for unquantized have no plan."""
+    if theirs[:2] == ["ok", "none"] and name != "file KV alone":
+        return mine == ["refused"]
+    return mine == theirs
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_vllm_reads_the_same_block(version: str) -> None:
+    engine = PROFILES.engine(f"vllm=={version}")
+    found = [
+        (name, theirs, ours(engine, name))
+        for (name, _), theirs in pairs(quant_place_questions, version, CAPABILITY)
+    ]
+    assert [row for row in found if not agree(*row)] == []
+    assert sum(row[1][0] == "ok" for row in found) > 25
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_sglang_reads_the_same_block(version: str) -> None:
+    engine = PROFILES.engine(f"sglang=={version}")
+    wrong = []
+    for (name, _), theirs in pairs(sglang_quant_place_questions, version, CAPABILITY):
+        mine = ours(engine, name)
+        later = name in FAILS_LATER and mine == ["refused"]
+        named = name in NAMED_CACHE and mine[:2] == theirs[:2] and mine[2:] == ["fp8_e4m3"]
+        if not (name in CONTRADICTIONS or later or named or agree(name, theirs, mine)):
+            wrong.append((name, theirs, mine))
+    assert wrong == []
