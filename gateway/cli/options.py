@@ -106,6 +106,13 @@ Env = Annotated[
     list[str] | None,
     typer.Option("--env", help="Environment variable of the engine, NAME=VALUE; repeatable."),
 ]
+TextOnly = Annotated[
+    bool | None,
+    typer.Option(
+        "--text-only/--no-text-only",
+        help="Accept plans for text alone, where the model also takes images, video or audio.",
+    ),
+]
 Revision = Annotated[
     str | None, typer.Option(help="Branch, tag or commit of a Hugging Face repository.")
 ]
@@ -157,6 +164,7 @@ class WishOptions:
     max_context: MaxContext = None
     arg: Args = None
     env: Env = None
+    text_only: TextOnly = None
     chat_template: Template = None
     lora: Loras = None
     drafter: Drafter = None
@@ -181,6 +189,7 @@ class WishOptions:
                 "tensor_parallel": self.tp,
                 "min_context": self.min_context,
                 "max_context": self.max_context,
+                "text_only": self.text_only,
                 "loras": _loras(self.lora) or None,
                 "chat_template": _template(template) if template is not None else None,
                 "drafter": absolute_source(self.drafter),

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from gateway.domain.value import Task, Value
 
+GENERATING: tuple[Task, ...] = ("generate", "transcribe")
+"""Tasks of models that write text token by token, with a KV cache."""
+
 Shard = Literal["column", "row", "kv", "vocab", "replicated", "expert_column", "expert_row"]
 
 
@@ -141,7 +144,21 @@ class ModelSpec(Value):
     model_type: str
     task: Task = "generate"
     dtype: Literal["bfloat16", "float16", "float32"]
-    max_position: int
+    max_position: int = Field(description="the longest context in tokens")
+    open_limit: bool = Field(
+        False, description="no file names `max_position`, and an engine takes more if told"
+    )
+    sentence_limit: int | None = Field(
+        None, exclude=True, description="tokens that the files of sentence-transformers allow"
+    )
+    sources: dict[str, str] = Field(
+        {},
+        exclude=True,
+        description=(
+            "where the values of max_position, dtype, heads and task come from: a field in"
+            " config.json, another file, or the default of some code"
+        ),
+    )
     hidden: int
     vocab: int
     attention: tuple[AttentionGroup, ...]
@@ -169,6 +186,11 @@ class ModelSpec(Value):
         ),
     )
     file_bytes: int | None = Field(None, description="size of all weight files")
+
+    @property
+    def generates(self) -> bool:
+        return self.task in GENERATING
+
     chat_template: str | None = Field(
         None,
         exclude=True,

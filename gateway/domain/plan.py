@@ -293,6 +293,9 @@ class Plan(Value):
     under: dict[str, str] = Field(
         {}, description="driver and image it was made for: without them such a fact is stale"
     )
+    drops: tuple[str, ...] = Field(
+        (), description="what the model takes and this plan does not serve: image, video, audio"
+    )
     cost: int = Field(
         0,
         description=(

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core
 
 T = TypeVar("T")
 Scalar = str | int | float | bool
-Task = Literal["generate", "embed", "rerank"]
+Task = Literal["generate", "transcribe", "embed", "rerank", "classify"]
 Grade = Literal["guess", "predicted", "checked", "verified", "failed"]
 # More memory than any machine has: a reading beyond it is a mistake.
 MOST_BYTES = 2**50

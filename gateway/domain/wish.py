@@ -193,6 +193,12 @@ class Wish(Value):
     min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
     max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    text_only: bool = Field(
+        False,
+        description=(
+            "accept plans that serve text alone, where the model also takes images, video or audio"
+        ),
+    )
     chat_template: ChatTemplate | None = Field(
         None, description="instead of the one that comes with the model"
     )

@@ -12,15 +12,18 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from gateway.domain import AttentionGroup, Experts, ModelSpec, Task, TensorGroup
+from gateway.domain import Experts, ModelSpec, Task, TensorGroup
+from gateway.domain.model import GENERATING
 from gateway.errors import BadModel
+from gateway.models.context_limit import context_limit
 from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields, quote
-from gateway.models.families.parts import ENCODERS, HIDDEN
+from gateway.models.families.parts import ENCODERS, HEADS, HIDDEN
 from gateway.models.families.registry import NESTED, blueprint_of, with_defaults
 from gateway.models.quantization_block import quant_of
 from gateway.models.sharding import shard_of
+from gateway.models.task import task_of
 from gateway.models.tensor import Tensor
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -37,18 +40,6 @@ _FLOATS = {*_DTYPES.values()}
 TOKENIZER_CODE = "auto_map in tokenizer_config.json"
 """The entry of `remote_code` for a repository's own tokenizer."""
 
-# Positions begin after that of the padding token, which shortens the context. Source:
-# vllm/model_executor/models/roberta.py.
-_OFFSET_POSITIONS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
-
-_LENGTHS = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_seq_len",
-    "seq_length",
-    "max_sequence_length",
-    "max_trained_positions",
-)
 _EXPERTS_PER_TOKEN = (
     "num_experts_per_tok",
     "num_experts_per_token",
@@ -85,23 +76,14 @@ def read_model(
     family = top.word("model_type")
     plan = blueprint_of(config, source)
     attention, experts = plan.attention, _planned_experts(plan, fields)
-    dtype = _dtype(top, fields, tensors)
-    task = _task(architecture, family, attention, task_hint)
+    dtype, dtype_source = _dtype(top, fields, tensors)
+    encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
+    task, task_source = task_of(config, encoder=encoder, hint=task_hint)
+    limit = context_limit(config, source)
     # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
     # file has one.
-    headless = task != "generate" or _tied(plan)
-    groups: tuple[TensorGroup, ...] = ()
-    drafts: tuple[TensorGroup, ...] = ()
-    if tensors is not None:
-        _check_shapes(tensors, source)
-        drafting = _draft_layers(fields)
-        loaded = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if not (headless and _HEAD.search(name)) and not drafting(name)
-        }
-        groups = group_tensors(loaded)
-        drafts = group_tensors({name: tensor for name, tensor in tensors.items() if drafting(name)})
+    headless = task not in GENERATING or _tied(plan)
+    groups, drafts = _groups(tensors, fields, source, headless=headless)
     return ModelSpec(
         source=source,
         revision=revision,
@@ -109,7 +91,14 @@ def read_model(
         model_type=family,
         task=task,
         dtype=cast("Any", dtype),
-        max_position=_longest(fields, family),
+        max_position=limit.tokens,
+        open_limit=limit.open,
+        sources={
+            "max_position": limit.source,
+            "dtype": dtype_source,
+            "heads": _heads_source(top, fields),
+            "task": task_source,
+        },
         guessed=plan.guessed,
         hidden=fields.integer(*HIDDEN),
         vocab=fields.integer("vocab_size"),
@@ -125,13 +114,28 @@ def read_model(
     )
 
 
-def _task(
-    architecture: str, family: str, attention: tuple[AttentionGroup, ...], hint: Task | None
-) -> Task:
-    if architecture.endswith("ForSequenceClassification"):
-        return "rerank"
-    encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
-    return "embed" if encoder else hint or "generate"
+def _groups(
+    tensors: Mapping[str, Tensor] | None, fields: Fields, source: str, *, headless: bool
+) -> tuple[tuple[TensorGroup, ...], tuple[TensorGroup, ...]]:
+    """The tensors that engines load, and those of layers that only draft. Raises BadModel."""
+    if tensors is None:
+        return (), ()
+    _check_shapes(tensors, source)
+    drafting = _draft_layers(fields)
+    loaded = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not (headless and _HEAD.search(name)) and not drafting(name)
+    }
+    drafts = {name: tensor for name, tensor in tensors.items() if drafting(name)}
+    return group_tensors(loaded), group_tensors(drafts)
+
+
+def without_head(spec: ModelSpec) -> ModelSpec:
+    """The model without an output head, which pooling drops."""
+    return spec.evolve(
+        tensors=tuple(group for group in spec.tensors if not _HEAD.search(group.name))
+    )
 
 
 def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
@@ -169,10 +173,11 @@ def _draft_layers(fields: Fields) -> Callable[[str], bool]:
     return drafts
 
 
-def _longest(fields: Fields, family: str) -> int:
-    """The most positions: the smallest of the limits that the config names."""
-    lengths = [fields.integer(name) for name in _LENGTHS if fields.config.get(name) is not None]
-    return max(1, min(lengths, default=2048) - _OFFSET_POSITIONS.get(family, 0))
+def _heads_source(top: Fields, fields: Fields) -> str:
+    for config in (general.text_of(top).fields, top):
+        if name := config.named(*HEADS, "decoder_attention_heads", "num_heads"):
+            return f"{name} in config.json"
+    return f"the default for {fields.config.get('model_type', top.config.get('model_type'))}"
 
 
 def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
@@ -192,14 +197,18 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     )
 
 
-def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) -> str:
+def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) -> tuple[str, str]:
+    """The dtype of the weights, and its source."""
     for config in (fields.config, top.config):
         for name in ("dtype", "torch_dtype"):
             value = config.get(name)
             if isinstance(value, str) and value.removeprefix("torch.") in _DTYPES:
-                return value.removeprefix("torch.")
+                return value.removeprefix("torch."), f"{name} in config.json"
     stored = {tensor.dtype for tensor in (tensors or {}).values()}
-    return next((name for name, code in _DTYPES.items() if code in stored), "float32")
+    for name, code in _DTYPES.items():
+        if code in stored:
+            return name, "the headers of the weight files"
+    return "float32", "the engines' default; no file names a dtype"
 
 
 def pipeline_layers(spec: ModelSpec) -> int | None:

@@ -81,7 +81,7 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
         candidate.given.pace,
         candidate.evidence.kernels,
     )
-    if not pace or given.spec.task != "generate":
+    if not pace or not given.spec.generates:
         return None
     if parts := [_clock(part, sizes, direct=direct) for part in candidate.parts]:
         known = [clock for clock in parts if clock is not None]

@@ -25,7 +25,9 @@ from gateway.engines.common.speed.objective import (
 from gateway.engines.common.variant import Variant
 from gateway.engines.kind_rules import rules_without_files
 from gateway.errors import BadFlag, BadRequest
+from gateway.models.context_limit import with_limit
 from gateway.planner.flags import check_args
+from gateway.planner.overrides import overridden
 from gateway.planner.parallel import freed
 from gateway.planner.search import Search, SharedLayouts, rejection
 from gateway.planner.sizes import LEAST_USEFUL, lacks, needed_tokens, wanted_context
@@ -47,7 +49,9 @@ def decide(
     Raises BadFlag if the wish names a flag that no engine has, and BadRequest if it names a GPU
     that is absent or unused.
     """
-    given = given.changed(hardware=_usable(given.hardware, given.wish))
+    given = given.changed(
+        hardware=_usable(given.hardware, given.wish), spec=overridden(given.spec, given.wish.args)
+    )
     plans, rejected, gaps = _search(given, engines, rules or {})
     ranked = _ranked(given, plans, _engine_order(engines))
     if ranked and given.claims and any(_losses(ranked[0], given)):
@@ -90,7 +94,8 @@ def _search(
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
         known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
-        search = Search(given.with_env(env), engine, known_rules, args, env, layouts)
+        read = given.with_spec(with_limit(given.spec, engine.traits))
+        search = Search(read.with_env(env), engine, known_rules, args, env, layouts)
         search.run()
         plans += search.plans
         rejected += search.rejected
@@ -211,4 +216,5 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
 
 def _class(plan: Plan, wanted: int, useful: int) -> tuple[bool, ...]:
     """Properties that no speed outweighs: losses, proof, sound kernels. Smaller is better."""
-    return *lacks(plan, wanted, useful), plan.grade != "verified", plan.verdict == "degraded"
+    losses = bool(plan.drops), *lacks(plan, wanted, useful)
+    return *losses, plan.grade != "verified", plan.verdict == "degraded"

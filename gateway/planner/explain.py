@@ -309,6 +309,7 @@ def changes(plan: Plan) -> str:
         )
         words += [f"weights in {plan.quantization.value}"] if plan.halved else []
         words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
+    words += [f"without {', '.join(plan.drops)}"] if plan.drops else []
     words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
     words += ["no peer-to-peer access"] if plan.env.get(P2P_OFF[0]) == P2P_OFF[1] else []
     return ", ".join(words)
@@ -327,7 +328,11 @@ def headline(decision: Decision) -> str:
     engine = f"{copies} copies of {best.engine}" if copies > 1 else str(best.engine)
     context = f"{best.max_model_len.value:,} tokens of context"
     judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
-    return f"{decision.model} on {decision.hardware}: {engine} on {where}, {context} ({judged})."
+    dropped = f"Without {', '.join(best.drops)}: " if best.drops else ""
+    return (
+        f"{dropped}{decision.model} on {decision.hardware}: {engine} on {where}, {context}"
+        f" ({judged})."
+    )
 
 
 def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, str]:

@@ -5,7 +5,6 @@ The first gate that refuses decides the verdict.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
@@ -17,7 +16,6 @@ from gateway.domain import (
     Gpu,
     LayerKernel,
     ModelSpec,
-    Plan,
     Scalar,
     str_choice,
 )
@@ -32,7 +30,6 @@ from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.variant import Variant
 from gateway.models.spec import TOKENIZER_CODE
-from gateway.planner.flags import spelled
 from gateway.planner.layer_kernels import ObservedRefusals
 from gateway.planner.parallel import GpuGroups
 from gateway.planner.quantization_methods import check, resolve
@@ -41,9 +38,9 @@ from gateway.planner.quantization_methods import check, resolve
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
-def gate_model(given: PlanningInput, engine: Engine) -> None:
+def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     spec = given.spec
-    if engine.architectures and spec.architecture not in engine.architectures:
+    if engine.architectures and not rules.builds(spec.architecture, engine):
         raise Refused(
             "unsupported_architecture",
             f"{engine.ref} does not know {spec.architecture}",
@@ -104,7 +101,7 @@ def gate_adapters(given: PlanningInput, engine: Engine) -> None:
             " not known here"
         )
         raise Refused("unsupported_lora", reason, "vllm/lora/layers/fused_moe.py")
-    if given.spec.task != "generate":
+    if not given.spec.generates:
         raise Refused(
             "unsupported_lora",
             "adapters of a model that does not generate are not served here",
@@ -139,53 +136,6 @@ def _foreign(spec: ModelSpec, engine: Engine) -> str:
     if TOKENIZER_CODE in spec.remote_code and spec.model_type not in engine.tokenizers:
         return f"tokenizer for {spec.model_type}"
     return ""
-
-
-def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
-    """The plan, as text only if the engine would open any URL in a request.
-
-    Raises Refused if the user allows media.
-    """
-    spec = given.spec
-    towers = (
-        any(group.kind == "vision" for group in spec.attention)
-        or {"vision_config", "audio_config"} & spec.config.keys()
-    )
-    takes_media = towers or rules.takes_media(spec)
-    opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
-    given_args = {
-        name.removeprefix("--").replace("_", "-"): value for name, value in given.wish.args.items()
-    }
-    missing: dict[str, Scalar] = {}
-    for flag, value in engine.text_only.items() if takes_media else ():
-        if flag not in given_args:
-            missing[flag] = value
-        elif _plain(given_args[flag]) != _plain(value):
-            reason = (
-                f"{opens}; without --arg {flag} this model is served as text only, and vLLM serves"
-                " it with media"
-            )
-            raise Refused(
-                "unsafe_media", reason, engine.sources.get("text_only", f"profile {engine.ref}")
-            )
-    if not missing:
-        return plan
-    warning = (
-        f"As text only: {opens}, so it is told to refuse media; vLLM serves this model with media."
-    )
-    return plan.evolve(
-        argv=(*plan.argv, *spelled(engine, missing)),
-        verdict="degraded",
-        warnings=(warning, *plan.warnings),
-    )
-
-
-def _plain(value: Scalar | None) -> object:
-    """The value in one form for users and profiles."""
-    try:
-        return json.loads(value.lower()) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def gate_kv(engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
@@ -491,10 +441,15 @@ def gate_dtype(
     if wanted != "auto":
         return str_choice(wanted, "set by the user", "user")
     stored = given.spec.dtype
-    first = ("bfloat16", "float16") if given.spec.task == "generate" else ("float16", "bfloat16")
+    first = ("bfloat16", "float16") if given.spec.generates else ("float16", "bfloat16")
     preferred = next(dtype for dtype in (*first, "float32") if dtype not in without)
     if stored == "float32" != preferred:
-        reason = "half the bytes of the float32 weights, as the engine itself would choose"
+        source = given.spec.sources.get("dtype", "")
+        reason = (
+            "no file names a dtype, and the engine itself would choose this"
+            if "default" in source
+            else "half the bytes of the float32 weights, as the engine itself would choose"
+        )
         return str_choice(preferred, reason, "vllm/config/model.py _resolve_auto_dtype")
     if stored in without:
         reason = f"the weights are {stored}, which compute capability {capability} cannot compute"
@@ -503,7 +458,7 @@ def gate_dtype(
             reason, source = without["float16"]
             reason += "; it takes twice the memory and time" if preferred == "float32" else ""
         return str_choice(preferred, reason, source)
-    return str_choice(stored, "the dtype of the weights", "config.json")
+    return str_choice(stored, "the dtype of the weights", given.spec.sources.get("dtype", ""))
 
 
 def _not_computed(

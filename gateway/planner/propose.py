@@ -176,7 +176,7 @@ def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Ques
     )
     flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
     asked = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}
-    if (spec := candidate.given.spec).task != "generate":
+    if not (spec := candidate.given.spec).generates:
         # Of positions that a model keeps for itself the engine counts all, and refuses a batch that
         # is smaller than its longest request.
         asked["max-model-len"] = min(
@@ -208,7 +208,7 @@ def _flags(
     own |= {"quantization": variant.quantization} if variant.quantization else {}
     own |= dict(variant.backends)
     # Only SGLang has to be told; the flag is left out where an engine does not have it.
-    own |= {"is-embedding": True} if candidate.given.spec.task != "generate" else {}
+    own |= {"is-embedding": True} if not candidate.given.spec.generates else {}
     config = candidate.speculation.config
     own |= {"speculative-config": json.dumps(config)} if config else {}
     own |= {"enforce-eager": True} if batch.eager.value else {}
@@ -426,7 +426,8 @@ def _tensor_parallel(candidate: Candidate) -> Choice[int]:
         for group in candidate.built.attention
         if group.kind not in ("vision", "recurrent")
     )
-    return int_choice(tp, f"{heads} attention heads and the weights divide by {tp}", "config.json")
+    reason = f"{heads} attention heads and the weights divide by {tp}"
+    return int_choice(tp, reason, candidate.given.spec.sources.get("heads", "planner"))
 
 
 def _loaded_as(candidate: Candidate, named: str) -> str:

@@ -57,9 +57,9 @@ from gateway.planner.gates import (
     gate_peers,
     refused_before,
     stands_in,
-    without_media,
 )
 from gateway.planner.layer_kernels import ObservedRefusals, layer_kernels
+from gateway.planner.media import gate_media, without_media
 from gateway.planner.parallel import GpuGroups
 from gateway.planner.propose import propose, question
 from gateway.planner.repairs import lengthened, repairs
@@ -179,6 +179,7 @@ class Search:
         try:
             self._check_model(first[0])
             gate_driver(self.given, self.engine)
+            gate_media(self.given, self.engine, self.rules)
         except Refused as refusal:
             self.rejected.append(rejection(self.engine, first[0], refusal))
             return
@@ -337,7 +338,7 @@ class Search:
         replace the architecture that the version lacks.
         """
         try:
-            gate_model(self.given, self.engine)
+            gate_model(self.given, self.engine, self.rules)
         except Refused as refusal:
             if refusal.verdict != "unsupported_architecture" or not stands_in(
                 self.given.spec, self.engine
@@ -597,10 +598,7 @@ class Search:
         Raises Refused for a plan that failed here before.
         """
         evidence = VariantEvidence(plan.kernels, plan.attention, plan.memory)
-        try:
-            plan = without_media(self.given, self.engine, self.rules, plan)
-        except Refused as refusal:
-            raise refusal.knowing(evidence) from None
+        plan = without_media(self.given, self.engine, self.rules, plan)
         # A fingerprint costs more than a look at whether there is any to compare.
         facts = self.given.facts.of_plan(plan.fingerprint) if self.given.facts.has_plans else ()
         if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):

@@ -39,8 +39,6 @@ _GRAPHS = bool_choice(False, "CUDA graphs are faster", "planner")
 _FEW_SEQS = 16
 # The planner's name of the flag for an engine's share of a GPU.
 _SHARE = "gpu-memory-utilization"
-# With these flags a model has other limits than its config.json says.
-_OTHER_LIMITS = frozenset({"hf-overrides"})
 
 
 def sizes(candidate: Candidate, batch: Batch) -> Sizes:
@@ -349,8 +347,14 @@ def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
 
 
 def _limit(candidate: Candidate) -> int:
-    longest = candidate.given.spec.max_position
-    return min(longest, candidate.given.wish.max_context or longest)
+    longest, most = candidate.given.spec.max_position, candidate.given.wish.max_context
+    if candidate.given.spec.open_limit:
+        return most or longest
+    return min(longest, most or longest)
+
+
+def _limit_source(candidate: Candidate) -> str:
+    return candidate.given.spec.sources.get("max_position", "not known")
 
 
 def _context(
@@ -361,12 +365,12 @@ def _context(
     candidate = footprint.candidate
     spec, wish, limit = candidate.given.spec, candidate.given.wish, _limit(candidate)
     asked = int(candidate.args.get("max-model-len", 0))
-    if asked > spec.max_position and not _OTHER_LIMITS & candidate.args.keys():
+    if asked > spec.max_position and not spec.open_limit:
         flag = candidate.engine.spelling.get("max-model-len", "max-model-len")
         reason = (
             f"--{flag} {asked} was set, and the model's own limit is {spec.max_position} tokens"
         )
-        raise Refused("bad_flag", reason, "config.json", evidence=evidence)
+        raise Refused("bad_flag", reason, _limit_source(candidate), evidence=evidence)
     longest = footprint.cache.largest(
         kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, asked)
     )
@@ -391,17 +395,16 @@ def _context(
             reason = f"a context of at least {least} tokens was asked for, and {most}"
         raise Refused("no_memory", reason, source, cache=limit >= least, evidence=evidence)
     if fits >= limit:
-        own = (
-            f"the model's own limit is {spec.max_position}"
-            if limit == spec.max_position
-            else "the most that was asked for"
-        )
         over = (
             f"A context of {wish.max_context} tokens was asked for, and the model's own limit is"
             f" {spec.max_position}."
         )
-        beyond = wish.max_context is not None and wish.max_context > spec.max_position
-        return int_choice(context, own, "config.json"), (over,) if beyond else ()
+        beyond = wish.max_context is not None and wish.max_context > limit
+        if limit != spec.max_position:
+            return int_choice(context, "the most that was asked for", "user"), ()
+        whose = "an assumed" if spec.open_limit else "the model's own"
+        own = f"{whose} limit is {limit}"
+        return int_choice(context, own, _limit_source(candidate)), (over,) if beyond else ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
     if source != "memory model":
         reason = "the largest that the engine itself said fits"

@@ -55,7 +55,7 @@ def decision(model: str, quant: str, capability: str, tp: int) -> Decision:
         spec,
         machine(capability),
         list(ENGINES.values()),
-        wish(args=args, tensor_parallel=tp),
+        wish(args=args, tensor_parallel=tp, text_only=True),
         rules=RULES,
     )
 

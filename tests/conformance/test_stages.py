@@ -179,7 +179,13 @@ def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_a
     stage_layers = stage_questions.STAGE_LAYERS
     machine, rules = PROFILES.hardware("5090+3090"), PROFILES.rules([engine])
     plans = decide(
-        spec, machine, [engine], wish(), rules=rules, gpus=PROFILES.gpus, pace=PROFILES.pace
+        spec,
+        machine,
+        [engine],
+        wish(text_only=True),
+        rules=rules,
+        gpus=PROFILES.gpus,
+        pace=PROFILES.pace,
     ).plans
     dealt_out = [plan for plan in plans if stage_layers in plan.env]
     assert dealt_out

@@ -33,7 +33,11 @@ def decided(model: str, quant: str, capability: str, **args: Scalar) -> Decision
     """Of all versions, on one GPU on which nothing is too large."""
     spec = read_model("m", None, config(model, quant), None, None, (), None)
     return decide(
-        spec, machine(capability), ENGINES, wish(args=args, tensor_parallel=1), rules=RULES
+        spec,
+        machine(capability),
+        ENGINES,
+        wish(args=args, tensor_parallel=1, text_only=True),
+        rules=RULES,
     )
 
 

@@ -84,6 +84,13 @@ class EngineClient:
         """POST `body` as JSON. Raises NoAnswerError."""
         return await self._ask("POST", url, msgspec.json.encode(body), within_s, most_bytes)
 
+    async def post_form(
+        self, url: str, body: bytes, boundary: bytes, within_s: float
+    ) -> EngineResponse:
+        """POST an encoded multipart form. Raises NoAnswerError."""
+        kind = b"multipart/form-data; boundary=" + boundary
+        return await self._ask("POST", url, body, within_s, LARGE_BYTES, kind=kind)
+
     async def send(self, url: str, body: bytes, lines: bytes, within_s: float) -> EngineResponse:
         """POST an encoded JSON body with more header lines, each with its line end. Raises
         NoAnswerError."""
@@ -97,6 +104,7 @@ class EngineClient:
         within_s: float,
         most_bytes: int,
         lines: bytes = b"",
+        kind: bytes = b"application/json",
     ) -> EngineResponse:
         try:
             host, port, secure, request = _request(method, url)
@@ -104,7 +112,7 @@ class EngineClient:
             raise NoAnswerError("has an address that is not a URL") from None
         request += self._key_line + lines
         if body:
-            request += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+            request += b"content-type: %b\r\ncontent-length: %d\r\n" % (kind, len(body))
         async with self._places:
             loop = asyncio.get_running_loop()
             call = _HttpCall(b"%b\r\n%b" % (request, body), most_bytes, loop.create_future())

@@ -25,12 +25,16 @@ from gateway.controller.watch.engine_client import (
     EngineResponse,
     NoAnswerError,
 )
+from gateway.controller.watch.sound import BOUNDARY, form, tone
 from gateway.domain import Abilities, Ability, Failure, Plan
 from gateway.engines.common.chat import abilities
 from gateway.engines.common.chat.abilities import ParsedAnswer
 from gateway.engines.registry import engine_kind
 
 T = TypeVar("T")
+
+# An engine without this path, or without this task, answers so.
+_NOT_SERVED = (400, 404, 405)
 
 # Two unrelated beginnings: a model may legitimately repeat itself after one of them.
 PROMPTS = ("The quick brown fox", "Once upon a time there was")
@@ -106,6 +110,14 @@ class _Ranking(msgspec.Struct):
     results: list[_Score]
 
 
+class _Labels(msgspec.Struct):
+    data: list[Any]
+
+
+class _Transcription(msgspec.Struct):
+    text: str
+
+
 class _Sleep(msgspec.Struct):
     is_sleeping: bool
 
@@ -136,10 +148,9 @@ async def verify(
     `measured` is called with the tokens of a prompt and its seconds.
     """
     try:
-        if plan.model.task == "embed":
-            await _embeds(client, url, name, timeout_s)
-        elif plan.model.task == "rerank":
-            await _ranks(client, url, name, timeout_s)
+        other = _OTHER_TASKS.get(plan.model.task)
+        if other is not None:
+            await other(client, url, name, plan, timeout_s)
         else:
             await _generates(client, url, name, plan, timeout_s, report, measured)
             await _adapted(client, url, name, plan, timeout_s, report)
@@ -348,7 +359,7 @@ def degenerate(answer: Completion) -> str | None:
     return None
 
 
-async def _embeds(client: EngineClient, url: str, name: str, timeout_s: float) -> None:
+async def _embeds(client: EngineClient, url: str, name: str, _: Plan, timeout_s: float) -> None:
     answer = await _post(
         client,
         f"{url}/v1/embeddings",
@@ -371,7 +382,41 @@ async def _embeds(client: EngineClient, url: str, name: str, timeout_s: float) -
         raise _Refuted("gibberish", "Different inputs get the same embedding.")
 
 
-async def _ranks(client: EngineClient, url: str, name: str, timeout_s: float) -> None:
+async def _classifies(
+    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
+) -> None:
+    """Raises _Refuted unless the model labels texts, or tokens of texts (/pooling of vLLM)."""
+    body = {"model": name, "input": list(PROMPTS)}
+    path = "/classify" if plan.engine.kind.startswith("vllm") else "/v1/classify"
+    try:
+        answer = await client.post(f"{url}{path}", body, timeout_s)
+        if answer.status in _NOT_SERVED:
+            answer = await client.post(f"{url}/pooling", body, timeout_s)
+    except NoAnswerError as error:
+        raise _Refuted(
+            "verification_failed", f"The engine failed during its verification: it {error}."
+        ) from None
+    labels = await _read(_accepted(answer), _Labels)
+    if len(labels.data) != len(PROMPTS):
+        raise _Refuted("gibberish", "The engine does not give one answer for each input.")
+
+
+async def _transcribes(
+    client: EngineClient, url: str, name: str, _: Plan, timeout_s: float
+) -> None:
+    """Raises _Refuted unless the model answers a second of sound. A tone may have no words."""
+    try:
+        answer = await client.post_form(
+            f"{url}/v1/audio/transcriptions", form(name, tone()), BOUNDARY, timeout_s
+        )
+    except NoAnswerError as error:
+        raise _Refuted(
+            "verification_failed", f"The engine failed during its verification: it {error}."
+        ) from None
+    await _read(_accepted(answer), _Transcription)
+
+
+async def _ranks(client: EngineClient, url: str, name: str, _: Plan, timeout_s: float) -> None:
     body = {"model": name, "query": PROMPTS[0], "documents": [PROMPTS[0], PROMPTS[1]]}
     answer = await _post(client, f"{url}/v1/rerank", body, timeout_s, _Ranking)
     scores = [result.relevance_score for result in answer.results]
@@ -390,6 +435,10 @@ async def _post(
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
+    return await _read(_accepted(answer), kind)
+
+
+def _accepted(answer: EngineResponse) -> EngineResponse:
     if answer.status != 200:
         words = answer.words
         raise _Refuted(
@@ -397,7 +446,15 @@ async def _post(
             f"The engine answered {answer.status} to a plain request: {words}",
             words,
         )
-    return await _read(answer, kind)
+    return answer
+
+
+_OTHER_TASKS = {
+    "embed": _embeds,
+    "rerank": _ranks,
+    "classify": _classifies,
+    "transcribe": _transcribes,
+}
 
 
 async def _read(answer: EngineResponse, kind: type[T]) -> T:

@@ -269,6 +269,9 @@ class EngineRules(EngineKind, Protocol):
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         """Whether the engine's flag overrides the KV cache dtype of the checkpoint."""
 
+    def builds(self, architecture: str, engine: Engine) -> bool:
+        """Whether the version has a class for the architecture, or converts one of its classes."""
+
     def takes_media(self, spec: ModelSpec) -> bool:
         """Whether the engine takes the model for one that reads images, although nothing in its
         config says so."""

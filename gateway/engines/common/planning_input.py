@@ -111,6 +111,10 @@ class PlanningInput:
         """A copy with other fields, without the values that were computed from the old ones."""
         return replace(self, **fields, clocks={}, _groups={}, _links={}, _unlinked_pair={})
 
+    def with_spec(self, spec: ModelSpec) -> PlanningInput:
+        """The same about another reading of the model."""
+        return self if spec is self.spec else replace(self, spec=spec)
+
     def with_env(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
         facts = self.facts.for_env(words(env))

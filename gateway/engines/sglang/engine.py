@@ -83,6 +83,9 @@ class SglangRules(SglangKind):
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return True
 
+    def builds(self, architecture: str, engine: Engine) -> bool:
+        return architecture in engine.architectures
+
     def takes_media(self, spec: ModelSpec) -> bool:
         return self.memory is not None and multimodal(self.memory, model_of(spec))
 

@@ -49,6 +49,25 @@ CACHE_BYTES = "kv-cache-memory-bytes"
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside
 # it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
+# The ends of architectures that name the same model with another head, from
+# _SUFFIX_TO_DEFAULTS in vllm/config/model.py.
+_ENDS = (
+    "ForCausalLM",
+    "ForConditionalGeneration",
+    "ChatModel",
+    "LMHeadModel",
+    "ForTextEncoding",
+    "EmbeddingModel",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForAudioClassification",
+    "ForImageClassification",
+    "ForVideoClassification",
+    "ClassificationModel",
+    "ForRewardModeling",
+    "RewardModel",
+    "Model",
+)
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
 
 
@@ -90,6 +109,14 @@ class VllmRules(VllmKind):
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return flag_wins(quant, engine)
+
+    def builds(self, architecture: str, engine: Engine) -> bool:
+        """_normalize_arch of vllm/model_executor/models/registry.py: a class with another end."""
+        end = next((end for end in _ENDS if architecture.endswith(end)), "")
+        stem = architecture.removesuffix(end)
+        return architecture in engine.architectures or bool(
+            end and any(f"{stem}{other}" in engine.architectures for other in _ENDS)
+        )
 
     def takes_media(self, spec: ModelSpec) -> bool:
         return False

@@ -86,7 +86,7 @@ _SECOND_RUNNER = frozenset(
 
 def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> int:
     """Number of vLLM's model runner that serves this model by default."""
-    if DENSE_SECOND_RUNNER not in traits or spec.task != "generate":
+    if DENSE_SECOND_RUNNER not in traits or not spec.generates:
         return 1
     if any(group.kind in ("recurrent", "encoder") for group in built.attention):
         return 1
@@ -135,7 +135,7 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     sees = "vision" in kinds
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
     beside = (6 * hidden if sees else 0) + (_LATENT if "mla" in kinds else 0)
-    logits = min(load.seqs, tokens) * spec.vocab if spec.task == "generate" else 0
+    logits = min(load.seqs, tokens) * spec.vocab if spec.generates else 0
     sampling = round(_LOGIT[load.runner] * logits) + hidden
     # A model that sees is given embeddings, so that its compiled part has none.
     ranks = 1 if load.rank.tp == 1 else 2
@@ -173,7 +173,7 @@ def beside_bytes(
     """
     nccl = _NCCL_THROUGH_HOST if through_host else _NCCL
     beside = _CONTEXT + (nccl if load.rank.tp * load.rank.pp > 1 else 0)
-    if load.runner == 2 and spec.task == "generate":
+    if load.runner == 2 and spec.generates:
         beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
         beside += _graphs(built, load, _CAPTURED_OF_LAYER)
@@ -248,7 +248,7 @@ def memory(
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv, per_token = max(0, budget_bytes - used) if grows else 0, cache.bytes_per_token
     unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
-    warm = _warm_bytes(spec, load) if spec.task == "generate" else 0
+    warm = _warm_bytes(spec, load) if spec.generates else 0
     limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
     limit += _graphs(built, load, _MOST_GRAPH_OF_LAYER) if load.graphs else 0
     return Memory(

@@ -46,9 +46,6 @@ _SENTENCE_CONFIGS = tuple(
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 _EMBEDDING_FILES = {"modules.json", "config_sentence_transformers.json", "1_Pooling"}
-# Most architectures named ...Model have no head that generates; these have one. Source:
-# vllm/model_executor/models/registry.py.
-_GENERATING = re.compile(r"(LMHead|LM|Chat|ChatGLM|Aquila|Omni|Ultravox|Reward|MTP|Draft)Model$")
 
 
 class Facts(NamedTuple):
@@ -61,7 +58,7 @@ class Facts(NamedTuple):
     file_bytes: int | None
     remote_code: tuple[str, ...]
     task_hint: Task | None
-    sentence_limit: int | None
+    sentence_limit: tuple[str, int] | None
     chat_template: str | None
     added_tokens: tuple[str, ...]
     quant_files: dict[str, dict[str, Any]] = {}  # of FILES, by name  # noqa: RUF012
@@ -81,10 +78,16 @@ def spec_of(facts: Facts) -> ModelSpec:
     )
     if facts.quant_files:
         spec = with_quant_files(spec, facts.quant_files)
-    limit = facts.sentence_limit
-    if limit is not None and limit < spec.max_position:
-        spec = spec.evolve(max_position=limit)
-    return spec
+    if facts.sentence_limit is None:
+        return spec
+    name, limit = facts.sentence_limit
+    if limit >= spec.max_position:
+        return spec
+    return spec.evolve(
+        max_position=limit,
+        sentence_limit=limit,
+        sources={**spec.sources, "max_position": f"max_seq_length in {name}"},
+    )
 
 
 def load_drafter(source: str, *, allow_remote_code: bool = False, hub: Hub) -> Drafter:
@@ -266,7 +269,7 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
         tensors=tensors if shards else None,
         file_bytes=file_bytes if shards else None,
         remote_code=code,
-        task_hint="embed" if _embeds(files, config) else None,
+        task_hint="embed" if files.names & _EMBEDDING_FILES else None,
         sentence_limit=_sentence_limit(files),
         chat_template=_chat_template(files),
         added_tokens=_added_tokens(files),
@@ -319,8 +322,8 @@ def _chat_template(files: Files) -> str | None:
     return None
 
 
-def _sentence_limit(files: Files) -> int | None:
-    """The length in tokens that a sentence-transformers model was trained for.
+def _sentence_limit(files: Files) -> tuple[str, int] | None:
+    """The file and the length in tokens that a sentence-transformers model was trained for.
 
     Engines refuse longer inputs, even where config.json allows them. Source of the file names:
     get_sentence_transformer_tokenizer_config (vllm/transformers_utils/config.py).
@@ -328,11 +331,9 @@ def _sentence_limit(files: Files) -> int | None:
     for name in _SENTENCE_CONFIGS:
         if name in files.names:
             limit = _json_object(files, name, MAX_CONFIG_BYTES).get("max_seq_length")
-            return (
-                limit
-                if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0
-                else None
-            )
+            if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0:
+                return name, limit
+            return None
     return None
 
 
@@ -343,14 +344,6 @@ def _remote_code(files: Files, config: dict[str, Any]) -> tuple[str, ...]:
     ).get("auto_map"):
         places.append(TOKENIZER_CODE)
     return (*places, *sorted(printable(name) for name in files.names if name.endswith(".py")))
-
-
-def _embeds(files: Files, config: dict[str, Any]) -> bool:
-    if files.names & _EMBEDDING_FILES:
-        return True
-    architectures = config.get("architectures")
-    first = architectures[0] if isinstance(architectures, list) and architectures else None
-    return isinstance(first, str) and first.endswith("Model") and not _GENERATING.search(first)
 
 
 def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:

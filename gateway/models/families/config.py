@@ -50,6 +50,10 @@ class Fields:
             raise self.missing(names[0])
         return default
 
+    def named(self, *names: str) -> str:
+        """The first of `names` that the config has; "": none."""
+        return next((name for name in names if self.config.get(name) is not None), "")
+
     def flag(self, name: str) -> bool:
         return self.config.get(name) is True
 

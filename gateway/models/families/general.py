@@ -109,15 +109,20 @@ _MAX_FACTOR = 1000
 
 
 class Text(NamedTuple):
-    """The part of a config that describes the text model, and whether it stands inside another."""
+    """The part of a config that describes the text model, and whether it stands inside another.
+
+    inner: that part alone; `fields` completes it by the rest of the file.
+    """
 
     fields: Fields
     nested: bool
+    inner: Mapping[str, Any]
 
 
 def text_of(top: Fields) -> Text:
     """The config of the text model, completed by fields of the outer config."""
     found, nested = dict(top.config), False
+    alone: Mapping[str, Any] = top.config
     for _ in range(2):  # thinker_config.text_config
         inner = next(
             (found[name] for name in _TEXT if isinstance(found.get(name), Mapping) and found[name]),
@@ -126,11 +131,11 @@ def text_of(top: Fields) -> Text:
         if inner is None:
             break
         plain = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
-        found, nested = {**plain, **found, **inner}, True
+        found, nested, alone = {**plain, **found, **inner}, True, inner
         for name in _TEXT:
             if name not in inner:
                 found.pop(name, None)
-    return Text(Fields(found, top.source), nested)
+    return Text(Fields(found, top.source), nested, alone)
 
 
 def decoder(fields: Fields, path: str) -> Blueprint:

@@ -136,7 +136,7 @@ def blueprint_of(config: Mapping[str, Any], source: str, traits: Collection[str]
     if exact is not None:
         return exact
     top = Fields(config, source)
-    fields, nested = general.text_of(top)
+    fields, nested, _ = general.text_of(top)
     path = _PATH if nested else "model"
     # A text model of a known family is exact inside any outer model.
     inner = None

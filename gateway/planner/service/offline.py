@@ -58,6 +58,7 @@ class WishFields(TypedDict, total=False):
     min_context: int | None
     max_context: int | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
+    text_only: bool
     chat_template: ChatTemplate | None
     loras: dict[str, str]
     drafter: str | None

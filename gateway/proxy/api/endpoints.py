@@ -56,35 +56,45 @@ class Endpoint:
         """Raises BadRequest when a model of that task cannot answer."""
         if task is None or task in self.tasks:
             return
+        does, hint = _TASKS.get(task, _TASKS["generate"])
         raise BadRequest(
-            f"The model '{model}' {'makes embeddings' if task == 'embed' else 'generates text'},"
-            f" and {self.path} needs another kind of model.",
-            hint=(
-                "Use /v1/embeddings."
-                if task == "embed"
-                else "Use /v1/chat/completions or /v1/completions."
-            ),
+            f"The model '{model}' {does}, and {self.path} needs another kind of model.",
+            hint=hint,
             param="model",
         )
 
 
+# By task: what the model does, and where it is asked.
+_TASKS = {
+    "generate": ("generates text", "Use /v1/chat/completions or /v1/completions."),
+    "transcribe": ("writes speech as text", "Use /v1/audio/transcriptions."),
+    "embed": ("makes embeddings", "Use /v1/embeddings."),
+    "rerank": ("scores documents", "Use /v1/rerank or /v1/score."),
+    "classify": ("classifies text", "Use /classify."),
+}
 _TEXT = frozenset({"generate"})
 _VECTORS = frozenset({"embed"})
+# Embeddings are compared, and a classifier of one label scores.
+_SCORES = _VECTORS | {"rerank"}
+_LABELS = frozenset({"classify", "rerank"})
 # Language models can score (SGLang) and transcribe (vLLM). The engine reports a model that cannot.
-_ANY = _TEXT | _VECTORS
+_SPEECH = _TEXT | {"transcribe"}
+_ANY = frozenset(_TASKS)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("chat", "POST", "/v1/chat/completions", _TEXT),
     Endpoint("completions", "POST", "/v1/completions", _TEXT),
     Endpoint("responses", "POST", "/v1/responses", _TEXT),
     Endpoint("embeddings", "POST", "/v1/embeddings", _VECTORS),
-    Endpoint("rerank", "POST", "/v1/rerank", _VECTORS),
-    Endpoint("rerank", "POST", "/v2/rerank", _VECTORS),
-    Endpoint("rerank", "POST", "/rerank", _VECTORS),
-    Endpoint("score", "POST", "/v1/score", _ANY),
-    Endpoint("score", "POST", "/score", _ANY),
-    Endpoint("transcriptions", "POST", "/v1/audio/transcriptions", _TEXT, body="form"),
-    Endpoint("translations", "POST", "/v1/audio/translations", _TEXT, body="form"),
+    Endpoint("rerank", "POST", "/v1/rerank", _SCORES),
+    Endpoint("rerank", "POST", "/v2/rerank", _SCORES),
+    Endpoint("rerank", "POST", "/rerank", _SCORES),
+    Endpoint("score", "POST", "/v1/score", _TEXT | _SCORES),
+    Endpoint("score", "POST", "/score", _TEXT | _SCORES),
+    Endpoint("classify", "POST", "/classify", _LABELS),
+    Endpoint("classify", "POST", "/v1/classify", _LABELS),
+    Endpoint("transcriptions", "POST", "/v1/audio/transcriptions", _SPEECH, body="form"),
+    Endpoint("translations", "POST", "/v1/audio/translations", _SPEECH, body="form"),
     Endpoint("speech", "POST", "/v1/audio/speech", _TEXT),
     Endpoint("tokenize", "POST", "/tokenize", _ANY),
     Endpoint("detokenize", "POST", "/detokenize", _ANY),

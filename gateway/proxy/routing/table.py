@@ -85,7 +85,7 @@ class ModelRoute:
     """A model that clients may use. A model without replicas is not routed; `state` and `detail`
     say why.
 
-    `task`: "generate" or "embed"; None if unknown, as for an external engine. `wait_s`: how long a
+    `task`: domain/value.py; None if unknown, as for an external engine. `wait_s`: how long a
     request may wait for the first replica; 0: not at all. `frozen`: ids of running replicas without
     a sign of life for seconds, whose clients are moved or refused. `toolless`: why requests with
     tools are refused; "": they are accepted.
@@ -217,4 +217,10 @@ def _model(route: ModelRoute) -> dict[str, Any]:
 
 
 # Kinds of content in answers, by task.
-_OUTPUTS = {"generate": ("text",), "embed": ("embedding",), "rerank": ("score",)}
+_OUTPUTS = {
+    "generate": ("text",),
+    "transcribe": ("text",),
+    "embed": ("embedding",),
+    "rerank": ("score",),
+    "classify": ("label",),
+}

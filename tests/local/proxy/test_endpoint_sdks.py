@@ -107,6 +107,8 @@ TABLE: dict[str, bytes] = {
             "data": [{"index": 0, "object": "score", "score": 1.0}],
         },
         "POST /score": {"object": "list", "data": []},
+        "POST /classify": {"object": "list", "data": [{"index": 0, "label": "yes"}]},
+        "POST /v1/classify": {"object": "list", "data": [{"index": 0, "label": "yes"}]},
         "POST /tokenize": {"count": 2, "max_model_len": 9, "tokens": [1, 2]},
         "POST /detokenize": {"prompt": "hé"},
         "POST /v1/audio/transcriptions": {"text": "hé"},
@@ -279,6 +281,8 @@ PLAIN: dict[str, dict[str, Any]] = {
     "/rerank": {"query": "a", "documents": ["b"]},
     "/v1/score": {"text_1": "a", "text_2": "b"},
     "/score": {"text_1": "a", "text_2": "b"},
+    "/classify": {"input": ["a"]},
+    "/v1/classify": {"input": ["a"]},
     "/tokenize": {"prompt": "hé"},
     "/detokenize": {"tokens": [1, 2]},
 }

@@ -243,7 +243,8 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
     model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
-        return decide(model, here, engines, wish(tensor_parallel=2), rules=rules, answers=answers)
+        asked = wish(tensor_parallel=2, text_only=True)
+        return decide(model, here, engines, asked, rules=rules, answers=answers)
 
     foreseen = outcome({}).rejected[0]
     assert foreseen.question is not None

@@ -137,7 +137,7 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
     """It would open the files of this machine that a request names. Its own first request is an
     image, so it makes none."""
     ref, model = f"sglang=={version}", published("qwen3-vl-8b")
-    best = on(machine("8xh100"), ref, model=model, tensor_parallel=1).plans[0]
+    best = on(machine("8xh100"), ref, model=model, tensor_parallel=1, text_only=True).plans[0]
     assert best.verdict == "degraded"
     assert best.warnings[0].startswith(
         f"As text only: {ref} opens local files that a request names"
@@ -157,7 +157,9 @@ def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
     """Its config.json names no tower: they are in the engine's own code."""
     for architecture, told in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
         model = published("phi-4-mini").evolve(architecture=architecture)
-        best = on(machine("8xh100"), SGLANG_REF, model=model, tensor_parallel=1).plans[0]
+        best = on(
+            machine("8xh100"), SGLANG_REF, model=model, tensor_parallel=1, text_only=True
+        ).plans[0]
         assert ("--skip-server-warmup" in best.argv) == told
 
 
@@ -174,19 +176,23 @@ def test_sglang_does_not_serve_media(version: str) -> None:
     assert not refused.plans
     assert [one.verdict for one in refused.rejected] == ["unsafe_media"]
     assert (
-        f"without --arg {LIMIT} this model is served as text only, and vLLM serves it with media"
+        f"without --arg {LIMIT} and with --text-only this model is served as text only"
         in refused.rejected[0].reasons[0]
     )
     assert "srt/utils/common.py" in refused.rejected[0].source
-    assert refused.rejected[0].kernels
 
 
 def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
     engines = (SGLANG_REF, VLLM_REF)
-    ranked = on(
-        machine("8xh100"), *engines, model=published("qwen3-vl-8b"), tensor_parallel=1
-    ).plans
+    model = published("qwen3-vl-8b")
+    ranked = on(machine("8xh100"), *engines, model=model, tensor_parallel=1, text_only=True).plans
     assert [plan.engine.kind for plan in ranked] == ["vllm", "sglang"]
+    assert [plan.drops for plan in ranked] == [(), ("image", "video")]
+    assert [plan.model.inputs for plan in ranked] == [("text", "image", "video"), ("text",)]
+    alone = on(machine("8xh100"), *engines, model=model, tensor_parallel=1)
+    assert [plan.engine.kind for plan in alone.plans] == ["vllm"]
+    assert [one.verdict for one in alone.rejected] == ["text_only"]
+    assert "--text-only" in alone.rejected[0].reasons[0]
 
 
 def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:

@@ -224,9 +224,8 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 def planned(
     spec: ModelSpec, hardware: Hardware, ref: str, facts: tuple[Fact, ...] = (), **fields: Any
 ) -> Decision:
-    return decide(
-        spec, hardware, [ENGINES[ref]], wish(**fields), PROFILES.facts + facts, rules=RULES
-    )
+    asked = wish(**{"text_only": True, **fields})
+    return decide(spec, hardware, [ENGINES[ref]], asked, PROFILES.facts + facts, rules=RULES)
 
 
 REAL = st.sampled_from([name for name in MACHINES if name != "cpu"]).map(PROFILES.hardware)

@@ -119,7 +119,7 @@ def test_whole_layers_in_two_stages_have_more_room_than_two_copies_and_less_spee
 
 
 def test_another_engine_does_not_cure_a_tile() -> None:
-    decision = planned(QWEN36, "2x3090", "sglang==0.5.10.post1", tensor_parallel=2)
+    decision = planned(QWEN36, "2x3090", "sglang==0.5.10.post1", tensor_parallel=2, text_only=True)
     assert not decision.plans
     assert decision.rejected[0].verdict in ("no_kernel", "unsupported_quantization")
 

@@ -94,7 +94,11 @@ class Writing:
     def _chosen(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
         spec, known = self.spec, engine.flags.get(flag)
         if spec.task != "generate":
-            return StrChoice(value=NONE, reason="the model does not generate", source="config.json")
+            return StrChoice(
+                value=NONE,
+                reason=f"the task of the model is {spec.task}",
+                source=spec.sources.get("task", "not known"),
+            )
         if spec.chat_template is None:
             return StrChoice(
                 value=NONE, reason="the model has no chat template", source="chat template"

@@ -208,7 +208,7 @@ def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
     return (
         group
         for group in plan.parameters
-        if not (spec.task != "generate" and group.name.endswith("lm_head.weight"))
+        if not (not spec.generates and group.name.endswith("lm_head.weight"))
     )
 
 

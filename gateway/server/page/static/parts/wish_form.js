@@ -39,6 +39,7 @@ const FIELDS = {
     { name: "args", label: "Engine flags", kind: "flags", help: "one per line, flag=value; they win over the planner" },
     { name: "env", label: "Variables", kind: "texts", help: "one per line, NAME=value" },
     { name: "chat_template", label: "Chat template", kind: "template", help: "a Jinja text, instead of the model's own" },
+    { name: "text_only", label: "Accept a plan for text alone", kind: "check", help: "where the model also takes images, video or audio" },
     { name: "check", label: "Ask the engine's own code before its start", kind: "check" },
     { name: "policy.allow_remote_code", label: "Let the engine run code of the model's repository", kind: "check" },
   ],

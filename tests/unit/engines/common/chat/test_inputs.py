@@ -15,7 +15,7 @@ from tests.support.published import published
         ("gemma-3-27b", ("text", "image")),
         ("qwen3.5-9b", ("text", "image", "video")),
         ("mistral-small-3.2-24b", ("text", "image")),
-        ("gemma-4-e4b", ("text", "image", "audio")),
+        ("gemma-4-e4b", ("text", "image", "video", "audio")),
     ],
 )
 def test_a_config_says_what_a_message_may_hold(name: str, kinds: tuple[str, ...]) -> None:

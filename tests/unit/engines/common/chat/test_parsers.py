@@ -108,7 +108,7 @@ def test_a_model_without_template_or_words_has_none() -> None:
     embeds = taught(HERMES).evolve(task="embed")
     assert (
         TABLE.writing(embeds).tool_parser(PROFILES.engine(VLLM_REF)).reason
-        == "the model does not generate"
+        == "the task of the model is embed"
     )
 
 

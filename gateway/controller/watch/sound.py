@@ -1,0 +1,42 @@
+"""A second of sound, and the form that sends it to an engine for transcription."""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+import wave
+
+RATE = 16_000
+BOUNDARY = b"fitserve-sound"
+_PITCH_HZ = 440
+_LOUDNESS = 8_000
+
+
+def tone(seconds: float = 1.0) -> bytes:
+    """A tone as a WAV file: mono, 16 bits, 16 kHz."""
+    waves = (
+        int(_LOUDNESS * math.sin(2 * math.pi * _PITCH_HZ * at / RATE))
+        for at in range(int(RATE * seconds))
+    )
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(RATE)
+        sound.writeframes(b"".join(struct.pack("<h", one) for one in waves))
+    return file.getvalue()
+
+
+def form(model: str, sound: bytes) -> bytes:
+    """The multipart body of a request to /v1/audio/transcriptions."""
+    parts = (
+        (b'name="model"', model.encode()),
+        (b'name="response_format"', b"json"),
+        (b'name="file"; filename="tone.wav"\r\ncontent-type: audio/wav', sound),
+    )
+    lines = [
+        b"--%b\r\ncontent-disposition: form-data; %b\r\n\r\n%b\r\n" % (BOUNDARY, head, content)
+        for head, content in parts
+    ]
+    return b"".join(lines) + b"--%b--\r\n" % BOUNDARY

@@ -1,0 +1,184 @@
+"""The longest input of a model, as each engine reads it from config.json. Pure.
+
+    context_limit({"model_type": "whisper", "max_target_positions": 448})
+        -> ContextLimit(448, "max_target_positions in config.json")
+
+Sources: derive_max_model_len_and_key of vllm/transformers_utils/model_arch_config_convertor.py and
+_get_and_verify_max_len of vllm/config/model.py (0.33.0; YaRN also 0.26.0); get_context_length of
+sglang/srt/utils/hf_transformers/common.py (0.5.23).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from gateway.domain import ModelSpec
+from gateway.models.default_lengths import DEFAULTS
+from gateway.models.families import general
+from gateway.models.families.config import Fields
+
+# Traits of engine versions. SGLang takes the first of its fields, vLLM the smallest of all.
+FIRST_LENGTH = "first_length"
+# vLLM up to 0.26.0: YaRN multiplies the original length.
+YARN_SCALES = "yarn_scales"
+
+# The field that wins over the others in vLLM.
+_OVERRIDE = "model_max_length"
+_FIELDS = (
+    "max_position_embeddings",
+    "n_positions",
+    "max_seq_len",
+    "seq_length",
+    _OVERRIDE,
+    "max_target_positions",
+    "max_sequence_length",
+    "max_seq_length",
+    "seq_len",
+    "max_trained_positions",
+)
+_ORDERED = (
+    "max_sequence_length",
+    "seq_length",
+    "max_seq_len",
+    _OVERRIDE,
+    "max_position_embeddings",
+)
+# Both engines take this length where no field names one.
+_UNNAMED = 2048
+_ENDLESS = 10**12
+# Kinds of RoPE whose factor is part of the length already.
+_SCALED = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+# Positions begin after that of the padding token, which shortens the context. Source:
+# vllm/model_executor/models/roberta.py.
+_OFFSETS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
+
+
+class ContextLimit(NamedTuple):
+    """Tokens, and where the number comes from. open: the engine takes a longer context if told."""
+
+    tokens: int
+    source: str
+    open: bool = False
+
+
+def context_limit(
+    config: Mapping[str, Any], source: str = "", traits: Collection[str] = ()
+) -> ContextLimit:
+    """The limit for an engine version of these traits; without traits for the newest vLLM.
+
+    source: the model, for errors. Raises BadModel for a length that is no positive number.
+    """
+    top = Fields(config, source)
+    text, family = general.text_of(top), str(config.get("model_type"))
+    named = _lengths(text, family)
+    if not named:
+        return ContextLimit(
+            _UNNAMED, "the engine's default; no file names a limit", FIRST_LENGTH not in traits
+        )
+    if FIRST_LENGTH in traits:
+        ordered = [named[field] for field in _ORDERED if field in named]
+        found = ordered[0] if ordered else min(named.values())
+    else:
+        found = named.get(_OVERRIDE) or min(named.values())
+    found = _scaled(found, text.fields, traits)
+    if offset := _OFFSETS.get(family, 0):
+        words = f"{found.source}, less {offset} positions of padding"
+        found = ContextLimit(max(1, found.tokens - offset), words)
+    return found
+
+
+def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
+    """The model with the context limit that an engine version of these traits reads."""
+    limit = context_limit(spec.config, spec.source, traits) if spec.config else None
+    if limit is None or (spec.sentence_limit or limit.tokens) < limit.tokens:
+        return spec
+    words = limit.source.replace("config.json", spec.sources.get("config", "config.json"))
+    if (limit.tokens, words, limit.open) == (
+        spec.max_position,
+        spec.sources.get("max_position"),
+        spec.open_limit,
+    ):
+        return spec
+    return spec.evolve(
+        max_position=limit.tokens,
+        open_limit=limit.open,
+        sources={**spec.sources, "max_position": words},
+    )
+
+
+def _lengths(text: general.Text, family: str) -> dict[str, ContextLimit]:
+    """By field: of the text model's part of config.json, of transformers' class of that part, or of
+    the rest of the file."""
+    inner = text.inner
+    kind = inner.get("model_type") if isinstance(inner.get("model_type"), str) else family
+    defaults = {
+        field: length for field, length in DEFAULTS.get(str(kind), {}).items() if field not in inner
+    }
+    found = _named(Fields(inner, text.fields.source))
+    found |= {
+        field: ContextLimit(length, f"transformers' default of {field} for {kind}")
+        for field, length in defaults.items()
+    }
+    return found or _named(text.fields)
+
+
+def _named(fields: Fields) -> dict[str, ContextLimit]:
+    named = {field: value for field in _FIELDS if (value := fields.config.get(field)) is not None}
+    return {
+        field: ContextLimit(fields.integer(field), f"{field} in config.json")
+        for field, value in named.items()
+        # Tokenizers write such a number where they know no limit.
+        if not (isinstance(value, int) and value > _ENDLESS)
+    }
+
+
+def _scaled(found: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
+    """The length times the factor of the model's RoPE, where the engine multiplies them."""
+    if "gemma3" in str(fields.config.get("model_type")):
+        return found
+    rope = next(
+        (
+            (name, block)
+            for name in ("rope_parameters", "rope_scaling")
+            if isinstance(block := fields.config.get(name), Mapping) and block
+        ),
+        None,
+    )
+    if rope is None:
+        return found
+    name, block = rope
+    blocks = [one for one in block.values() if isinstance(one, Mapping)] or [block]
+    if FIRST_LENGTH in traits:
+        factor = _number(block.get("factor")) or 1.0
+        kind = block.get("rope_type", block.get("type"))
+        if "original_max_position_embeddings" in block or kind == "llama3":
+            factor = 1.0
+        return _times(found, factor, name)
+    for one in blocks:
+        kind = one.get("rope_type", one.get("type"))
+        factor = _number(one.get("factor")) or 1.0
+        original = one.get("original_max_position_embeddings")
+        if kind == "yarn" and YARN_SCALES in traits and type(original) is int and original > 0:
+            return _times(ContextLimit(original, f"{name} in config.json"), factor, "")
+        if kind not in _SCALED and factor != 1.0:
+            found = _times(found, factor, name)
+            break
+    return found
+
+
+def _times(found: ContextLimit, factor: float, name: str) -> ContextLimit:
+    if factor == 1.0:
+        return found
+    words = f"{found.source}, times {factor:g}" + (f" of {name}" if name else "")
+    return ContextLimit(max(1, int(found.tokens * factor)), words)
+
+
+def _number(value: object) -> float | None:
+    """The value, if it is a number that a context can be multiplied with."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 < value < _MOST_TIMES else None
+
+
+_MOST_TIMES = 10**6

@@ -1,0 +1,108 @@
+"""Kinds of content that a model takes and a plan drops. Pure.
+
+An engine that would open any URL of a request is told to refuse media. Such a plan needs the user's
+word: `text_only` of the wish, or these flags themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from gateway.domain import Engine, ModelSpec, Plan, Scalar
+from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.planning_input import PlanningInput
+from gateway.engines.common.refusal import Refused
+from gateway.models.media import media_of
+from gateway.planner.flags import spelled
+
+# The flags of a user that leave media out.
+_LIMITS = ("limit-mm-per-prompt", "limit-mm-data-per-request")
+_TEXT_ALONE = "language-model-only"
+
+
+def gate_media(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
+    """Refuse an engine version that would drop media which the user did not give up."""
+    spec, named = given.spec, _named(given.wish.args)
+    media = _media(spec, rules)
+    if not media or not engine.text_only:
+        return
+    source = engine.sources.get("text_only", f"profile {engine.ref}")
+    opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
+    for flag, value in engine.text_only.items():
+        if flag in named and _plain(named[flag]) != _plain(value):
+            reason = (
+                f"{opens}; without --arg {flag} and with --text-only this model is served as text"
+                " only, and vLLM serves it with media"
+            )
+            raise Refused("unsafe_media", reason, source)
+    if spec.task == "transcribe":
+        raise Refused("unsafe_media", f"{opens}, and this model takes nothing else", source)
+    if not given.wish.text_only and not engine.text_only.keys() <= named.keys():
+        reason = (
+            f"it would serve text only, and this model also takes {_words(media)}: {opens};"
+            " --text-only (text_only) accepts that"
+        )
+        raise Refused("text_only", reason, f"profile {engine.ref}")
+
+
+def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
+    """The plan with the media that it drops, and the flags that make its engine refuse them."""
+    media, named = _media(given.spec, rules), _named(given.wish.args)
+    missing = {flag: value for flag, value in engine.text_only.items() if flag not in named}
+    drops = media if media and engine.text_only else _given_up(media, named)
+    if not drops:
+        return plan
+    plan = plan.evolve(
+        drops=drops,
+        model=plan.model.evolve(
+            inputs=tuple(kind for kind in plan.model.inputs if kind not in drops)
+        ),
+    )
+    if not engine.text_only or not missing:
+        return plan
+    warning = (
+        f"As text only: {engine.ref} opens local files that a request names as an image, video or"
+        " sound, so it is told to refuse media; vLLM serves this model with media."
+    )
+    return plan.evolve(
+        argv=(*plan.argv, *spelled(engine, missing)),
+        verdict="degraded",
+        warnings=(warning, *plan.warnings),
+    )
+
+
+def _media(spec: ModelSpec, rules: EngineRules) -> tuple[str, ...]:
+    """The kinds of media that the model takes, by its files or by the engine's own code."""
+    if media := media_of(spec.config):
+        return media
+    sees = any(group.kind == "vision" for group in spec.attention) or rules.takes_media(spec)
+    return ("image",) if sees else ()
+
+
+def _given_up(media: tuple[str, ...], named: Mapping[str, Scalar]) -> tuple[str, ...]:
+    """The kinds of media that flags of the user leave out."""
+    if _plain(named.get(_TEXT_ALONE)) is True:
+        return media
+    limits = [_plain(named.get(flag)) for flag in _LIMITS]
+    return tuple(
+        kind
+        for kind in media
+        if any(isinstance(limit, Mapping) and limit.get(kind) == 0 for limit in limits)
+    )
+
+
+def _named(args: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
+
+
+def _words(media: tuple[str, ...]) -> str:
+    return f"{', '.join(media[:-1])} and {media[-1]}" if len(media) > 1 else media[0]
+
+
+def _plain(value: Scalar | None) -> object:
+    """The value in one form for users and profiles."""
+    try:
+        return json.loads(value.lower()) if isinstance(value, str) else value
+    except ValueError:
+        return value

@@ -1,0 +1,91 @@
+"""The model as flags of the user change it: its config, its task and its limits. Pure.
+
+Sources: hf_overrides, _get_runner_type and _get_convert_type in vllm/config/model.py of 0.33.0.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.domain import ModelSpec, Scalar
+from gateway.errors import BadModel, BadRequest
+from gateway.models.spec import read_model, without_head
+from gateway.models.task import classifying_task
+
+_CONFIG = "hf-overrides"
+_PLACE = f"config.json or --{_CONFIG}"
+_TASK_FLAGS = ("convert", "runner")
+
+
+def overridden(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
+    """The model under these flags of the user. Raises BadRequest for an override that is no model.
+
+    Exact sizes of the weight files stay.
+    """
+    flags = {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
+    config = _object(flags.get(_CONFIG))
+    if config:
+        spec = _with_config(spec, _merged(spec.config, config))
+    for flag in _TASK_FLAGS:
+        task = {
+            "embed": "embed",
+            "pooling": spec.task if not spec.generates else "embed",
+            "classify": classifying_task(spec.config),
+            "generate": "generate" if not spec.generates else spec.task,
+        }.get(str(flags.get(flag)))
+        if task is not None and task != spec.task:
+            changed = spec.evolve(task=task, sources={**spec.sources, "task": f"--{flag}"})
+            return changed if changed.generates else without_head(changed)
+    return spec
+
+
+def _object(value: Scalar | None) -> Mapping[str, Any]:
+    """The JSON object of the flag. Flags of another form are refused elsewhere."""
+    try:
+        found = json.loads(value) if isinstance(value, str) else None
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with the changes; objects inside are merged too."""
+    merged = dict(config)
+    for name, value in changes.items():
+        inner = merged.get(name)
+        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
+        merged[name] = _merged(inner, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
+    hint = spec.task if "sentence-transformers" in spec.sources.get("task", "") else None
+    try:
+        read = read_model(
+            spec.source, spec.revision, config, None, spec.file_bytes, spec.remote_code, hint
+        )
+    except BadModel as error:
+        raise BadRequest(
+            f"--{_CONFIG} makes no model of {spec.source}: {error.message}",
+            hint="Correct the flag, or leave it out.",
+            param="args",
+        ) from None
+    changed = read.evolve(
+        chat_template=spec.chat_template,
+        added_tokens=spec.added_tokens,
+        quant=read.quant or spec.quant,
+        sentence_limit=spec.sentence_limit,
+        sources={
+            "config": _PLACE,
+            **{
+                name: source.replace("config.json", _PLACE) for name, source in read.sources.items()
+            },
+        },
+    )
+    if spec.tensors_from == "headers":
+        changed = changed.evolve(
+            tensors=spec.tensors, draft_tensors=spec.draft_tensors, tensors_from="headers"
+        )
+    return changed if changed.generates else without_head(changed)

@@ -1,0 +1,82 @@
+"""Proofs of models that write no chat: speech, labels, scores."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import wave
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.controller.watch.engine_client import EngineClient
+from gateway.controller.watch.sound import RATE, form, tone
+from gateway.controller.watch.verify import verify
+from gateway.domain import Failure
+from tests.support.makers import plan
+
+pytestmark = pytest.mark.anyio
+
+LABELS = b'{"data": [{"label": "a"}, {"label": "b"}]}'
+
+
+@asynccontextmanager
+async def engine(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """An engine that answers these paths, and all requests that it got."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        asked.append(head + await reader.readexactly(length))
+        status, body = answers.get(head.split(b" ")[1].decode(), (404, b"{}"))
+        writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+
+
+async def proof(url: str, task: str, kind: str = "vllm") -> Failure | None:
+    model = plan().model.evolve(task=task)
+    chosen = plan().evolve(model=model, engine=plan().engine.evolve(kind=kind))
+    return await verify(EngineClient(2), url, "m", chosen, 5.0)
+
+
+async def test_a_speech_model_hears_a_second_of_sound() -> None:
+    async with engine({"/v1/audio/transcriptions": (200, b'{"text": ""}')}) as (url, asked):
+        assert await proof(url, "transcribe") is None
+    (request,) = asked
+    assert b"multipart/form-data; boundary=" in request
+    assert tone() in request
+    assert form("m", tone()) in request
+
+
+async def test_a_speech_model_that_refuses_sound_is_not_served() -> None:
+    async with engine({"/v1/audio/transcriptions": (500, b"broken")}) as (url, _):
+        failure = await proof(url, "transcribe")
+    assert failure is not None
+    assert "500" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [("vllm", "/classify"), ("vllm", "/pooling"), ("sglang", "/v1/classify")]
+)
+async def test_a_classifier_labels_each_text(kind: str, path: str) -> None:
+    async with engine({path: (200, LABELS)}) as (url, _):
+        assert await proof(url, "classify", kind) is None
+
+
+async def test_a_classifier_that_forgets_a_text_is_not_served() -> None:
+    async with engine({"/classify": (200, b'{"data": [{}]}')}) as (url, _):
+        failure = await proof(url, "classify")
+    assert failure is not None
+    assert failure.kind == "gibberish"
+
+
+def test_the_tone_is_a_second_of_mono_sound() -> None:
+    with wave.open(io.BytesIO(tone())) as sound:
+        assert (sound.getnchannels(), sound.getframerate(), sound.getnframes()) == (1, RATE, RATE)
