@@ -52,6 +52,9 @@ def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: boo
         how, kind = f"The engine crashed in compiled code (signal {number})", "exited"
     elif code < 0 or code in (137, 143):
         how, kind = f"The engine was killed (signal {number})", "killed"
+    elif code == 0:
+        # SGLang as the first process of a container reports a dead scheduler like this.
+        how, kind = "The engine ended by itself, as if nothing had failed (exit code 0)", "exited"
     else:
         how, kind = f"The engine ended with exit code {code}", "exited" if was_ready else "unknown"
     stage = "while it was serving" if was_ready else f"while {phase}"

@@ -48,6 +48,6 @@ def export(
     if as_json:
         say(json.dumps(documents[0] if form is Format.COMPOSE else documents, indent=2))
         return
-    import yaml
+    from gateway.wishes.export.yaml_text import yaml_text
 
-    say(yaml.safe_dump_all(documents, sort_keys=False, width=1000).rstrip("\n"))
+    say(yaml_text(documents))

@@ -11,6 +11,9 @@ from gateway.wishes.export.engine_start import EngineStart
 
 # A start may take half an hour: weights of hundreds of GiB are read, and kernels compiled.
 _START_TRIES, _EVERY_S = 180, 10
+# Kubernetes itself waits one second. SGLang generates a token for /health, which takes at least
+# one, and gives up after 20 (0.5.10.post1 to 0.5.23, srt/entrypoints/http_server.py).
+_ANSWER_S = 25
 
 
 # A volume, the path of its mount, and whether the mount is read-only.
@@ -23,6 +26,8 @@ def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
     meta = {"name": start.name, "labels": labels}
     volumes = _volumes(start)
     pod = {
+        # A process 1 beside the engine: SGLang as process 1 reports a dead scheduler as success.
+        "shareProcessNamespace": True,
         "containers": [_container(start, volumes)],
         "volumes": [{"name": name, **source} for name, (source, _, _) in volumes.items()],
     }
@@ -78,7 +83,11 @@ def _container(start: EngineStart, volumes: dict[str, _Volume]) -> dict[str, Any
         **({"nvidia.com/gpu": len(start.gpus)} if start.gpus else {}),
         **({"memory": str(start.memory_bytes)} if start.memory_bytes is not None else {}),
     }
-    probe = {"httpGet": {"path": "/health", "port": start.port}, "periodSeconds": _EVERY_S}
+    probe = {
+        "httpGet": {"path": "/health", "port": start.port},
+        "periodSeconds": _EVERY_S,
+        "timeoutSeconds": _ANSWER_S,
+    }
     return {
         "name": "engine",
         "image": start.image,

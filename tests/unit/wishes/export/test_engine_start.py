@@ -18,6 +18,7 @@ from gateway.wishes.export.command_line import command_line, text
 from gateway.wishes.export.compose import compose
 from gateway.wishes.export.engine_start import engine_start
 from gateway.wishes.export.kubernetes import kubernetes
+from gateway.wishes.export.yaml_text import yaml_text
 
 SPEC = LaunchSpec(
     name="m-r0-a1",
@@ -135,6 +136,30 @@ def test_a_deployment_and_its_service_fit_together() -> None:
     for name in names(deployment) | names(service):
         assert len(name) < 64
         assert name == name.lower()
+
+
+def test_probes_wait_for_an_engine_that_generates_a_token_for_its_health() -> None:
+    pod = kubernetes(START)[0]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    for probe in ("startupProbe", "readinessProbe"):
+        assert container[probe]["timeoutSeconds"] > 20  # SGLang's own limit
+
+
+@pytest.mark.parametrize("write", [kubernetes, lambda start: [compose(start)]])
+def test_an_engine_is_never_the_first_process_of_its_container(write: Any) -> None:
+    (first, *_) = write(START)
+    pod = first["spec"]["template"]["spec"] if "spec" in first else first["services"][START.name]
+    assert pod.get("shareProcessNamespace") or pod.get("init")
+    assert "--init" in command_line(START)
+
+
+@pytest.mark.parametrize("write", [kubernetes, lambda start: [compose(start)]])
+def test_the_yaml_has_no_anchors(write: Any) -> None:
+    documents = write(START)
+    text = yaml_text(documents)
+    assert list(yaml.safe_load_all(text)) == documents
+    tokens = yaml.scan(text)
+    assert not any(isinstance(one, (yaml.AnchorToken, yaml.AliasToken)) for one in tokens)
 
 
 def names(value: Any) -> set[str]:

@@ -1,0 +1,32 @@
+"""The end of an engine whose log names no cause: what its exit code proves about the plan."""
+
+import pytest
+
+from gateway.diagnosis.ending import ended, environmental
+from gateway.domain import Instance
+
+
+def instance(code: int | None) -> Instance:
+    return Instance(
+        name="m-r0-a1", model="m", attempt=1, fingerprint="f", state="exited", exit_code=code
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "blames_the_plan"),
+    [
+        (0, "exited", False),  # SGLang as process 1 after its scheduler died; vLLM's dead core
+        (137, "killed", False),  # the same behind an init
+        (-9, "killed", False),
+        (139, "exited", False),
+        (1, "unknown", True),
+        (None, "exited", False),
+    ],
+)
+def test_only_an_error_code_of_a_start_is_held_against_the_plan(
+    code: int | None, kind: str, blames_the_plan: bool
+) -> None:
+    failure = ended(instance(code), "loading weights", ["some line"], was_ready=False)
+    assert failure.kind == kind
+    assert environmental(failure) is not blames_the_plan
+    assert failure.line == "some line"
