@@ -406,6 +406,13 @@ def show_disk(usage: Any) -> None:
         for revision in usage["revisions"]
     ]
     print_table(("REPOSITORY", "COMMIT", "BYTES", "LAST USED", "NEEDED BY"), rows)
+    for revision in usage["revisions"]:
+        if missing := revision["missing"]:
+            more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+            print_paragraph(
+                f"{revision['repo']} at {revision['commit'][:12]} is damaged: {missing[0]}{more} is"
+                f" gone from the cache. `fitserve pull {revision['repo']}` downloads it again."
+            )
     engines = [
         (
             engine["name"],

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gateway.models.catalog.cache_scan import scan_cache
 from gateway.models.catalog.disk import DiskJob
 from gateway.models.catalog.hub_cache import HubCache
 
@@ -31,7 +32,7 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
     """Sizes in bytes of the cache, of each revision in it and of each engine."""
     cache = Path(job.cache)
     existing = next(parent for parent in (cache, *cache.parents) if parent.is_dir())
-    info = _scan(cache)
+    info, missing = scan_cache(cache)
     revisions = [
         {
             "repo": repo.repo_id,
@@ -42,6 +43,7 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
             ),
             "names": sorted(ref for ref in revision.refs if not ref.startswith(_OURS)),
             "ours": any(ref.startswith(_OURS) for ref in revision.refs),
+            "missing": missing.get((repo.repo_id, revision.commit_hash), ()),
         }
         for repo in (info.repos if info is not None else ())
         if repo.repo_type == "model"
@@ -64,7 +66,7 @@ def remove_weights(job: DiskJob) -> dict[str, Any]:
     """Remove the revisions of the job; blobs that other revisions use stay."""
     freed, revisions, disk = 0, [], HubCache(Path(job.cache), Path(job.notes))
     for repo, commit in job.remove:
-        info = _scan(Path(job.cache))
+        info, _ = scan_cache(Path(job.cache))
         if info is None:
             continue
         # The library names revisions by commit alone, and copies of a repository share commits.
@@ -79,15 +81,6 @@ def remove_weights(job: DiskJob) -> dict[str, Any]:
         freed += strategy.expected_freed_size
         revisions.append([repo, commit])
     return {"freed_bytes": freed, "removed": revisions}
-
-
-def _scan(cache: Path) -> Any:
-    from huggingface_hub import CacheNotFound, scan_cache_dir
-
-    try:
-        return scan_cache_dir(cache)
-    except CacheNotFound:
-        return None
 
 
 def _engine(data: Path, folder: Path) -> dict[str, Any]:

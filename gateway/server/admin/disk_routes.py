@@ -31,6 +31,9 @@ class RevisionView(Value):
     ours: bool = Field(
         description="this or another gateway has served it; otherwise another program downloaded it"
     )
+    missing: tuple[str, ...] = Field(
+        (), description="files that are gone: their links in the cache lead nowhere"
+    )
     models: tuple[str, ...] = Field((), description="the models of this gateway that need it")
 
 
