@@ -203,6 +203,11 @@ class ModelSpec(Value):
             "that the tokenizer has beside its vocabulary, as far as its small files name them"
         ),
     )
+    answer_limit: int | None = Field(
+        None,
+        exclude=True,
+        description="max_new_tokens of generation_config.json; None: not set",
+    )
     config: dict[str, Any] = Field(
         {},
         exclude=True,

@@ -125,6 +125,7 @@ def _plan_warnings(
         *_through_the_host(silent),
         *_beside_host(candidate, sizes.memory),
         *_left_out(candidate),
+        *_short_answers(candidate, sizes),
     )
 
 
@@ -211,7 +212,11 @@ def _flags(
     own |= {"is-embedding": True} if not candidate.given.spec.generates else {}
     config = candidate.speculation.config
     own |= {"speculative-config": json.dumps(config)} if config else {}
-    own |= {"enforce-eager": True} if batch.eager.value else {}
+    own |= (
+        {"enforce-eager": True}
+        if batch.eager.value
+        else candidate.rules.graph_flags(candidate, batch.seqs.value)
+    )
     own |= capacity_flags(candidate.engine, candidate.given.adapters)
     return own | ({} if reduce else {"disable-custom-all-reduce": True})
 
@@ -495,6 +500,24 @@ def _left_out(candidate: Candidate) -> list[str]:
         if missing
         else []
     )
+
+
+def _short_answers(candidate: Candidate, sizes: Sizes) -> list[str]:
+    """The warning that the model's own files end answers early."""
+    limit, args = candidate.given.spec.answer_limit, candidate.args
+    if (
+        limit is None
+        or limit >= sizes.context.value
+        or not candidate.rules.limits_answers
+        or args.get("generation-config", "auto") != "auto"
+        or "max_new_tokens" in str(args.get("override-generation-config", ""))
+    ):
+        return []
+    return [
+        f"Answers without `max_tokens` end after {limit} tokens: generation_config.json has"
+        f' "max_new_tokens": {limit}, which {candidate.engine.ref} applies. --arg'
+        " 'override-generation-config={\"max_new_tokens\": null}' lifts it."
+    ]
 
 
 def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:

@@ -424,7 +424,7 @@ def batch_of(candidate: Candidate) -> Batch:
     """The engine's own defaults where nobody set anything: they are what its authors measured."""
     seqs = _sized(candidate, "max-num-seqs", *candidate.rules.default_seqs(candidate))
     tokens = _sized(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
-    return Batch(seqs, tokens, _eager(candidate))
+    return Batch(seqs, tokens, _eager(candidate, seqs.value))
 
 
 def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
@@ -439,7 +439,7 @@ def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: s
     return int_choice(default, reason, source)
 
 
-def _eager(candidate: Candidate) -> Choice[bool]:
+def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
     if "enforce-eager" in candidate.args:
         return bool_choice(bool(candidate.args["enforce-eager"]), "set by the user", "user")
     if candidate.engine.device == "cpu":
@@ -456,6 +456,8 @@ def _eager(candidate: Candidate) -> Choice[bool]:
         if candidate.variant.small
         else ""
     )
+    for flag, size in candidate.rules.graph_flags(candidate, seqs).items():
+        few = f"; decoding gets them for the {size} planned requests at once (--{flag}={size})"
     return bool_choice(False, f"CUDA graphs are faster{few}", "planner") if few else _GRAPHS
 
 

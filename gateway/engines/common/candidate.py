@@ -306,6 +306,10 @@ class EngineRules(EngineKind, Protocol):
     def default_tokens(self, candidate: Candidate) -> Default:
         """Tokens of one batch."""
 
+    def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
+        """Flags that give decoding CUDA graphs for the planned requests at once, of at most `seqs`;
+        empty where the engine's own choice is enough, or the user's."""
+
     def runner(self, candidate: Candidate) -> int:
         """Number of the engine's model runner for this model."""
 

@@ -16,6 +16,10 @@ class EngineKind(Protocol):
     def stage_layers_env(self) -> str:
         """Environment variable with the number of layers of each pipeline stage; "": none."""
 
+    @property
+    def limits_answers(self) -> bool:
+        """Whether max_new_tokens of generation_config.json ends answers without `max_tokens`."""
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The `extra` stages that the engine gives one layer more than the others."""
 

@@ -27,6 +27,7 @@ from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.engines.common.planning_input import left_bytes
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.engines.sglang.kind import SglangKind
@@ -36,6 +37,7 @@ from gateway.engines.sglang.memory import (
     MemoryRules,
     StaticMemory,
     fraction_within,
+    graph_batch,
     multimodal,
     process_bytes,
     static_memory,
@@ -45,6 +47,16 @@ from gateway.models.rank import Rank
 
 _STATES_SHARE = "mamba-full-memory-ratio"
 _STRATEGIES = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
+# The largest batch of decoding that gets a CUDA graph, as versions name it.
+_GRAPH_FLAGS = ("cuda-graph-max-bs-decode", "cuda-graph-max-bs")
+# Flags by which users choose the graphs of decoding themselves.
+_GRAPH_CHOICES = {
+    *_GRAPH_FLAGS,
+    "cuda-graph-bs",
+    "cuda-graph-bs-decode",
+    "cuda-graph-backend-decode",
+    "disable-decode-cuda-graph",
+}
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: answers are remembered for each
@@ -157,6 +169,17 @@ class SglangRules(SglangKind):
             candidate.source,
         )
 
+    def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
+        """SGLang sizes the graphs of decoding by the memory of the GPU alone."""
+        flag = next((name for name in _GRAPH_FLAGS if name in candidate.engine.flags), None)
+        planned = min(seqs, concurrency(candidate.given.wish))
+        if flag is None or self.memory is None or candidate.args.keys() & _GRAPH_CHOICES:
+            return {}
+        usual = graph_batch(
+            self.memory, candidate.devices.least / MIB, tp=candidate.variant.tp, seqs=seqs
+        )
+        return {flag: planned} if planned > usual else {}
+
     def runner(self, candidate: Candidate) -> int:
         return 1
 
@@ -251,11 +274,17 @@ class SglangRules(SglangKind):
             pp=load.rank.pp,
             seqs=load.seqs,
             chunked_prefill=load.batched_tokens,
+            graphs=self._graphs(candidate, load.seqs),
             eager=not load.graphs,
         )
         answer = candidate.evidence.answer
         said = answer.settled.static_fraction if answer and answer.settled else None
         return forecast if said is None else forecast.evolve(fraction=said)
+
+    def _graphs(self, candidate: Candidate, seqs: int) -> int | None:
+        """The largest batch of decoding with graphs that the flags name; None: the engine's own."""
+        flags = {**self.graph_flags(candidate, seqs), **candidate.args}
+        return next((int(flags[name]) for name in _GRAPH_FLAGS if name in flags), None)
 
     def _memory_rules(self, candidate: Candidate) -> MemoryRules:
         if self.memory is None:

@@ -11,6 +11,9 @@ class SglangKind:
     env_prefixes: tuple[str, ...] = ("SGLANG_", "SGL_")
     stage_layers_env = "SGLANG_PP_LAYER_PARTITION"
 
+    # Source: get_default_sampling_params in sglang/srt/configs/model_config.py, 0.5.10 to 0.5.23.
+    limits_answers = False
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The last stages. Source: get_pp_indices in sglang/srt/distributed/utils.py."""
         return range(stages - extra, stages)

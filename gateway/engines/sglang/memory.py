@@ -108,19 +108,16 @@ def static_memory(
     pp: int = 1,
     seqs: int | None = None,
     chunked_prefill: int | None = None,
+    graphs: int | None = None,
     eager: bool = False,
 ) -> StaticMemory:
     """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi prints it).
 
-    `seqs` and `chunked_prefill` are set by flags; `eager` is --disable-cuda-graph.
+    `seqs`, `chunked_prefill` and `graphs`, the largest batch with a graph, are set by flags;
+    `eager` is --disable-cuda-graph.
     """
-    size = next(
-        c for c in rules.classes if c.below_gib is None or gpu_mib < c.below_gib * _GIB_IN_MIB
-    )
-    chunk = chunked_prefill or size.chunked_prefill
-    graphs = size.graph_batch if tp < 4 else size.graph_batch_from_tp4
-    if rules.graph_batch_within_seqs and seqs is not None:
-        graphs = min(graphs, seqs)
+    chunk = chunked_prefill or _size(rules, gpu_mib).chunked_prefill
+    graphs = graphs or graph_batch(rules, gpu_mib, tp=tp, seqs=seqs)
     reserved = 512 + max(chunk, 2048) * 1.5 + tp * pp / 8 * 1024
     if not eager or rules.eager_reserves_graphs:
         reserved += graphs * 2
@@ -133,6 +130,21 @@ def static_memory(
         fraction *= _vision_factor(model)
     return StaticMemory(
         chunked_prefill=chunk, graph_batch=graphs, reserved_mib=reserved, fraction=fraction
+    )
+
+
+def graph_batch(rules: MemoryRules, gpu_mib: float, *, tp: int, seqs: int | None) -> int:
+    """The largest batch of decoding that gets a CUDA graph by the engine's own choice."""
+    size = _size(rules, gpu_mib)
+    graphs = size.graph_batch if tp < 4 else size.graph_batch_from_tp4
+    return min(graphs, seqs) if rules.graph_batch_within_seqs and seqs is not None else graphs
+
+
+def _size(rules: MemoryRules, gpu_mib: float) -> MemoryClass:
+    return next(
+        size
+        for size in rules.classes
+        if size.below_gib is None or gpu_mib < size.below_gib * _GIB_IN_MIB
     )
 
 

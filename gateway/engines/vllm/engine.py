@@ -214,6 +214,10 @@ class VllmRules(VllmKind):
             return 8192, "the engine's default for GPUs of 70 GiB and more", _DEFAULTS
         return engine.default_batched_tokens, "the engine's default", candidate.source
 
+    def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
+        """None: vLLM's graphs follow max_num_seqs."""
+        return {}
+
     def runner(self, candidate: Candidate) -> int:
         # The second runner cannot do ngram (_get_v2_model_runner_unsupported_features,
         # vllm/config/vllm.py).

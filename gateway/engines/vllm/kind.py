@@ -11,6 +11,9 @@ class VllmKind:
     env_prefixes: tuple[str, ...] = ("VLLM_",)
     stage_layers_env = "VLLM_PP_LAYER_PARTITION"
 
+    # Source: get_diff_sampling_param in vllm/config/model.py, 0.18.0 to 0.33.0.
+    limits_answers = True
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The stages before the last one. Source: get_pp_indices in vllm/distributed/utils.py."""
         return range(stages - 1 - extra, stages - 1)

@@ -62,6 +62,7 @@ class Facts(NamedTuple):
     chat_template: str | None
     added_tokens: tuple[str, ...]
     quant_files: dict[str, dict[str, Any]] = {}  # of FILES, by name  # noqa: RUF012
+    answer_limit: int | None = None
 
 
 def load(
@@ -74,7 +75,9 @@ def load(
 def spec_of(facts: Facts) -> ModelSpec:
     """The spec of a model from its facts. Raises BadModel."""
     spec: ModelSpec = read_model(*facts[:7]).evolve(
-        chat_template=facts.chat_template, added_tokens=facts.added_tokens
+        chat_template=facts.chat_template,
+        added_tokens=facts.added_tokens,
+        answer_limit=facts.answer_limit,
     )
     if facts.quant_files:
         spec = with_quant_files(spec, facts.quant_files)
@@ -278,7 +281,22 @@ def _facts(source: str, commit: str | None, files: Files) -> Facts:
             for name in FILES
             if name in files.names
         },
+        answer_limit=_answer_limit(files),
     )
+
+
+def _answer_limit(files: Files) -> int | None:
+    """The tokens of an answer by generation_config.json. Engines go on without a file that cannot
+    be read."""
+    if "generation_config.json" not in files.names:
+        return None
+    try:
+        limit = _json_object(files, "generation_config.json", MAX_CONFIG_BYTES).get(
+            "max_new_tokens"
+        )
+    except BadModel:
+        return None
+    return limit if type(limit) is int and limit > 0 else None
 
 
 def _added_tokens(files: Files) -> tuple[str, ...]:
