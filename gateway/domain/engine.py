@@ -214,6 +214,12 @@ class Engine(Value):
             "arguments that keep what the gateway asks every few seconds out of its access log"
         ),
     )
+    api_switches: tuple[str, ...] = Field(
+        (),
+        description=(
+            "switches of its API for clients that every start gets, where this version has them"
+        ),
+    )
     eager_env: dict[str, str] = Field(
         {}, description="environment added when it runs without graphs and compilation"
     )

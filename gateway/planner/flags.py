@@ -159,6 +159,7 @@ def launch_spec(
         # last value, so no flag of a plan can replace them.
         argv=_program(plan, engine, environment)
         + quieted(engine)
+        + arguments({name: True for name in engine.api_switches if name in engine.flags})
         + tuple(_placed(item, inputs.drafter, inputs.templates) for item in plan.argv)
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
         + list_arguments(engine, inputs.adapters)

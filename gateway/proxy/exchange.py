@@ -12,7 +12,8 @@ both.
     done         -                                     -                       -
 
 A request is retried once, on another replica. An interrupted event stream ends with an error event,
-without [DONE]. An answer of another kind is cut off.
+without [DONE]; so does one that its engine ends without the end of its answer (`stream_end`). An
+answer of another kind is cut off.
 
 A frozen engine (`RouteTable.frozen`) is left. The request is retried if no byte of the answer's
 body came and the request is still here; SMALL_BYTES of it are kept until then. Otherwise the client
@@ -39,6 +40,7 @@ from gateway.errors import Cancelled, FitserveError
 from gateway.proxy import refusals
 from gateway.proxy.access import rate_limits
 from gateway.proxy.answered_request import AnsweredRequest
+from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.bodies import request_body
 from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room
 from gateway.proxy.heads import MOST_HOPS, hops, whole_answer
@@ -55,6 +57,7 @@ Outcome = Literal["", "answered", "left", "broken", "cancelled", "refused", "unr
 DYING = b"EngineCore encountered an issue"
 _DYING_STATUS = 500
 _UNAUTHORIZED = 401
+_SERVER_ERROR = 500
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
 
@@ -73,6 +76,7 @@ class Exchange(AnsweredRequest):
     _retried: bool = False
     _retry_body: request_body.Body = b""  # the body, as long as another replica may be asked
     _quiet_since: float = 0.0
+    _stored: bool = False  # the engine keeps the response
 
     # --- called by the client's connection ---
 
@@ -322,22 +326,38 @@ class Exchange(AnsweredRequest):
         if self.replica is not None:
             plane.routes.progress(self.replica)
             if (
-                self.endpoint.path == "/v1/responses"
+                self.call.stores
                 and self.status < 300
                 and (match := _RESPONSE_ID.search(data, 0, 4096))
             ):
                 plane.routes.responses.record(match[1], self.key, self.replica.seed)
+                self._stored = True
 
     def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
         """Ends a complete answer."""
         if self._head_withheld:
             self._begin(upstream)
+        error = 0
+        if self.events and self._buffered is None and self.endpoint.method == "POST":
+            complete, error = stream_end(
+                self.endpoint.name, upstream.last_pieces(), TAIL_BYTES, upstream.sent
+            )
+            if not complete:
+                log.warning("%s: %s ended its stream early", self.id, self.replica)
+                upstream.flush()
+                self.fail(refusals.ended_early())
+                return
         self._complete_answer(upstream)
-        self._end_answer(upstream, reusable=reusable)
+        outcome: Outcome = "broken" if error >= _SERVER_ERROR else "answered"
+        if 0 < error < _SERVER_ERROR:
+            self.status = error  # counted like the refusal that it is
+        self._end_answer(upstream, outcome, reusable=reusable)
 
-    def _end_answer(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
+    def _end_answer(
+        self, upstream: UpstreamConnection, outcome: Outcome, *, reusable: bool
+    ) -> None:
         """Releases the engine's connection after the last byte is written."""
-        self._finish("answered")
+        self._finish(outcome)
         if reusable and self.whole and not upstream.transport.get_write_buffer_size():
             upstream.pool.give(upstream)
         else:
@@ -361,7 +381,7 @@ class Exchange(AnsweredRequest):
             self.client.write(
                 whole_answer(status, forwarded_headers, self.own_headers(), self.id.encode(), body)
             )
-        self._end_answer(upstream, reusable=True)
+        self._end_answer(upstream, "answered", reusable=True)
 
     def upstream_failed(
         self, upstream: UpstreamConnection, reason: str, *, closed: bool = False
@@ -436,6 +456,10 @@ class Exchange(AnsweredRequest):
     def _release(self) -> None:
         """Ends the request's work at its replica."""
         if self.replica is not None:
+            if self._stored:
+                self.plane.routes.responses.keep(
+                    self.replica.seed, self.received, self.sent, events=self.events
+                )
             self.plane.meter.ended(self)
             self.plane.routes.end(self.replica, self.call.tokens)
             self.replica = None

@@ -173,6 +173,13 @@ class IncomingRequest(ABC):
             )
             if name != (self.call.requested_name or self.call.model):
                 body = request_body.renamed(self.endpoint, self._form, body, name)
+            if (
+                self.call.stores
+                and not replica.remote
+                and self.plane.routes.responses.is_full(replica.seed)
+            ):
+                self.call.stores = False
+                body = request_body.unstored(body)
         if self.whole:
             if self.endpoint.method == "POST":
                 description += b"content-length: %d\r\n" % len(body)

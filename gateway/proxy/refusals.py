@@ -54,6 +54,13 @@ def engine_broke_off_in_answer() -> UpstreamError:
     )
 
 
+def ended_early() -> UpstreamError:
+    return UpstreamError(
+        "The engine ended its stream without the end of its answer.",
+        hint="Send the request again; the answer so far is incomplete.",
+    )
+
+
 def no_answer(status: int) -> UpstreamError:
     return UpstreamError(
         f"The engine answered with status {status}, which is no answer to an inference request.",

@@ -151,6 +151,10 @@ class UpstreamConnection(asyncio.Protocol):
         else:
             exchange.client.writelines((lead, body, last))
 
+    def last_pieces(self) -> list[bytes]:
+        """The last pieces of the body, with the bytes that are not yet written."""
+        return [*self.tail, *(piece[-TAIL_BYTES:] for piece in self._out)]
+
     def drop(self) -> None:
         """Closes at once and drops unsent bytes."""
         self.exchange = None

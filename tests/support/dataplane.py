@@ -43,6 +43,10 @@ ANSWER = {
 }
 
 
+# The end of a stream of chat completions, without which the answer counts as broken.
+DONE = b"data: [DONE]\n\n"
+
+
 def event(text: str) -> bytes:
     choice = {"index": 0, "delta": {"content": text}, "finish_reason": None}
     value = {

@@ -47,6 +47,7 @@ class RequestFields(msgspec.Struct):
     stream: msgspec.Raw = _NOTHING
     previous_response_id: msgspec.Raw = _NOTHING
     request_id: msgspec.Raw = _NOTHING
+    store: msgspec.Raw = _NOTHING
     # read by the choice between replicas (`gateway.proxy.routing.balance`)
     system: msgspec.Raw = _NOTHING
     instructions: msgspec.Raw = _NOTHING
@@ -78,6 +79,10 @@ class RequestFields(msgspec.Struct):
         except msgspec.DecodeError:
             return None
 
+    def stores(self) -> bool:
+        """Whether the response is to be stored, which is the default of /v1/responses."""
+        return bytes(self.store) != b"false"
+
     def has_own_id(self) -> bool:
         """Whether the client has chosen the id of the response."""
         return bytes(self.request_id) not in (b"", b"null")
@@ -90,6 +95,7 @@ class UsualFields(msgspec.Struct):
     stream: bool | None = None
     previous_response_id: str | None = None
     request_id: str | None = None
+    store: bool | None = None
 
 
 _REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
@@ -168,6 +174,11 @@ def no_model() -> BadRequest:
 def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
     """The body with `model` replaced; every other value keeps its bytes."""
     return msgspec.json.encode({**fields, "model": name})
+
+
+def without_store(fields: Mapping[str, msgspec.Raw]) -> bytes:
+    """The body of a request whose response is not stored; every other value keeps its bytes."""
+    return msgspec.json.encode({**fields, "store": False})
 
 
 def too_large(limit_bytes: int) -> TooLarge:

@@ -13,6 +13,7 @@ from gateway.proxy.api.protocol import (
     read_request_fields,
     read_usual_fields,
     with_model,
+    without_store,
 )
 from gateway.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
 from gateway.proxy.routing import balance
@@ -47,12 +48,14 @@ def read_call(
                     call.maker = _maker(
                         named.request_id is not None, named.previous_response_id, routes, key
                     )
+                    call.stores = named.store is not False
                 return call, route, content
         fields = read_request_fields(body)
         call = Call(endpoint.name, fields.name(), body, fields.streams())
         route = _resolve_alias(call, table.find(call.model, key), table)
         if endpoint.name == "responses":
             call.maker = _maker(fields.has_own_id(), fields.previous(), routes, key)
+            call.stores = fields.stores()
         if len(route.replicas) > 1:
             call.tokens, call.prefix = balance.weigh(fields, len(body)), balance.prefix(fields)
         return call, route, content
@@ -135,10 +138,15 @@ def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
 
 
 def renamed(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
-    """The body with the engine's name for the model. No other change is ever made to a body."""
+    """The body with the engine's name for the model."""
     if endpoint.body == "json":
         return with_model(read_fields(body), name)
     field = form.field if form is not None else None
     return (
         body if field is None else b"".join((body[: field.start], name.encode(), body[field.end :]))
     )
+
+
+def unstored(body: Body) -> bytes:
+    """The body of a request to /v1/responses whose response the engine does not keep."""
+    return without_store(read_fields(body))

@@ -1,6 +1,10 @@
-"""Owners of the responses of `/v1/responses`: key and replica.
+"""Owners of the responses of `/v1/responses`: key and replica. And the room for them in engines.
 
 Only the replica that made a response can continue it, and only for the same key.
+
+Engines keep responses in memory and never drop one (vLLM 0.33.0: `response_store` in
+entrypoints/openai/responses/serving.py; SGLang 0.5.23: the same in
+entrypoints/openai/serving_responses.py). So the gateway counts what each engine keeps.
 """
 
 from __future__ import annotations
@@ -12,18 +16,25 @@ from gateway.proxy.access.auth import Key
 from gateway.proxy.shared_memory import RESPONSES, SharedTable
 
 _SHOWN_ID = 200
+# Memory of an engine for responses.
+STORE_BYTES = 256 * 1024**2
+# Memory of a response beside its texts, rounded up: some dozens of Python objects.
+_OBJECTS_BYTES = 8 * 1024
+# An event stream has the text once in events of some 200 bytes a token, and twice as a whole.
+_BYTES_OF_EVENTS = 8
+_KIB = 1024
 
 
 class Responses:
     """`table`: shared by several workers; None: of this process alone. The oldest entries are
-    dropped."""
+    dropped. Two workers that count at once may lose a response of the smaller one."""
 
     def __init__(self, table: SharedTable | None = None) -> None:
         self._table = table or SharedTable(RESPONSES)
 
     def record(self, response: bytes, key: Key, replica: int) -> None:
         """Records a response. `replica`: the seed of the replica that made it."""
-        self._table.store(response + key.digest, replica, int(time.monotonic()))
+        self._table.store(response + key.digest, replica, _now())
 
     def maker_of(self, response: str, key: Key) -> int:
         """The seed of the replica that made the response. Raises NotFound, also for a response of
@@ -33,10 +44,34 @@ class Responses:
             raise no_response(response)
         return maker
 
+    def keep(self, replica: int, request_bytes: int, answer_bytes: int, *, events: bool) -> None:
+        """Counts the memory that the replica's engine takes for a response."""
+        answer = answer_bytes // _BYTES_OF_EVENTS if events else answer_bytes
+        more = -(-(_OBJECTS_BYTES + request_bytes + answer) // _KIB)
+        self._table.store(_room(replica), self._kept_kib(replica) + more, _now())
+
+    def is_full(self, replica: int) -> bool:
+        """Whether the replica's engine keeps as many responses as it may."""
+        return self._kept_kib(replica) * _KIB >= STORE_BYTES
+
+    def _kept_kib(self, replica: int) -> int:
+        return self._table.get(_room(replica))[0]
+
+
+def _room(replica: int) -> bytes:
+    return b"room of %d" % replica
+
+
+def _now() -> int:
+    return int(time.monotonic())
+
 
 def no_response(response: str) -> NotFound:
     displayed = response if len(response) <= _SHOWN_ID else response[:_SHOWN_ID] + "..."
     return NotFound(
         f"The response {displayed} does not exist.",
-        hint="Use the key that made the response. Responses end with their engine and the gateway.",
+        hint=(
+            "Use the key that made the response. Responses end with their engine and the gateway,"
+            ' and those with `"store": false` are not kept.'
+        ),
     )

@@ -128,7 +128,8 @@ class Call(msgspec.Struct):
     empty for a form or no body.
 
     `maker`: the seed of the replica that made the response to continue. `tokens`, `prefix`: see
-    `gateway.proxy.routing.balance`. `requested_name`: the alias in the body.
+    `gateway.proxy.routing.balance`. `requested_name`: the alias in the body. `stores`: the response
+    may be continued and retrieved (/v1/responses).
     """
 
     endpoint: str
@@ -139,6 +140,7 @@ class Call(msgspec.Struct):
     tokens: int = 1
     prefix: int | None = None
     requested_name: str = ""
+    stores: bool = False
 
     @property
     def light(self) -> bool:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.anyio
 APPS = sorted((ROOT / "tests/apps").glob("*.json"))
 # Paths of which the gateway itself answers.
 OWN = ("/", "/v1/models")
-EVENT = b'data: {"choices": [], "answered": true}\n\n'
+EVENT = b'data: {"choices": [], "answered": true}\n\ndata: [DONE]\n\n'
 WHOLE = b'{"choices": [], "answered": true}'
 
 

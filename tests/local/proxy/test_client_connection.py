@@ -28,6 +28,7 @@ from gateway.settings import Settings
 from tests.support.dataplane import (
     ASK,
     CHAT,
+    DONE,
     LIMIT,
     Gateway,
     Hog,
@@ -330,7 +331,7 @@ async def test_a_client_that_waits_for_a_go_ahead_gets_it(gateway: Gateway) -> N
 async def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_is_the_end(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
         await call.start()
-        await call.chunk(event("a"))
+        await call.chunk(event("a") + DONE)
         await call.end()
 
     async with stage(gateway, script):
@@ -338,7 +339,7 @@ async def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_is_the_end(gatewa
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"transfer-encoding" not in head
         assert b"connection: close" in head
-        assert body == event("a")
+        assert body == event("a") + DONE
 
 
 async def test_an_upgrade_that_nobody_speaks_is_ignored(gateway: Gateway) -> None:

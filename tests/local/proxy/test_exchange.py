@@ -22,6 +22,7 @@ from gateway.proxy.meter import Meter, usage
 from tests.support.dataplane import (
     ASK,
     CHAT,
+    DONE,
     Gateway,
     Hog,
     answers,
@@ -178,11 +179,12 @@ async def test_an_engine_that_asks_for_its_connection_to_be_closed_gets_that(
 
 async def test_an_answer_that_ends_with_the_connection_is_whole(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
-        await call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + event("a"))
+        await call.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n" + whole)
         call.close()
 
+    whole = event("a") + DONE
     async with stage(gateway, script), http_client(gateway) as client:
-        assert (await client.post(CHAT, json=ASK)).content == event("a")
+        assert (await client.post(CHAT, json=ASK)).content == whole
 
 
 async def test_what_an_engine_says_before_its_answer_is_passed_over(gateway: Gateway) -> None:
@@ -521,6 +523,7 @@ async def test_a_server_that_stops_closes_idle_connections_and_gives_streams_the
         await call.chunk(event("first"))
         if b"short" in call.body:
             await turn.wait()
+            await call.chunk(DONE)
             await call.end()
         await call.closed.wait()
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from gateway.domain import Engine, Flag, Mount
 from gateway.planner.flags import LaunchInputs, launch_spec
+from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine as make_engine
 from tests.support.makers import plan as make_plan
+from tests.support.versions import SGLANG, VLLM
 
 SMALL = make_engine()
 
@@ -64,6 +68,30 @@ def test_polls_of_the_gateway_are_not_in_the_access_log_by_default() -> None:
     assert (
         "--hush" not in launch("/e", quiet.evolve(flags=SMALL.flags)).argv
     )  # this version has no such flag
+
+
+def test_every_start_gets_the_switches_of_the_api_that_its_version_has() -> None:
+    switches = SMALL.evolve(
+        api_switches=("count-cached", "absent"),
+        flags={**SMALL.flags, "count-cached": Flag(type="bool")},
+    )
+    argv = launch(None, switches).argv
+    assert "--count-cached" in argv
+    assert "--absent" not in argv
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_sglang_counts_cached_tokens_and_keeps_responses(version: str) -> None:
+    engine = Profiles().engine(f"sglang=={version}")
+    argv = launch(None, engine).argv
+    assert "--enable-cache-report" in argv  # a 0 is a count, then
+    assert ("--enable-response-store" in argv) is ("enable-response-store" in engine.flags)
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_vllm_keeps_responses(version: str) -> None:
+    engine = Profiles().engine(f"vllm=={version}")
+    assert launch(None, engine).env["VLLM_ENABLE_RESPONSES_API_STORE"] == "1"
 
 
 def test_nothing_in_a_plan_displaces_where_an_engine_listens() -> None:

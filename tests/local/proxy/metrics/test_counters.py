@@ -110,6 +110,27 @@ async def dies_late(call: Call) -> None:
     call.close()
 
 
+async def ends_early(call: Call) -> None:
+    await call.start()
+    await call.chunk(event("first"))
+    await call.end()
+
+
+async def breaks_inside(call: Call) -> None:
+    await call.start()
+    await call.chunk(event("first"))
+    await call.chunk(b'data: {"error": {"message": "pop from empty list", "code": 500}}\n\n')
+    await call.chunk(b"data: [DONE]\n\n")
+    await call.end()
+
+
+async def refuses_inside(call: Call) -> None:
+    await call.start()
+    await call.chunk(b'data: {"error": {"message": "too long", "code": 400}}\n\n')
+    await call.chunk(b"data: [DONE]\n\n")
+    await call.end()
+
+
 async def waits(call: Call) -> None:
     await call.closed.wait()
 
@@ -118,6 +139,40 @@ async def hangs_late(call: Call) -> None:
     await call.start()
     await call.chunk(event("first"))
     await call.closed.wait()
+
+
+@pytest.mark.anyio
+async def test_a_stream_without_its_end_is_an_error_and_broken(gateway: Gateway) -> None:
+    async with (
+        stage(gateway, ends_early) as [upstream],
+        counting(gateway) as since,
+        http_client(gateway) as client,
+    ):
+        text = (await client.post(CHAT, json={**ASK, "stream": True})).text
+        assert text.startswith(event("first").decode())
+        assert json.loads(text.split("data: ")[-1])["error"]["code"] == "engine_error"
+        assert "[DONE]" not in text
+        assert since("fitserve_requests_total", "m", "chat", "broken", "2xx") == 1
+        assert since("fitserve_upstream_errors_total", "m", "broken") == 1
+        assert since("fitserve_requests_total", "m", "chat", "answered", "2xx") == 0
+        assert len(upstream.requests) == 1  # a part of the answer was sent: no second try
+
+
+@pytest.mark.anyio
+async def test_an_error_event_passes_and_counts_as_an_error(gateway: Gateway) -> None:
+    streamed = {**ASK, "stream": True}
+    async with counting(gateway) as since, http_client(gateway) as client:
+        async with stage(gateway, breaks_inside):
+            text = (await client.post(CHAT, json=streamed)).text
+        assert text.count('"error"') == 1
+        assert text.endswith("data: [DONE]\n\n")
+        assert since("fitserve_requests_total", "m", "chat", "broken", "2xx") == 1
+        assert since("fitserve_upstream_errors_total", "m", "broken") == 1
+        async with stage(gateway, refuses_inside):
+            text = (await client.post(CHAT, json=streamed)).text
+        assert "too long" in text
+        assert since("fitserve_requests_total", "m", "chat", "answered", "4xx") == 1
+        assert since("fitserve_upstream_errors_total", "m", "broken") == 1
 
 
 @pytest.mark.anyio

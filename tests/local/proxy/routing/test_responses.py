@@ -12,8 +12,10 @@ import httpx
 import pytest
 
 from gateway.proxy.access.auth import Keys
+from gateway.proxy.routing import responses
+from gateway.proxy.routing.responses import Responses
 from tests.support.dataplane import Gateway, http_client, model, stage
-from tests.support.upstream import Call
+from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -44,13 +46,13 @@ class Engine:
                 "object": "response",
                 "metadata": asked.get("metadata"),
             }
-            self.kept.add(response["id"])
+            if asked.get("store") is not False:
+                self.kept.add(response["id"])
             if asked.get("stream"):
                 await call.start()
-                await call.chunk(
-                    b'event: response.created\ndata: {"response":%b}\n\n'
-                    % json.dumps(response).encode()
-                )
+                for kind in (b"response.created", b"response.completed"):
+                    data = json.dumps(response).encode()
+                    await call.chunk(b'event: %b\ndata: {"response":%b}\n\n' % (kind, data))
                 await call.end()
             else:
                 await call.reply(json.dumps(response).encode())
@@ -137,6 +139,46 @@ async def test_nobody_takes_a_response_by_naming_one_like_it(gateway: Gateway) -
             "/v1/responses", json={**ASKED, "request_id": None}, headers=bearer(OTHER)
         )
         assert answer.status_code == 200
+
+
+async def test_a_response_that_is_not_stored_has_no_owner(gateway: Gateway) -> None:
+    async with stage(gateway, Engine()) as [upstream], http_client(gateway) as client:
+        kept, dropped = await make(client, OWNER), await make(client, OWNER, store=False)
+        before = len(upstream.requests)
+        refused = await client.get(f"/v1/responses/{dropped}", headers=bearer(OWNER))
+        assert refused.status_code == 404
+        assert '"store": false' in refused.json()["error"]["message"]
+        assert len(upstream.requests) == before
+        assert (await client.get(f"/v1/responses/{kept}", headers=bearer(OWNER))).is_success
+
+
+async def test_an_engine_keeps_a_bounded_memory_of_responses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engines never drop a response: where one is full, further answers are not stored."""
+    monkeypatch.setattr(responses, "STORE_BYTES", 64 * 1024)
+    engine = Engine()
+    with Gateway(Keys(OWNER, OTHER)) as gateway:
+        async with stage(gateway, engine) as [upstream], http_client(gateway) as client:
+            await fill(engine, upstream, client)
+
+
+async def fill(engine: Engine, upstream: Upstream, client: httpx.AsyncClient) -> None:
+    text = "x" * 20_000
+    first = [await make(client, OWNER, input=text) for _ in range(3)]
+    assert engine.kept == set(first)
+    last = await make(client, OWNER, input=text, previous_response_id=first[0])
+    assert engine.kept == set(first)
+    sent = json.loads(upstream.requests[-1].partition(b"\r\n\r\n")[2])
+    assert sent == {
+        **ASKED, "input": text, "previous_response_id": first[0], "store": False
+    }  # fmt: skip
+    assert [status for status, _ in await uses(client, OWNER, first[2])] == [200] * 5
+    assert (await client.get(f"/v1/responses/{last}", headers=bearer(OWNER))).status_code == 404
+    counted, seed = Responses(), 7
+    counted.keep(seed, 40_000, 9_000_000, events=True)
+    assert counted.is_full(seed)
+    assert not counted.is_full(8)  # the next engine
 
 
 async def test_what_is_no_response_of_this_endpoint_is_not_remembered(gateway: Gateway) -> None:

@@ -1,0 +1,116 @@
+"""The end of an event stream, judged by its last bytes.
+
+    endpoint                                      the end of a complete stream
+    chat, completions, transcriptions, ...        [DONE], or a choice with a finish_reason
+    responses                                     response.completed, .incomplete, .cancelled
+    messages                                      message_stop
+
+Engines send an error event and then end the stream as a complete one: vLLM 0.33.0
+(`_convert_generation_error_to_streaming_response` in entrypoints/generate/base/serving.py), SGLang
+0.5.23 (`create_streaming_error_response` in entrypoints/openai/serving_base.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+# Text of models cannot match: JSON escapes its quotes and line ends.
+_CHOICES = rb'"finish_reason"\s*:\s*"|'
+_DONE = rb"(?:^|[\r\n])data:\s*\[DONE\]"
+_TYPES = rb'(?:(?:^|[\r\n])event:\s*|"type"\s*:\s*")(?:%b)\b'
+_OF_CHOICES = re.compile(_CHOICES + _DONE)
+_ENDS = {
+    "chat": _OF_CHOICES,
+    "completions": _OF_CHOICES,
+    "transcriptions": re.compile(_CHOICES + rb'"type"\s*:\s*"transcript\.text\.done"|' + _DONE),
+    "translations": _OF_CHOICES,
+    "responses": re.compile(
+        _TYPES % rb"response\.(?:completed|incomplete|cancelled|failed)" + b"|" + _DONE
+    ),
+    "messages": re.compile(_TYPES % b"message_stop"),
+}
+_EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
+_DATA = re.compile(rb"^data: ?(.*)$", re.MULTILINE)
+_REFUSAL = re.compile(r"invalid_|BadRequest|not_found", re.IGNORECASE)
+_SERVER_ERROR = 500
+_BAD_REQUEST = 400
+
+
+class StreamEnd(NamedTuple):
+    """How a stream ended. `error`: the status that its error event tells; 0 without one."""
+
+    complete: bool
+    error: int = 0
+
+
+_COMPLETE = StreamEnd(complete=True)
+
+
+def stream_end(endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent: int) -> StreamEnd:
+    """The end of a stream of `sent` bytes.
+
+    `pieces`: its last pieces in order; of a piece with `piece_bytes` the beginning may be missing.
+    A stream whose last event is not whole in there counts as complete.
+    """
+    pattern = _ENDS.get(endpoint)
+    if pattern is None:
+        return _COMPLETE
+    seen = b"".join(pieces)
+    if b'"error"' in seen and (error := _error(seen)):
+        return StreamEnd(complete=True, error=error)
+    if (
+        seen.endswith(b"data: [DONE]\n\n")
+        or pattern.search(seen)
+        or not _is_last_event_whole(pieces, piece_bytes, sent)
+    ):
+        return _COMPLETE
+    return StreamEnd(complete=False)
+
+
+def _is_last_event_whole(pieces: Sequence[bytes], piece_bytes: int, sent: int) -> bool:
+    joined = b""
+    for piece in reversed(pieces):
+        joined = piece + joined
+        if len(piece) >= piece_bytes:
+            break
+    return len(joined) >= sent or _EVENT_END.search(joined.rstrip(b"\r\n")) is not None
+
+
+def _error(seen: bytes) -> int:
+    """The status of the last error event; 0 without one."""
+    for event in reversed(_EVENT_END.split(seen)):
+        if b'"error"' not in event:
+            continue
+        try:
+            data = msgspec.json.decode(b"\n".join(_DATA.findall(event)))
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        if isinstance(data, dict) and (error := _error_of(data)):
+            return _status(error)
+    return 0
+
+
+def _error_of(event: dict[str, Any]) -> object:
+    """The error of an event: vLLM's and SGLang's `error`, OpenAI's and Anthropic's types."""
+    if event.get("type") == "response.failed":
+        response = event.get("response")
+        return (response.get("error") if isinstance(response, dict) else None) or True
+    error = event.get("error")
+    if error or event.get("type") == "error" or event.get("object") == "error":
+        return error if isinstance(error, dict) else event
+    return None
+
+
+def _status(error: object) -> int:
+    """400 to 499 where the error is a refusal of the request, else 500."""
+    if not isinstance(error, dict):
+        return _SERVER_ERROR
+    code = error.get("code")
+    if isinstance(code, int):
+        return code if _BAD_REQUEST <= code < 600 else _SERVER_ERROR
+    words = f"{code} {error.get('type')}"
+    return _BAD_REQUEST if _REFUSAL.search(words) else _SERVER_ERROR

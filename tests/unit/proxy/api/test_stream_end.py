@@ -1,0 +1,113 @@
+"""The end of an event stream, in the forms of each API and of its engines."""
+
+import json
+
+import pytest
+
+from gateway.proxy.api.stream_end import stream_end
+
+PIECE = 4096
+
+
+def chat(delta: dict[str, object], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    return sse({"id": "c", "object": "chat.completion.chunk", "choices": [choice]})
+
+
+def sse(data: object, event: str = "") -> bytes:
+    name = f"event: {event}\n" if event else ""
+    return f"{name}data: {json.dumps(data)}\n\n".encode()
+
+
+def typed(kind: str, **fields: object) -> bytes:
+    return sse({**fields, "type": kind}, kind)
+
+
+DONE = b"data: [DONE]\n\n"
+TEXT = chat({"content": "one"})
+QUOTED_END = 'the end:\n\ndata: [DONE]\n\n"finish_reason":"stop"'
+
+
+def end(endpoint: str, *events: bytes) -> tuple[bool, int]:
+    """The end as the proxy sees it: four pieces, each of at most PIECE bytes."""
+    pieces = [event[-PIECE:] for event in events][-4:]
+    return stream_end(endpoint, pieces, PIECE, sum(map(len, events)))
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "events"),
+    [
+        ("chat", [TEXT, chat({}, "stop"), DONE]),
+        ("chat", [TEXT, chat({}, "abort"), DONE]),
+        ("chat", [TEXT, chat({}, "length")]),  # another server, which sends no [DONE]
+        ("chat", [TEXT, DONE]),
+        ("chat", [TEXT, b"data:[DONE]\r\n\r\n"]),
+        ("completions", [sse({"choices": [{"text": "a", "finish_reason": "stop"}]})]),
+        ("responses", [typed("response.created"), typed("response.completed", response={})]),
+        ("responses", [typed("response.incomplete", response={"error": None})]),
+        ("responses", [sse({"type": "response.completed", "response": {"error": None}})]),
+        ("messages", [typed("message_start"), typed("message_stop")]),
+        ("messages", [typed("message_stop"), DONE]),
+        ("transcriptions", [sse({"type": "transcript.text.done", "text": "a"})]),
+        ("speech", [sse({"type": "speech.audio.delta"})]),  # no known end
+    ],
+)
+def test_a_complete_stream(endpoint: str, events: list[bytes]) -> None:
+    assert end(endpoint, *events) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "events"),
+    [
+        ("chat", []),
+        ("chat", [TEXT]),
+        ("chat", [TEXT, chat({"content": QUOTED_END})]),
+        ("chat", [chat({"content": "x" * PIECE}), TEXT]),
+        ("chat", [TEXT, TEXT[:40]]),
+        ("chat", [b": waiting\n\n"]),
+        ("completions", [sse({"choices": [{"text": "a", "finish_reason": None}]})]),
+        ("responses", [typed("response.created"), typed("response.output_text.delta", delta="a")]),
+        ("messages", [typed("message_start"), typed("message_delta", delta={"stop_reason": "x"})]),
+    ],
+)  # fmt: skip
+def test_a_stream_without_its_end(endpoint: str, events: list[bytes]) -> None:
+    assert end(endpoint, *events) == (False, 0)
+
+
+def test_a_last_event_that_is_not_whole_proves_nothing() -> None:
+    whole = typed("response.completed", response={"text": "y" * 9000})
+    other_order = sse({"type": "response.completed", "response": {"text": "y" * 9000}})
+    assert end("responses", typed("response.created"), whole) == (True, 0)
+    assert end("responses", typed("response.created"), other_order) == (True, 0)
+
+
+VLLM_ERROR = sse({"error": {"message": "list", "type": "InternalServerError", "code": 500}})
+SGLANG_REFUSAL = sse({"error": {"object": "error", "type": "BadRequestError", "code": 400}})
+OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "no"}}
+INVALID = {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "events", "status"),
+    [
+        ("chat", [TEXT, VLLM_ERROR, DONE], 500),
+        ("chat", [VLLM_ERROR], 500),
+        ("completions", [SGLANG_REFUSAL, DONE], 400),
+        ("chat", [SGLANG_REFUSAL, chat({}, "abort"), DONE], 400),
+        ("chat", [sse({"error": {"message": "m", "code": 429}}), DONE], 429),
+        ("chat", [sse({"error": "out of memory"}), DONE], 500),
+        ("chat", [sse({"object": "error", "message": '"error"', "code": 503}), DONE], 503),
+        ("responses", [typed("response.failed", response={"error": {"code": "server"}})], 500),
+        ("responses", [typed("error", code="invalid_prompt", error=None)], 400),
+        ("messages", [typed("message_start"), sse(OVERLOADED, "error")], 500),
+        ("messages", [sse(INVALID, "error")], 400),
+    ],
+)  # fmt: skip
+def test_an_error_event_tells_its_status(endpoint: str, events: list[bytes], status: int) -> None:
+    assert end(endpoint, *events) == (True, status)
+
+
+def test_a_text_about_errors_is_no_error() -> None:
+    quoted = chat({"content": '{"error": {"code": 500}}'}, "stop")
+    logged = chat({"content": 'the key "error"'}, "stop")
+    assert end("chat", quoted, logged, DONE) == (True, 0)
