@@ -209,7 +209,7 @@ class Exchange(AnsweredRequest):
         if self.whole and not self._retried and len(self.body) <= SMALL_BYTES:
             self._retry_body = self.body
         self.body = self.call.body = b""
-        upstream.ask(self, head, body)
+        upstream.ask(self, head, body, renames=self._renames_thoughts)
         if self.connection.write_paused:
             self.pause()  # the client is still receiving the previous answer
         if self.in_budget or not self.whole or len(body) > SMALL_BYTES:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 from gateway.errors import FitserveError
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api.endpoints import Endpoint, Shape
-from gateway.proxy.bodies import request_body
+from gateway.proxy.bodies import request_body, thoughts
 from gateway.proxy.bodies.body_budget import SMALL_BYTES
 from gateway.proxy.bodies.multipart_form import FormReader
 from gateway.proxy.bodies.request_body import Body
@@ -54,6 +54,7 @@ class IncomingRequest(ABC):
     call: Call = field(init=False)
     _content_type: bytes = b""
     _form: FormReader | None = None  # reader of the form so far
+    _renames_thoughts: bool = False
     _upstream: UpstreamConnection | None = None  # the connection that the body goes to
 
     @property
@@ -173,6 +174,11 @@ class IncomingRequest(ABC):
             )
             if name != (self.call.requested_name or self.call.model):
                 body = request_body.renamed(self.endpoint, self._form, body, name)
+            self._renames_thoughts = (
+                replica.thoughts != thoughts.NAME and self.endpoint.name == "chat"
+            )
+            if self._renames_thoughts:
+                body = thoughts.for_engine(body)
             if (
                 self.call.stores
                 and not replica.remote

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import httptools
 
 from gateway.proxy import head_cache
+from gateway.proxy.bodies import thoughts
 from gateway.proxy.heads import VALUE_BYTES
 
 if TYPE_CHECKING:
@@ -77,11 +78,13 @@ class UpstreamConnection(asyncio.Protocol):
             "_between",
             "_chunk_ended",
             "_first",
+            "_held",
             "_in_head",
             "_known",
             "_lines",
             "_out",
             "_parser",
+            "_renames",
             "_reusable",
             "exchange",
             "framed",
@@ -118,16 +121,23 @@ class UpstreamConnection(asyncio.Protocol):
         self._in_head = self._reusable = False
         self._first = False  # nothing of the answer has come yet
         self._chunk_ended = False  # the parser stands behind a chunk
+        self._renames = False  # thoughts get another name
+        self._held = b""  # the last bytes of a read, which may begin the name of thoughts
         self._between = False  # chunks pass through unchanged, and the next byte begins a chunk
 
-    def ask(self, exchange: Exchange, head: bytes, body: bytes | bytearray) -> None:
-        """Writes a request, whose answer goes to `exchange`."""
+    def ask(
+        self, exchange: Exchange, head: bytes, body: bytes | bytearray, *, renames: bool = False
+    ) -> None:
+        """Writes a request, whose answer goes to `exchange`. `renames`: thoughts of the answer get
+        their usual name."""
         self.exchange = exchange
         self.tail.clear()
         self.lead = b""
         self.sent = self._bare = self._lines = 0
         self.over = self.sized = self.framed = self._between = self._chunk_ended = False
         self._first = self.active = True
+        self._held = b""
+        self._renames = renames
         if len(body) < _JOIN_BYTES:
             self.transport.write(head + body)
         else:
@@ -181,6 +191,8 @@ class UpstreamConnection(asyncio.Protocol):
             self.transport.abort()  # the engine sends bytes without a request
             return
         self.active = True
+        if self._renames:
+            data, self._held = thoughts.renamed(self._held + data)
         if self._between and self._is_chunk(data):
             exchange.client.write(data)
             return

@@ -175,6 +175,7 @@ def _routed_replicas(
                 )
                 for adapter in replica.attempt.plan.adapters
             ),
+            thoughts=engine_kind(replica.attempt.plan.engine.kind).thoughts,
         )
         for replica, instance in serving
         if replica.attempt is not None and instance.url and instance.name not in frozen

@@ -20,6 +20,10 @@ class EngineKind(Protocol):
     def limits_answers(self) -> bool:
         """Whether max_new_tokens of generation_config.json ends answers without `max_tokens`."""
 
+    @property
+    def thoughts(self) -> str:
+        """The name of a model's thoughts in the engine's chat answers."""
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The `extra` stages that the engine gives one layer more than the others."""
 

@@ -22,7 +22,7 @@ Missing = Mapping[tuple[str, str], tuple[str, ...]]
 
 
 class CacheScan(NamedTuple):
-    """What the cache holds. `info`: None without a cache."""
+    """The repositories of a cache. `info`: None without a cache."""
 
     info: HFCacheInfo | None
     missing: Missing

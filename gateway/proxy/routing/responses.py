@@ -34,7 +34,7 @@ class Responses:
 
     def record(self, response: bytes, key: Key, replica: int) -> None:
         """Records a response. `replica`: the seed of the replica that made it."""
-        self._table.store(response + key.digest, replica, _now())
+        self._table.store(response + key.digest, replica, _seconds())
 
     def maker_of(self, response: str, key: Key) -> int:
         """The seed of the replica that made the response. Raises NotFound, also for a response of
@@ -48,7 +48,7 @@ class Responses:
         """Counts the memory that the replica's engine takes for a response."""
         answer = answer_bytes // _BYTES_OF_EVENTS if events else answer_bytes
         more = -(-(_OBJECTS_BYTES + request_bytes + answer) // _KIB)
-        self._table.store(_room(replica), self._kept_kib(replica) + more, _now())
+        self._table.store(_room(replica), self._kept_kib(replica) + more, _seconds())
 
     def is_full(self, replica: int) -> bool:
         """Whether the replica's engine keeps as many responses as it may."""
@@ -62,7 +62,7 @@ def _room(replica: int) -> bytes:
     return b"room of %d" % replica
 
 
-def _now() -> int:
+def _seconds() -> int:
     return int(time.monotonic())
 
 

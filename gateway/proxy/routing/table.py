@@ -39,7 +39,7 @@ class RoutedReplica:
     `capacity`: how many requests it gets at once; None if unknown. `key`: its key for callers, ""
     for none. `adapters`: names of adapters with the engine's names. `seed`: a number for the id.
     `key_line`: the key as a line of a request's head. `remote`: not started by this gateway, and
-    perhaps another gateway.
+    perhaps another gateway. `thoughts`: the name of thoughts in its chat answers.
     """
 
     url: str
@@ -49,6 +49,7 @@ class RoutedReplica:
     key: str = field(default="", repr=False)
     adapters: tuple[tuple[str, str], ...] = ()
     remote: bool = False
+    thoughts: str = "reasoning"
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)
 

@@ -27,6 +27,8 @@ class ToyKind:
 
     env_prefixes = ("TOY_",)
     stage_layers_env = "TOY_STAGE_LAYERS"
+    limits_answers = False
+    thoughts = "reasoning"
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         return range(min(stages, extra))
