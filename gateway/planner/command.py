@@ -133,7 +133,8 @@ def _check_flag(engine: Engine, item: str, own: Mapping[str, str], folder: str) 
     if name not in engine.flags:
         raise BadFlag(f"{engine.ref} has no flag {item[:80]!r}.", param="argv")
     name = engine.flags[name].same_as or name
-    if name in own or (engine.flags[name].ours and name not in _PLANNED):
+    planned = name in _PLANNED or name in engine.api_switches
+    if name in own or (engine.flags[name].ours and not planned):
         raise BadFlag(f"The flag --{name} is in no plan.", param="argv")
     if name == template.FLAG and not template.is_file_of(folder, text or ""):
         raise BadFlag(

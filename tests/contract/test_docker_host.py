@@ -427,6 +427,15 @@ async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> No
     assert ended.exit_code == 137
 
 
+async def test_an_engine_that_kills_itself_is_seen_as_killed(harness: DockerHarness) -> None:
+    """As SGLang does when its scheduler has died. Linux drops the signal of a process 1 to itself,
+    and the engine would end with 0."""
+    end = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    spec = harness.make_spec(f"{harness.instance}-a").evolve(argv=("python3", "-c", end))
+    await harness.host.start(spec)
+    assert (await exited(harness.host, spec.name)).exit_code == 137
+
+
 async def test_a_paused_engine_counts_as_running_and_can_be_stopped(harness: DockerHarness) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)

@@ -14,7 +14,7 @@ from gateway.planner.command import check_command, check_environment
 from gateway.planner.flags import arguments
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine
-from tests.support.versions import SGLANG_REF
+from tests.support.versions import SGLANG, SGLANG_REF
 
 FLAGS = {
     "dtype": Flag(type="str", choices=("auto", "half")),
@@ -54,6 +54,16 @@ def check(*items: str, own: tuple[str, ...] = OWN, on: Engine = SMALL) -> None:
 )
 def test_flags_of_plans_are_known(item: str) -> None:
     check(item)
+
+
+@pytest.mark.parametrize("version", SGLANG)
+def test_the_switches_of_every_start_are_known(version: str) -> None:
+    """Also those that no user may give, such as the store of responses."""
+    sglang = Profiles().engine(f"sglang=={version}")
+    switches = [f"--{name}" for name in sglang.api_switches if name in sglang.flags]
+    names = {flag: sglang.spelling.get(flag, flag) for flag in ("model", "served-model-name")}
+    own = (f"--{names['model']}=/models/m", f"--{names['served-model-name']}=m", *OWN[2:])
+    check(*switches, own=own, on=sglang)
 
 
 @pytest.mark.parametrize(
