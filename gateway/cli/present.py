@@ -124,7 +124,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     for words in explain.offer_words(decision):
         print_paragraph(f"Before its start {words}.")
     if decision.plans:
-        show_plan(decision.plans[0])
+        show_plan(decision.plans[0], decision.why_gpus)
     elif not decision.rejected and decision.engines:
         print_paragraph("No engine for this model can be started here.")
     else:
@@ -140,14 +140,12 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         say("\nEngines that are not installed")
         for line in missing:
             print_paragraph(line, indent=4, first="  ")
-    if alternatives := decision.plans[1:]:
-        total = len(alternatives)
-        say(
-            "\nOther plans"
-            + (f" (the first {_MOST_OTHERS} of {total})" if total > _MOST_OTHERS else "")
-        )
-        head = ("RANK", "ENGINE", "GPUS", "CONTEXT", "TOK/S", "IN ALL", "CHANGED")
-        print_table(head, explain.later_plans(alternatives[:_MOST_OTHERS]))
+    if len(decision.plans) > 1:
+        rows = explain.shapes(decision.plans)
+        more = f" (the first {_MOST_SHAPES} of {len(rows)})" if len(rows) > _MOST_SHAPES else ""
+        say(f"\nPlans by shape{more}")
+        head = ("RANK", "GPUS", "LAYOUT", "CONTEXT", "TOK/S", "IN ALL", "ENGINES")
+        print_table(head, rows[:_MOST_SHAPES])
     if decision.rejected:
         say("\nRejected")
         for rejection in explain.rejections(decision.rejected):
@@ -157,7 +155,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
                 print_paragraph(line.strip(), indent=len(inner) + 2, first=inner)
 
 
-_MOST_OTHERS = 8
+_MOST_SHAPES = 8
 
 
 def show_matrix(cells: Any, *, as_json: bool) -> None:
@@ -198,11 +196,12 @@ def _short_name(model: str, models: list[str]) -> str:
     )
 
 
-def show_plan(plan: Any) -> None:
+def show_plan(plan: Any, why_gpus: str = "") -> None:
+    """Print a plan. why_gpus: of its decision."""
     from gateway.planner import explain
 
     say("")
-    print_table(("CHOICE", "VALUE", "WHY"), explain.choices(plan))
+    print_table(("CHOICE", "VALUE", "WHY"), explain.choices(plan, why_gpus))
     if plan.kernels:
         _show_layers(
             "Kernels per rank",

@@ -430,6 +430,13 @@ class Decision(Value):
     model: str
     hardware: str
     plans: tuple[Plan, ...] = ()
+    why_gpus: str = Field(
+        "",
+        description=(
+            "why the first plan takes so many GPUs: speed, context and requests beside those of the"
+            " neighbouring numbers"
+        ),
+    )
     rejected: tuple[Rejected, ...] = ()
     gaps: tuple[RuleGap, ...] = Field(
         (), description="where engines that were asked contradict the rules"

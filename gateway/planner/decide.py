@@ -26,6 +26,7 @@ from gateway.engines.common.variant import Variant
 from gateway.engines.kind_rules import rules_without_files
 from gateway.errors import BadFlag, BadRequest
 from gateway.models.context_limit import with_limit
+from gateway.planner.comparison import gpu_comparison
 from gateway.planner.flags import check_args
 from gateway.planner.overrides import overridden
 from gateway.planner.parallel import freed
@@ -67,6 +68,7 @@ def decide(
         model=given.spec.source,
         hardware=given.hardware_name,
         plans=tuple(plan.evolve(rank=index) for index, plan in enumerate(ranked, start=1)),
+        why_gpus=gpu_comparison(ranked, rejected),
         rejected=tuple(rejected),
         gaps=tuple(dict.fromkeys(gaps)),
     )

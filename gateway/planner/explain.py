@@ -25,6 +25,7 @@ from gateway.domain import (
 from gateway.domain.plan import RAM
 from gateway.domain.units import GIB, gib
 from gateway.domain.wish import Goal
+from gateway.planner.comparison import gpus_of, layout_of
 
 
 class Row(NamedTuple):
@@ -34,9 +35,10 @@ class Row(NamedTuple):
     source: str
 
 
-def choices(plan: Plan) -> list[tuple[str, str, str]]:
-    """Every decided value, with its reason and source."""
+def choices(plan: Plan, why_gpus: str = "") -> list[tuple[str, str, str]]:
+    """Every decided value, with its reason and source. why_gpus: of the decision."""
     rows = [("engine", str(plan.engine), image(plan.engine))]
+    rows += [("GPUs", str(gpus_of(plan)), why_gpus)] if why_gpus else []
     for name in Plan.model_fields:
         choice = getattr(plan, name)
         if isinstance(choice, Choice) and not (
@@ -136,7 +138,7 @@ def rival_words(rival: Rival) -> str:
     extra = f" ({changes(plan)})" if changes(plan) else ""
     return (
         f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of"
-        f" {ours.concurrency} at once ({ours.grade}). {plan.engine} with {_layout(plan)}{extra}"
+        f" {ours.concurrency} at once ({ours.grade}). {plan.engine} with {layout_of(plan)}{extra}"
         f" should give {other.stream.value:,g} and {other.total.value:,g} of {other.concurrency}"
         f" ({other.grade}): {rival.gain:.2f} times as good for what the model is for."
     )
@@ -268,29 +270,42 @@ def _reasons(one: Rejected) -> tuple[str, ...]:
     return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in told))
 
 
-def later_plans(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
-    """The plans after the best one: rank, engine, GPUs, context, tokens/s, drawbacks.
+def shapes(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
+    """The plans by number of GPUs and layout: rank, GPUs, layout, context, tokens/s, engines.
 
-    tokens/s: of one request alone, and of many at once.
+    The figures are of the best plan of a shape. tokens/s: of one request alone, and of many at
+    once. Engine versions stand in the order of their ranks, with the changes of their plans.
     """
+    grouped: dict[tuple[int, str], list[Plan]] = {}
+    for plan in plans:
+        grouped.setdefault((gpus_of(plan), layout_of(plan)), []).append(plan)
     return [
         (
-            str(plan.rank),
-            str(plan.engine),
-            _layout(plan),
-            f"{plan.max_model_len.value:,}",
-            f"{plan.speed.stream.value:,g}" if plan.speed else "?",
-            f"{plan.speed.total.value:,g}" if plan.speed else "?",
-            changes(plan) + (" (degraded)" if plan.verdict == "degraded" else ""),
+            str(group[0].rank),
+            str(count or "CPU"),
+            layout,
+            f"{group[0].max_model_len.value:,}",
+            f"{group[0].speed.stream.value:,g}" if group[0].speed else "?",
+            f"{group[0].speed.total.value:,g}" if group[0].speed else "?",
+            _engines(group),
         )
-        for plan in plans
+        for (count, layout), group in grouped.items()
     ]
 
 
-def _layout(plan: Plan) -> str:
-    stages, copies = plan.pipeline_parallel.value, plan.replicas.value
-    layout = f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
-    return layout + (f" x{copies}" if copies > 1 else "")
+def _engines(plans: list[Plan]) -> str:
+    """The engine versions of these plans, each by its best plan: `vllm==0.33.0, 0.26.0`."""
+    best: dict[str, Plan] = {}
+    for plan in plans:
+        best.setdefault(str(plan.engine), plan)
+    noted: dict[tuple[str, str], list[str]] = {}
+    for plan in best.values():
+        note = changes(plan) + (" (degraded)" if plan.verdict == "degraded" else "")
+        noted.setdefault((plan.engine.kind, note.strip()), []).append(plan.engine.version)
+    return "; ".join(
+        f"{kind}=={', '.join(versions)}" + (f": {note}" if note else "")
+        for (kind, note), versions in noted.items()
+    )
 
 
 def changes(plan: Plan) -> str:

@@ -16,6 +16,11 @@ from gateway.models.task import classifying_task
 
 _CONFIG = "hf-overrides"
 _PLACE = f"config.json or --{_CONFIG}"
+# Fields of a ModelSpec that follow from config.json alone.
+_FROM_CONFIG = (
+    *("architecture", "model_type", "task", "dtype", "max_position", "open_limit", "guessed"),
+    *("hidden", "vocab", "attention", "experts", "config"),
+)
 _TASK_FLAGS = ("convert", "runner")
 
 
@@ -72,11 +77,9 @@ def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
             hint="Correct the flag, or leave it out.",
             param="args",
         ) from None
-    changed = read.evolve(
-        chat_template=spec.chat_template,
-        added_tokens=spec.added_tokens,
+    changed = spec.evolve(
+        **{name: getattr(read, name) for name in _FROM_CONFIG},
         quant=read.quant or spec.quant,
-        sentence_limit=spec.sentence_limit,
         sources={
             "config": _PLACE,
             **{
@@ -84,8 +87,4 @@ def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
             },
         },
     )
-    if spec.tensors_from == "headers":
-        changed = changed.evolve(
-            tensors=spec.tensors, draft_tensors=spec.draft_tensors, tensors_from="headers"
-        )
     return changed if changed.generates else without_head(changed)

@@ -77,10 +77,10 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
         in text
     )
     assert re.search(r"\n\[W+a*g*o*K+\.+\] 24\.00 GiB\nW weights", text)
-    assert re.search(r"\n2     vllm==0.19.1  TP=1 PP=2  32,768   [\d.]+ +[\d.,]+\n", text)
+    assert re.search(r"\n2     2     TP=1 PP=2  32,768   [\d.]+ +[\d.,]+ +vllm==0.19.1\n", text)
     assert re.search(
-        r"\n3     vllm==0.19.1  TP=2       32,768   [\d.]+ +[\d.,]+\s+float16"
-        r" activations\s+\(degraded\)\n",
+        r"\n3     2     TP=2       32,768   [\d.]+ +[\d.,]+\s+vllm==0.19.1:\s+float16"
+        r"\s+activations\s+\(degraded\)\n",
         text,
     )
     assert re.search(r"\n32 at once        [\d,]+ \([\d,]+ to [\d,]+\) tokens/s in all\n", text)

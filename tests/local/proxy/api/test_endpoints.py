@@ -87,7 +87,6 @@ async def test_a_model_is_asked_only_for_what_it_does(gateway: Gateway, endpoint
         "/v1/responses/render",
         "/v1/messages/render",
         "/v1/messages/batches",
-        "/v1/classify",
         "/v1/audio",
         "/v1/responses/a/b",
         "/v1/responses/a%2Fb",

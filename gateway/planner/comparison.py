@@ -1,0 +1,83 @@
+"""The first plan's number of GPUs beside the neighbouring numbers, in figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.domain import Plan, Rejected
+
+
+def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
+    """The reason for the number of GPUs of the first plan; "": there is no plan on GPUs.
+
+    plans: best first. Each number of GPUs is told by its best plan, and the first plan's number by
+    another layout too.
+    """
+    if not plans or not plans[0].gpus:
+        return ""
+    best: dict[int, Plan] = {}
+    for plan in plans:
+        best.setdefault(gpus_of(plan), plan)
+    chosen = gpus_of(plans[0])
+    other = next(
+        (
+            plan
+            for plan in plans
+            if gpus_of(plan) == chosen and layout_of(plan) != layout_of(plans[0])
+        ),
+        None,
+    )
+    told = [_figures(plan) for plan in (plans[0], other) if plan is not None]
+    fewer = max((count for count in best if count < chosen), default=None)
+    more = min((count for count in best if count > chosen), default=None)
+    told += [_figures(best[count]) for count in (fewer, more) if count]
+    if fewer is None and (refused := _refused_below(chosen, plans[0], rejected)):
+        told.append(refused)
+    return "; ".join(told)
+
+
+def gpus_of(plan: Plan) -> int:
+    """The GPUs of all copies together."""
+    return len(plan.gpus) * plan.replicas.value
+
+
+def layout_of(plan: Plan) -> str:
+    """`TP=2 PP=2 x2`: ranks of a layer, stages and copies."""
+    stages, copies = plan.pipeline_parallel.value, plan.replicas.value
+    layout = f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
+    return layout + (f" x{copies}" if copies > 1 else "")
+
+
+def _words(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def _figures(plan: Plan) -> str:
+    speed, memory = plan.speed, plan.memory
+    parts = []
+    if speed is not None:
+        parts.append(f"{speed.stream.value:,g} tokens/s alone")
+        parts.append(f"{speed.total.value:,g} of {speed.concurrency:,} at once")
+    context = f"{plan.max_model_len.value:,} tokens of context"
+    if memory.full_requests:
+        parts.append(f"{memory.full_requests * plan.replicas.value:,.3g} requests of {context}")
+    else:
+        parts.append(context)
+    if plan.drops:
+        parts.append(f"without {', '.join(plan.drops)}")
+    return f"{_words(gpus_of(plan))} as {layout_of(plan)}: {', '.join(parts)}"
+
+
+def _refused_below(chosen: int, plan: Plan, rejected: Sequence[Rejected]) -> str:
+    """The refusal of the next smaller number of GPUs by the engine of the first plan; "": none."""
+    below = [
+        one
+        for one in rejected
+        if str(one.engine) == str(plan.engine)
+        and one.tensor_parallel * one.pipeline_parallel < chosen
+    ]
+    if not below:
+        return ""
+    nearest = max(below, key=lambda one: one.tensor_parallel * one.pipeline_parallel)
+    count = nearest.tensor_parallel * nearest.pipeline_parallel
+    return f"{_words(count)}: {nearest.verdict}, {nearest.reasons[0]}"
