@@ -97,10 +97,12 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
         )
         if refused and (one.kind, one.head_dim) == (row.kind, row.head_dim):
             return one.evolve(layers=row.layers)
+    # Engines give recurrent layers no size of heads.
+    known = next((one.head_dim for one in forecast if one.kind == row.kind), 0)
     return LayerAttention(
         kind=row.kind,
         layers=row.layers,
-        head_dim=row.head_dim,
+        head_dim=row.head_dim or known,
         backend=row.backend,
         status="ok",
         version=row.version or None,

@@ -31,13 +31,14 @@ def decided(
     *,
     quant: str = "",
     engine: str = VLLM_REF,
+    model: str = "llama-3.1-8b",
     **wanted: Any,
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(engine)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     return decide(
-        published("llama-3.1-8b", **block),
+        published(model, **block),
         here,
         engines,
         wish(**wanted),
@@ -129,6 +130,19 @@ def test_an_answer_that_agrees_raises_the_grade_and_changes_no_size() -> None:
     assert [(row.layer, row.kernel, row.scheme) for row in best.kernels] == [
         (row.layer, row.kernel, row.scheme) for row in forecast.kernels
     ]
+
+
+def test_recurrent_layers_keep_their_size_of_heads_where_the_engine_tells_none() -> None:
+    forecast = decided({}, model="qwen3.5-9b").plans[0]
+    told = answer(forecast)
+    sizeless = told.evolve(
+        attention=tuple(
+            row.evolve(head_dim=0) if row.kind == "recurrent" else row for row in told.attention
+        )
+    )
+    best = decided({asked(forecast): sizeless}, model="qwen3.5-9b").plans[0]
+    assert best.grade == "checked"
+    assert {row.kind: row.head_dim for row in best.attention}["recurrent"] == 128
 
 
 def test_the_engines_bytes_win_over_ours() -> None:
