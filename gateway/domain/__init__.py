@@ -17,7 +17,15 @@ from gateway.domain.answer import (
     InquiryResult,
     ResolvedSettings,
 )
-from gateway.domain.engine import Advisory, Engine, Flag, Install, Method, MethodRule
+from gateway.domain.engine import (
+    Advisory,
+    CacheDefault,
+    Engine,
+    Flag,
+    Install,
+    Method,
+    MethodRule,
+)
 from gateway.domain.facts import Fact, FactKind, Failure, Served
 from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
 from gateway.domain.model import (
@@ -103,6 +111,7 @@ __all__ = [
     "BenchLevel",
     "BenchReport",
     "BoolChoice",
+    "CacheDefault",
     "Cap",
     "Change",
     "ChatTemplate",

@@ -109,6 +109,17 @@ class MethodRule(Value):
     source: str
 
 
+class CacheDefault(Value):
+    """The dtype of a KV cache that an engine version gives some models of its own accord."""
+
+    architectures: tuple[str, ...]
+    capabilities: tuple[str, ...] = Field(
+        description='of the GPU; "10.*": any with major number 10'
+    )
+    dtype: str
+    source: str
+
+
 class Engine(Value):
     """An engine version, read from `profiles/engines/`."""
 
@@ -192,6 +203,7 @@ class Engine(Value):
     )
     tokenizers: tuple[str, ...] = Field((), description="the same, of tokenizers")
     quantizations: dict[str, Method] = Field({})
+    cache_defaults: tuple[CacheDefault, ...] = ()
     method_rules: tuple[MethodRule, ...] = Field(
         (), description="in the order in which the engine asks them"
     )

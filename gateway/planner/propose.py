@@ -155,11 +155,16 @@ def _software(candidate: Candidate) -> dict[str, Any]:
 
 
 def _kv_cache_dtype(candidate: Candidate) -> Choice[str]:
-    value, quant = candidate.variant.kv_dtype, candidate.given.spec.quant
+    value, spec, engine = candidate.variant.kv_dtype, candidate.given.spec, candidate.engine
     plain = "the dtype of the activations" if value == "auto" else _DECLARED_CACHE
     reason, source = _reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", plain)
-    declared = quant is not None and reason == _DECLARED_CACHE
-    return str_choice(value, reason, quant.file if quant and declared else source)
+    if reason != _DECLARED_CACHE:
+        return str_choice(value, reason, source)
+    own = [row for row in engine.cache_defaults if spec.architecture in row.architectures]
+    if own and own[0].dtype == value:
+        reason = f"what {engine.ref} gives {spec.architecture} on this GPU"
+        return str_choice(value, reason, own[0].source)
+    return str_choice(value, reason, spec.quant.file if spec.quant else source)
 
 
 def _grade(candidate: Candidate) -> Grade:

@@ -198,7 +198,10 @@ class Search:
     def _first_variants(self) -> list[Variant]:
         """The variants without changes; before them the variants of a plan to restore."""
         given, engine = self.given, self.engine
-        kv_dtype = self.rules.declared_kv_dtype(given.spec.quant, engine)
+        gpus = given.hardware.gpus
+        kv_dtype = self.rules.adopted_kv_dtype(
+            given.spec, engine, gpus[0].capability if gpus else None
+        )
         variants = [
             *plain(engine, self._max_gpus, self.canonical, given.wish.tensor_parallel, kv_dtype)
         ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import Engine
-from gateway.engines.sglang import kv_dtype as sglang_kv
-from gateway.engines.vllm import kv_dtype as vllm_kv
+from gateway.engines.sglang.kv_dtype import declared
+from gateway.engines.vllm.kv_dtype import adopted
 from gateway.models.quantization_block import FILE
 from gateway.models.spec import read_model, with_quant_files
 from gateway.planner.quantization_methods import MethodRefused, check, resolve
@@ -35,13 +35,14 @@ def ours(engine: Engine, name: str) -> list[str]:
     config, file = files(CASES[name])
     spec = read_model("m", None, config, None, None, (), None)
     spec = spec if file is None else with_quant_files(spec, {FILE: file})
-    declared = (sglang_kv if engine.kind == "sglang" else vllm_kv).declared
     try:
         resolved = resolve(engine, spec.quant, "", spec.model_type, CAPABILITY)
         check(engine, resolved, CAPABILITY, "bfloat16")
     except MethodRefused:
         return ["refused"]
-    return ["ok", resolved.method, declared(spec.quant, engine)]
+    sglang = engine.kind == "sglang"
+    cache = declared(spec.quant, engine) if sglang else adopted(spec, engine, CAPABILITY)
+    return ["ok", resolved.method, cache]
 
 
 def agree(name: str, theirs: list[str], mine: list[str]) -> bool:

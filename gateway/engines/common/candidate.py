@@ -263,8 +263,9 @@ class EngineRules(EngineKind, Protocol):
     def attention_repairs(self) -> tuple[str, ...]:
         """Values of --attention-backend to try where the engine's own choice fails."""
 
-    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
-        """The KV cache dtype that the engine takes over from the checkpoint; "auto": none."""
+    def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
+        """The KV cache dtype that the engine takes over from the checkpoint, or has for such a
+        model on such a GPU; "auto": none."""
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         """Whether the engine's flag overrides the KV cache dtype of the checkpoint."""

@@ -89,8 +89,8 @@ class SglangRules(SglangKind):
     def attention_repairs(self) -> tuple[str, ...]:
         return self.attention_backends.repairs if self.attention_backends else ()
 
-    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
-        return declared(quant, engine)
+    def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
+        return declared(spec.quant, engine)
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return True

@@ -30,7 +30,7 @@ from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
 from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
 from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
-from gateway.engines.vllm.kv_dtype import AUTO, declared, flag_wins
+from gateway.engines.vllm.kv_dtype import AUTO, adopted, flag_wins
 from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
@@ -104,8 +104,8 @@ class VllmRules(VllmKind):
         """None: it tries one backend after the other by itself."""
         return ()
 
-    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
-        return declared(quant, engine)
+    def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
+        return adopted(spec, engine, capability)
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return flag_wins(quant, engine)
@@ -390,7 +390,7 @@ class VllmRules(VllmKind):
 class VllmCpuRules(VllmCpuKind, VllmRules):
     """vLLM built for CPUs, which keeps its KV cache in the dtype of the model."""
 
-    def declared_kv_dtype(self, quant: Quant | None, engine: Engine) -> str:
+    def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
         return AUTO
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.domain import Engine, Quant
+from gateway.domain import CacheDefault, Engine, ModelSpec, Quant
+from gateway.engines.common.rules.subject import of_family
 
 AUTO = "auto"
 # A trait of vLLM from 0.26.0 on: before, a compressed-tensors checkpoint's scheme was written over
@@ -16,22 +17,43 @@ FLAG_WINS = "flag_wins_over_kv_scheme"
 _MODELOPT = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
 
-def declared(quant: Quant | None, engine: Engine) -> str:
-    """`auto` where the checkpoint declares none, or none that this version has."""
+def adopted(spec: ModelSpec, engine: Engine, capability: str | None) -> str:
+    """The dtype of the checkpoint, else that of the engine for such a model; `auto`: neither, or
+    one that this version has not."""
+    result = _declared(spec.quant)
+    if result == AUTO:
+        default = default_of(spec, engine, capability)
+        result = default.dtype if default else AUTO
+    flag = engine.flags.get("kv-cache-dtype")
+    return result if flag is None or not flag.choices or result in flag.choices else AUTO
+
+
+def default_of(spec: ModelSpec, engine: Engine, capability: str | None) -> CacheDefault | None:
+    """The dtype that this version gives the model of its own accord."""
+    return next(
+        (
+            row
+            for row in engine.cache_defaults
+            if spec.architecture in row.architectures
+            and capability is not None
+            and of_family(capability, row.capabilities)
+        ),
+        None,
+    )
+
+
+def _declared(quant: Quant | None) -> str:
     if quant is None:
         return AUTO
     if quant.method.startswith("modelopt"):
         # Only the block of the whole model is looked at.
-        result = AUTO if quant.place.startswith("text_config") else _modelopt(quant.config)
-    else:
-        # Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.18.0:230,
-        # 0.33.0:287).
-        compressed = (
-            quant.method == "compressed-tensors" and quant.config.get("kv_cache_scheme") is not None
-        )
-        result = "fp8" if compressed else AUTO
-    flag = engine.flags.get("kv-cache-dtype")
-    return result if flag is None or not flag.choices or result in flag.choices else AUTO
+        return AUTO if quant.place.startswith("text_config") else _modelopt(quant.config)
+    # Attention.__init__ in vllm/model_executor/layers/attention/attention.py (0.18.0:230,
+    # 0.33.0:287).
+    compressed = (
+        quant.method == "compressed-tensors" and quant.config.get("kv_cache_scheme") is not None
+    )
+    return "fp8" if compressed else AUTO
 
 
 def flag_wins(quant: Quant | None, engine: Engine) -> bool:

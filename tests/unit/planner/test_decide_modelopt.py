@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, ModelSpec, Plan
+from gateway.engines.vllm.kv_dtype import adopted
 from gateway.models.quantization_block import FILE
 from gateway.models.spec import read_model, with_quant_files
 from gateway.profiles.profiles import Profiles
@@ -106,3 +107,12 @@ def test_weights_of_old_programs_need_the_users_flag() -> None:
     assert "--arg quantization=awq" in refused.rejected[0].reasons[0]
     plan = decision(spec, "3090", VLLM_REF, args={"quantization": "awq"}).plans[0]
     assert plan.memory.weights_bytes < 7 * GB
+
+
+def test_a_cache_that_an_engine_quantizes_for_one_model_is_planned_so() -> None:
+    """GLM-5 on Blackwell: the engine's own default, which no checkpoint declares."""
+    engine = PROFILES.engine(VLLM_REF)
+    spec = model("deepseek-v3.2", None, architectures=["GlmMoeDsaForCausalLM"])
+    for capability, dtype in (("10.0", "fp8_e4m3"), ("9.0", "auto"), (None, "auto")):
+        assert adopted(spec, engine, capability) == dtype
+    assert adopted(model("deepseek-v3.2", None), engine, "10.0") == "auto"

@@ -72,6 +72,49 @@ def wna16(version: str, intermediate: int, origin: str = "gptq", group: int = 32
     return choose_moe(RULES[version], MoeShape(scheme=scheme, origin=origin, **sizes), "8.6")
 
 
+@pytest.mark.parametrize(
+    ("version", "symmetric", "method"),
+    [
+        ("0.19.1", False, "AWQMarlinMoEMethod"),
+        ("0.19.1", True, "MoeWNA16Method"),
+        ("0.26.0", False, "AutoAWQMoEMethod"),
+        ("0.26.0", True, "MoeWNA16Method"),
+        ("0.33.0", False, "AutoAWQMoEMethod"),
+        ("0.33.0", True, "AutoAWQMoEMethod"),
+    ],
+)
+def test_auto_round_in_the_layout_of_awq_has_its_own_methods(
+    version: str, symmetric: bool, method: str
+) -> None:
+    """As the versions answered for Mixtral, Qwen3 and Qwen1.5 experts on compute capability 8.6."""
+    scheme = Scheme(kind="wna16", bits=4, group=128, symmetric=symmetric, layout="awq")
+    shape = MoeShape(
+        hidden=2048,
+        intermediate=768,
+        experts=128,
+        scheme=scheme,
+        origin="auto-round",
+        dtype="bfloat16",
+        routing="renormalize",
+    )
+    assert choose_moe(RULES[version], shape, "8.6").method == method
+
+
+@pytest.mark.parametrize("family", ["ernie4_5_moe", "minimax_m2"])
+def test_routers_in_float32_keep_a_kernel_from_models(family: str) -> None:
+    shape = MoeShape(
+        hidden=3072,
+        intermediate=1536,
+        experts=256,
+        scheme=Scheme(kind="fp8_block", bits=8, group=128),
+        origin="fp8",
+        dtype="bfloat16",
+    )
+    other = shape._replace(family="qwen3_moe", routing="renormalize")
+    assert choose_moe(RULES["0.18.0"], other, "10.0").kernel == "FLASHINFER_TRTLLM"
+    assert choose_moe(RULES["0.18.0"], shape._replace(family=family), "10.0").kernel == "TRITON"
+
+
 def test_a_width_of_352_is_padded_for_marlin_since_a_version_and_uses_triton_before() -> None:
     assert (wna16("0.26.0", 352).kernel, wna16("0.26.0", 352).padded_to) == ("MARLIN", (2816, 384))
     early = wna16("0.19.1", 352)
