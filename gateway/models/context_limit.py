@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from gateway.domain import ModelSpec
-from gateway.models.default_lengths import DEFAULTS
+from gateway.models.default_lengths import DEFAULTS, OUTER
 from gateway.models.families import general
 from gateway.models.families.config import Fields
 
@@ -112,9 +112,10 @@ def _lengths(text: general.Text, family: str) -> dict[str, ContextLimit]:
     the rest of the file."""
     inner = text.inner
     kind = inner.get("model_type") if isinstance(inner.get("model_type"), str) else family
-    defaults = {
-        field: length for field, length in DEFAULTS.get(str(kind), {}).items() if field not in inner
-    }
+    known = DEFAULTS.get(str(kind), {})
+    if text.nested and family in OUTER:
+        kind, known = family, OUTER[family]
+    defaults = {field: length for field, length in known.items() if field not in inner}
     found = _named(Fields(inner, text.fields.source))
     found |= {
         field: ContextLimit(length, f"transformers' default of {field} for {kind}")

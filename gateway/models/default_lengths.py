@@ -144,6 +144,15 @@ _TYPES: dict[str, dict[int, str]] = {
     },
 }
 
+OUTER: dict[str, dict[str, int]] = {
+    "fun_asr_nano": {"max_position_embeddings": 40960},
+    "glmasr": {"max_position_embeddings": 8192},
+    "idefics2": {"max_position_embeddings": 32768},
+    "lighton_ocr": {"max_position_embeddings": 40960},
+    "voxtral": {"max_position_embeddings": 131072},
+}
+"""By outer model type: lengths of a text model that differ from the defaults of its own class."""
+
 
 def _by_type() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}

@@ -23,6 +23,8 @@ _MOST_READ, _LIMIT_S, _AT_ONCE, _MOST_TOLD = 8, 6.0, 4, 5
 _HOPELESS = {
     "unsupported_architecture",
     "untrusted_code",
+    "text_only",
+    "unsafe_media",
     "driver_too_old",
     "unsupported_platform",
     "bad_flag",

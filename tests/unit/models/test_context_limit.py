@@ -66,6 +66,11 @@ VLLM_READS: list[tuple[dict[str, Any], int, str]] = [
         "transformers' default of max_position_embeddings for llama",
     ),
     (
+        {"model_type": "voxtral", "text_config": {"model_type": "llama"}},
+        131072,
+        "transformers' default of max_position_embeddings for voxtral",
+    ),
+    (
         {"model_type": "gemma3_text", "max_position_embeddings": 9, "rope_scaling": {"factor": 8}},
         9,
         "max_position_embeddings in config.json",

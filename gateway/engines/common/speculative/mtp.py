@@ -4,6 +4,7 @@ attention and their bytes. Pure."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
@@ -19,9 +20,15 @@ _RECURRENT = ("linear_attn", "mamba", "mixer.in_proj", "mixer.out_proj")
 _DENSE = ("mlp.gate_up_proj", "mlp.down_proj")
 
 
-def drafting_layers(spec: ModelSpec, rules: Mtp) -> int | None:
-    """How many layers draft by config.json; None: this engine version knows none of such a
-    model."""
+class DraftingLayers(NamedTuple):
+    """The number of layers that draft, and its source: a field, or the engine's default."""
+
+    layers: int
+    source: str
+
+
+def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
+    """The layers that draft; None: this engine version knows none of such a model."""
     fields = Fields(spec.config, spec.source)
     for entry in rules.targets:
         if spec.model_type in entry.types or spec.architecture in entry.architectures:
@@ -33,7 +40,11 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> int | None:
                 },
                 spec.source,
             )
-            return inner.integer(entry.field, default=entry.default or 0, minimum=0)
+            if inner.named(entry.field):
+                count = inner.integer(entry.field, minimum=0)
+                return DraftingLayers(count, f"{entry.field} in config.json")
+            words = f"the engine's default of {entry.field} ({rules.source})"
+            return DraftingLayers(entry.default or 0, words)
     return None
 
 

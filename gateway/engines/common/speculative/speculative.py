@@ -114,7 +114,8 @@ def _with_own_layers(
 ) -> Speculation:
     """MTP: layers of the target's own checkpoint draft."""
     spec = target.spec
-    known = drafting_layers(spec, rules.mtp)
+    drafting = drafting_layers(spec, rules.mtp)
+    known = drafting.layers if drafting is not None else None
     reason = _reason_against_own_layers(spec, known, engine, rules)
     groups = () if reason else drafting_groups(spec, known or 1)
     rows = target.attends(groups)
@@ -124,7 +125,8 @@ def _with_own_layers(
         else [refusal for row in rows if row.status == "none" for refusal in row.refused]
     )
     layers = known or 1
-    tokens = _tokens(wish, layers, f"one for each of the {layers} layers that draft", "config.json")
+    source = drafting.source if drafting is not None else rules.mtp.source
+    tokens = _tokens(wish, layers, f"one for each of the {layers} layers that draft", source)
     if not failed and tokens.value > layers and tokens.value % layers:
         failed = [
             _refusal(

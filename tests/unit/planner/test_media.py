@@ -1,0 +1,106 @@
+"""No plan drops images, video or audio silently."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.domain import Decision, ModelSpec
+from gateway.models.media import media_of
+from gateway.models.spec import read_model
+from gateway.planner import explain
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import machine, wish
+from tests.support.paths import MODELS
+from tests.support.planning import decide
+from tests.support.published import config, published
+from tests.support.versions import SGLANG_REF, VLLM_REF
+
+PROFILES = Profiles()
+SEEING = sorted(path.stem for path in MODELS.glob("*.json") if media_of(config(path.stem)))
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
+WHISPER = {
+    "architectures": ["WhisperForConditionalGeneration"],
+    "model_type": "whisper",
+    "d_model": 1280,
+    "decoder_layers": 4,
+    "decoder_attention_heads": 20,
+    "decoder_ffn_dim": 5120,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120,
+    "num_mel_bins": 128,
+    "max_source_positions": 1500,
+    "max_target_positions": 448,
+    "vocab_size": 51866,
+    "torch_dtype": "float16",
+}
+
+
+def planned(model: ModelSpec, *refs: str, **wanted: Any) -> Decision:
+    engines = [PROFILES.engine(ref) for ref in refs or (SGLANG_REF, VLLM_REF)]
+    rules = PROFILES.rules(engines)
+    wanted = {"tensor_parallel": 4, **wanted}
+    return decide(
+        model, machine("8xh100"), engines, wish(**wanted), rules=rules, gpus=PROFILES.gpus
+    )
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_the_first_plan_serves_all_that_a_model_takes(name: str) -> None:
+    model = published(name)
+    for text_only in (False, True):
+        decision = planned(model, text_only=text_only)
+        best = decision.plans[0]
+        assert (best.engine.kind, best.drops) == ("vllm", ())
+        assert best.model.inputs == ("text", *media_of(model.config))
+        assert all(not plan.drops or text_only for plan in decision.plans)
+        assert not explain.headline(decision).startswith("Without")
+
+
+def test_a_quantized_checkpoint_that_no_reader_knows_keeps_its_images() -> None:
+    """Qwen2-VL 7B in GPTQ: both engines are unsure of it, and one sees."""
+    fields = config("qwen2.5-vl-7b", quantization_config=GPTQ) | {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "model_type": "qwen2_vl",
+    }
+    decision = planned(read_model("m", None, fields, None, None, (), None), text_only=True)
+    assert decision.plans[0].engine.kind == "vllm"
+    assert decision.plans[0].drops == ()
+
+
+def test_a_plan_for_text_alone_says_so_in_its_first_line() -> None:
+    model = published("qwen3-vl-8b")
+    refused = planned(model, SGLANG_REF)
+    assert (refused.plans, [one.verdict for one in refused.rejected]) == ((), ["text_only"])
+    accepted = planned(model, SGLANG_REF, text_only=True)
+    assert accepted.plans[0].drops == ("image", "video")
+    assert explain.headline(accepted).startswith("Without image, video: ")
+    assert "without image, video" in explain.changes(accepted.plans[0])
+
+
+@pytest.mark.parametrize(
+    ("args", "drops"),
+    [
+        ({"limit-mm-per-prompt": '{"image": 0, "video": 0}'}, ("image", "video")),
+        ({"limit-mm-per-prompt": '{"video": 0}'}, ("video",)),
+        ({"language-model-only": True}, ("image", "video")),
+        ({"limit-mm-per-prompt": '{"image": 2}'}, ()),
+    ],
+)
+def test_flags_of_the_user_drop_media_too(args: dict[str, Any], drops: tuple[str, ...]) -> None:
+    best = planned(published("qwen3-vl-8b"), VLLM_REF, args=args).plans[0]
+    assert best.drops == drops
+    assert not set(drops) & set(best.model.inputs)
+
+
+def test_a_speech_model_is_not_served_without_sound() -> None:
+    model = read_model("m", None, WHISPER, None, None, (), None)
+    decision = planned(model, tensor_parallel=1, text_only=True)
+    best = decision.plans[0]
+    assert (best.model.task, best.model.inputs) == ("transcribe", ("audio",))
+    assert best.max_model_len.value == 448
+    assert best.max_model_len.source == "max_target_positions in config.json"
+    assert {plan.engine.kind for plan in decision.plans} == {"vllm"}
+    assert decision.rejected[0].verdict == "unsafe_media"
