@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 from gateway.domain import Failure, Instance
 
-# Causes that no other plan or engine version avoids: a user must act first.
-HOPELESS = frozenset({"weights_gated", "needs_remote_code"})
 # Signals of a crash: SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
 _CRASHES = frozenset({4, 6, 7, 8, 11})
 # The phases of a start, in words for users.
@@ -18,6 +16,7 @@ PHASES = {
     "kv": "making the KV cache",
     "compile": "compiling",
     "graphs": "capturing graphs",
+    "waking": "waking up from sleep",
 }
 
 

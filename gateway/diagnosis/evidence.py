@@ -17,13 +17,17 @@ from dataclasses import replace
 
 from gateway.diagnosis import structure
 from gateway.diagnosis.candidate import DEATH, EngineLine, FailureCandidate, ProcessTrace
+from gateway.diagnosis.cures import held_by_others
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.progress import StartProgress
+from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure, Scalar
 
+# The kinds of engine whose own lines and frames are circumstances.
+ENGINES = ("vllm", "sglang")
 # All of these are more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
 _MOST_CANDIDATES = 64
@@ -41,6 +45,28 @@ _WATCHED = ("Pyspy dump", "No available shared memory broadcast block")
 # vLLM repeats this line every ten seconds. So many in a row without a progress bar are a hang.
 _WAITS, _REPEATS = "Waiting for ", 5
 _DIGITS = re.compile(r"\d+")
+# Faults of requests that are noted, and those of one place that are no chance.
+_MOST_FAULTS, _REPEATED = 16, 2
+_FAULTS = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "NotImplementedError",
+        "RecursionError",
+        "RuntimeError",
+        "TypeError",
+        "UnboundLocalError",
+        "ZeroDivisionError",
+    }
+)
+# Code of an engine, or of a library that it calls, and none that only carries requests.
+_OWN_CODE = re.compile(
+    r"(?:packages/|/)(?!starlette/|fastapi/|uvicorn/|anyio/|h11/|httptools/|aiohttp/|zmq/|pydantic)"
+    r"(?:vllm|sglang|transformers|tokenizers|xgrammar|outlines|torch|PIL|mistral_common)/"
+)
 # The frames of a crash that matter: the outer ones only called them.
 _INNERMOST = 8
 _UNKNOWN = FailureSignature(
@@ -103,7 +129,9 @@ class CrashStack:
 
 
 class LogEvidence:
-    """The state of one log's evidence. engine: its kind; None: any row may hold.
+    """The state of one log's evidence. engine: KIND or KIND==VERSION; None: any row may hold.
+
+    circumstances: what the lines of the start showed.
 
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is no exception.
@@ -113,6 +141,7 @@ class LogEvidence:
 
     def __init__(self, signatures: Signatures, engine: str | None) -> None:
         self.progress = StartProgress()
+        self.circumstances: dict[str, Scalar] = {}
         self.serving = False
         self.is_ending = False
         self.processes: dict[str, ProcessTrace] = {}
@@ -122,13 +151,15 @@ class LogEvidence:
         self.quoted: tuple[FailureCandidate, ...] = ()
         self.crash = CrashStack()
         self._complaints: list[FailureCandidate] = []
+        self._faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
         self._crashed: FailureCandidate | None = None
         self._warning: FailureCandidate | None = None
         self._first: list[EngineLine] = []
         self._recent: deque[EngineLine] = deque(maxlen=_RECENT)
         self._records: deque[EngineLine] = deque(maxlen=_REPEATS)
         self._signatures = signatures
-        self._engine = engine
+        kind, _, self._version = (engine or "").partition("==")
+        self._engine = kind or None
 
     def process(self, name: str) -> ProcessTrace:
         """The process of that name; beyond a bound the first one."""
@@ -244,6 +275,21 @@ class LogEvidence:
                 self.add(candidate)
         self.is_ending = True
 
+    @property
+    def has_faults(self) -> bool:
+        """Whether enough faults of requests are noted."""
+        return sum(number for _, number in self._faults.values()) >= _MOST_FAULTS
+
+    def note_fault(self, candidate: FailureCandidate) -> None:
+        """Note an error of a request that the serving engine survives."""
+        shape = candidate.shape
+        raised = shape.frames[-1] if shape.frames else ""
+        # A request can be wrong; a program's own fault is the program's.
+        if self.has_faults or shape.exception not in _FAULTS or not _OWN_CODE.search(raised):
+            return
+        first, number = self._faults.get((shape.exception, raised), (candidate, 0))
+        self._faults[shape.exception, raised] = first, number + 1
+
     def close(self, lines: int, *, healthy: bool) -> None:
         """End the log after so many lines. healthy: the engine had started."""
         phase = self.progress.phase
@@ -324,7 +370,7 @@ class LogEvidence:
     def diagnosis(self) -> Failure | None:
         """The kind that words speak for where the verdict names no cause, else the verdict."""
         cause = self._cause()
-        return self._failure(self._likely(cause) or cause)
+        return self._failure(self._likely(cause) or cause) or self._fault()
 
     def _proof(self) -> FailureCandidate | None:
         unproven = [item for item in self._unproven() if not item.bare] if self.death else []
@@ -443,9 +489,8 @@ class LogEvidence:
         if item is None:
             return None
         row = item.row or _UNKNOWN
-        message, advice, steps = self._signatures.describe(
-            row, self.progress.settings | item.culprit
-        )
+        case = self._case(row, item)
+        message, advice, steps = self._signatures.cures.describe(row, case)
         return Failure(
             kind=item.kind,
             phase=item.phase,
@@ -456,7 +501,28 @@ class LogEvidence:
             advice=advice,
             steps=steps,
             proves=row.proves,
+            cure=self._signatures.cures.cure(case),
         )
+
+    def _fault(self) -> Failure | None:
+        """The error with which several requests failed while the engine went on."""
+        first, number = max(self._faults.values(), key=lambda fault: fault[1], default=(None, 0))
+        failure = self._failure(self._best([first])) if first and number >= _REPEATED else None
+        if failure is None:
+            return None
+        told = f"{failure.message} {number} requests failed so, and the engine serves on."
+        return failure.evolve(message=told, phase="serving", proves="nothing")
+
+    def _case(self, row: FailureSignature, item: FailureCandidate) -> Case:
+        """The case that the cure of a failure depends on."""
+        cures = self._signatures.cures
+        known = self.circumstances | cures.in_shape(item.shape)
+        engine = self._engine or next((kind for kind in ENGINES if kind in known), None)
+        version = self._version or self.progress.reported.get("version", "")
+        values = (
+            self.progress.settings | known | cures.known_versions(engine, version) | item.culprit
+        )
+        return Case(row.kind, item.phase, engine, values | held_by_others(values))
 
 
 def _is_named(cause: FailureCandidate | None) -> bool:

@@ -32,8 +32,8 @@ _MOST_BROKEN = 6
 class LogReader:
     """Reads one engine's log. `feed` takes bytes as they come, `read` one line.
 
-    engine: its kind; None: any row may hold. answered: the log shows an answer, which proves that
-    the engine is healthy.
+    engine: KIND or KIND==VERSION; None: any row may hold. answered: the log shows an answer, which
+    proves that the engine is healthy.
     """
 
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
@@ -101,6 +101,8 @@ class LogReader:
         in_traceback = process.in_traceback or process.cut_off is not None
         if in_traceback and line.text[:1] == " " and _indent(line.text) < process.indent:
             line = line._replace(text=line.text.lstrip())
+        if not self._evidence.serving:
+            self._evidence.circumstances |= self._signatures.cures.in_line(text)
         self._read_level(line, text, process)
         if line.quiet or self._is_stopped:
             return
@@ -210,7 +212,13 @@ class LogReader:
         process.frames.append(frame["function"] or "")
         process.files.append(f"{frame['file']}:{frame['function'] or ''}")
         self._cut_off(text, process)
-        if self._evidence.disregards(process) and forms.REQUEST.search(process.files[-1]):
+        # The traceback of a request is read as long as its faults are counted.
+        evidence = self._evidence
+        if (
+            evidence.disregards(process)
+            and forms.REQUEST.search(process.files[-1])
+            and evidence.has_faults
+        ):
             self._lines.attend = 0
 
     def _read_exception(
@@ -242,6 +250,8 @@ class LogReader:
             return
         is_bare = not (traced or process.is_fatal)
         if ignored or (evidence.serving and (is_bare or process.in_request)):
+            if traced and not ignored and evidence.disregards(process):
+                evidence.note_fault(self._unproven(text, shape))
             return
         found = evidence.prove_exception(line.text, process)
         if found is None and forms.WRAPPER.match(line.text):
@@ -402,6 +412,7 @@ class LogReader:
         row, evidence = candidate.row, self._evidence
         if evidence.disregards(process) and not (isinstance(row, TextSignature) and row.line_start):
             process.serving_error = process.serving_error or candidate
+            evidence.note_fault(candidate)
         else:
             evidence.add(candidate)
         process.message, process.has_header = candidate, line.header

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
+from gateway.diagnosis.signature import CureStep
 from gateway.domain.value import Scalar
 
 # Actions of the gateway by itself, by the proof of the failure (`Failure.proves`).
@@ -45,9 +47,29 @@ def placeholders(template: str) -> set[str]:
     return set(_GROUP.findall(template))
 
 
-def fill_steps(templates: Iterable[str], values: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """The steps of which every value is known, in order."""
-    return tuple(text for template in templates if (text := fill(template, values)))
+class Case(NamedTuple):
+    """The case that a cure is for. engine: its kind, if known. values: of the failure, of the
+    engine's settings, and of circumstances by name."""
+
+    kind: str
+    phase: str
+    engine: str | None
+    values: Mapping[str, Scalar]
+
+    def meets(self, step: CureStep) -> bool:
+        """Whether the conditions of a step hold. An unknown engine may be any."""
+        return not (
+            (step.engines and self.engine is not None and self.engine not in step.engines)
+            or (step.phases and self.phase not in step.phases)
+            or (step.when and self.values.keys().isdisjoint(step.when))
+            or not self.values.keys().isdisjoint(step.unless)
+        )
+
+
+def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
+    """The steps whose conditions hold and of which every value is known, in order."""
+    filled = (fill(step.text, case.values) for step in steps if case.meets(step))
+    return tuple(text for text in filled if text)
 
 
 def repeats(others: Iterable[str], step: str) -> bool:
@@ -55,7 +77,7 @@ def repeats(others: Iterable[str], step: str) -> bool:
     theirs."""
     words = set(_WORD.findall(step.lower()))
     theirs = set(_WORD.findall(" ".join(others).lower()))
-    return len(words & theirs) >= _SAME * len(words)
+    return bool(words) and len(words & theirs) >= _SAME * len(words)
 
 
 def _format(name: str, value: Scalar) -> str:

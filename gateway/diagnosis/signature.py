@@ -3,6 +3,8 @@
 texts/*.yaml     TextSignature        a failure known by its text
 structures.yaml  StructuralSignature  a failure known by exception, frames and phase
 remedies.yaml    Remedy               words and steps of a kind of failure
+levers.yaml      Lever                steps that a circumstance of the case calls for
+circumstances.yaml  Circumstance      what a log shows of the machine, the plan and the place
 progress.yaml    ProgressLine         a line that shows how far a start has come
 endings.yaml     EndingLine           a line that shows that the whole engine ends
 frames.yaml      FrameMark            a function that shows a phase or a kernel
@@ -18,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator
 
 from gateway.domain.value import Value
 
+Cure = Literal["plan", "engine", "user"]
 Proves = Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"]
 
 
@@ -37,6 +40,30 @@ def _check(pattern: str) -> str:
 Pattern = Annotated[str, BeforeValidator(_join), AfterValidator(_check)]
 
 
+class CureStep(Value):
+    """A step of a cure, as a template (remedy.py), for the cases in which its conditions hold.
+
+    engines, phases: in these alone. when: at least one of these circumstances or values is known.
+    unless: none of these is known.
+    """
+
+    text: str
+    engines: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    when: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+
+
+def _read_steps(steps: Any) -> Any:
+    if not isinstance(steps, list | tuple):
+        return steps
+    return [{"text": step} if isinstance(step, str) else step for step in steps]
+
+
+# Steps in order: a template, or one with its conditions.
+Steps = Annotated[tuple[CureStep, ...], BeforeValidator(_read_steps)]
+
+
 class FailureSignature(Value):
     """The failure that a row proves, and its words.
 
@@ -54,7 +81,7 @@ class FailureSignature(Value):
     proves: Proves = "plan"
     message: str = ""
     advice: str = ""
-    steps: tuple[str, ...] = ()
+    steps: Steps = ()
     source: str = ""
     examples: tuple[str, ...] = ()
 
@@ -95,6 +122,8 @@ class StructuralSignature(FailureSignature):
     traceback (`file:function`, one a line). pattern: searched in the message.
     phases: the phases that it holds in; without them those of the kind (words.yaml).
     yields_to_words: where words speak for another kind, that kind is told instead (likely.py).
+    reads_source: the message is Python's own and of no field, so words are looked for in the line
+    of code that failed.
     """
 
     proves: Literal["plan", "nothing"] = "plan"
@@ -103,15 +132,59 @@ class StructuralSignature(FailureSignature):
     pattern: Pattern = ""
     phases: tuple[str, ...] = ()
     yields_to_words: bool = False
+    reads_source: bool = False
 
 
 class Remedy(Value):
-    """Message, advice and steps of every failure of a kind, as templates (remedy.py)."""
+    """Message, advice and steps of every failure of a kind, as templates (remedy.py).
+
+    cure: where the cure lies. `plan`: another plan of the same engine may start. `engine`: another
+    plan may, if it is of another version or kind of engine. `user`: no plan avoids it.
+    """
 
     kind: str
+    cure: Cure = "plan"
     message: str = ""
     advice: str = ""
-    steps: tuple[str, ...] = ()
+    steps: Steps = ()
+
+
+class Circumstance(Value):
+    """A trait of the machine, the plan, or the place of a failure, as a log shows it.
+
+    pattern: searched in the lines of a start. frames: searched in the whole traceback, a
+    `file:function` a line. message: searched in the message of the failure. Each named group
+    becomes a value. implied: names that are known with it.
+    """
+
+    name: str
+    pattern: Pattern = ""
+    frames: Pattern = ""
+    message: Pattern = ""
+    implied: tuple[str, ...] = ()
+    source: str = ""
+    examples: tuple[str, ...] = ()
+
+
+class Lever(Value):
+    """Steps that help where a circumstance is known. They stand before the general steps.
+
+    kinds, phases, engines: of the failures it holds for; none: every one. when: circumstances or
+    values, of which at least one is known; none: the phase alone decides. unless: none of these
+    is known. fixed: the version of the engine that has no such fault; the lever is none for it
+    and for newer ones. cure: where the cure lies then.
+    """
+
+    kinds: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    engines: tuple[str, ...] = ()
+    when: tuple[str, ...]
+    unless: tuple[str, ...] = ()
+    fixed: str = ""
+    cure: Cure | None = None
+    message: str = ""
+    steps: Steps
+    source: str = ""
 
 
 class ProgressLine(Value):

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gateway.diagnosis import remedy
+from gateway.diagnosis.cures import CureRows, Cures
 from gateway.diagnosis.likely import KindWords, Likely, normalize
 from gateway.diagnosis.signature import (
     EndingLine,
     FailureSignature,
     FrameMark,
     ProgressLine,
-    Remedy,
     StructuralSignature,
     TextSignature,
 )
 from gateway.diagnosis.structure import Shape, Structure
-from gateway.domain import Failure, Scalar
+from gateway.domain import Scalar
 
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"([\d.]+) ?(B|[KMGT]iB)")
-_NO_REMEDY = Remedy(kind="")
 
 
 class FailureRows(NamedTuple):
@@ -30,7 +28,7 @@ class FailureRows(NamedTuple):
 
     texts: tuple[TextSignature, ...] = ()
     structures: tuple[StructuralSignature, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
+    cures: CureRows = CureRows()
     progress: tuple[ProgressLine, ...] = ()
     endings: tuple[EndingLine, ...] = ()
     frames: tuple[FrameMark, ...] = ()
@@ -42,7 +40,7 @@ class Signatures:
 
     def __init__(self, rows: FailureRows) -> None:
         self.rows = rows
-        texts, structures, remedies, progress, endings, frames, words = rows
+        texts, structures, cures, progress, endings, frames, words = rows
         self._likely = Likely(words)
         self._texts = [(row, re.compile(row.pattern)) for row in texts]
         self._details = {
@@ -56,7 +54,7 @@ class Signatures:
             one.kind: one.phases for one in reversed(words) if one.phases and one.kind != "unknown"
         }
         self._structure = Structure(structures, self._phases)
-        self.remedies = {row.kind: row for row in reversed(remedies)}
+        self.cures = Cures(cures)
         self.frames = {row.function: row for row in reversed(frames)}
 
     def match_text(
@@ -82,13 +80,13 @@ class Signatures:
     def shape_for_words(self, shape: Shape, engine: str | None) -> Shape:
         """The shape in which words are looked for.
 
-        Python's own message of a fault (a row of kind unknown) belongs to no field, so the line of
-        code that failed is read instead.
+        Python's own message of a fault belongs to no field, so the line of code that failed is read
+        instead.
         """
         found = self._structure.match(shape, engine)
         return (
             shape
-            if found is None or found[0].kind != "unknown"
+            if found is None or not found[0].reads_source
             else shape._replace(message=shape.source)
         )
 
@@ -107,41 +105,11 @@ class Signatures:
             (at for at, shape in enumerate(shapes) if normalize(shape.message).find(words[0]) >= 0),
             0,
         )
-        message = self.remedies.get(kind, _NO_REMEDY).message
+        remedy = self.cures.remedies.get(kind)
+        message = remedy.message if remedy is not None else ""
         message += " No known text says so, but these words: {words}."
         row = StructuralSignature(kind=kind, proves="nothing", message=f"Likely: {message}")
         return row, words, at
-
-    def describe(
-        self, row: FailureSignature | Remedy, known: dict[str, Scalar]
-    ) -> tuple[str, str, tuple[str, ...]]:
-        """Message, advice and steps of a failure.
-
-        The row's own where every value in them is known, else those of its kind.
-        """
-        kind = self.remedies.get(row.kind, _NO_REMEDY)
-        message = (
-            remedy.fill(row.message, known)
-            or remedy.fill(kind.message, known)
-            or "The engine failed."
-        )
-        own = remedy.fill(row.advice, known)
-        # Advice for this case goes before the general steps of its kind.
-        general = remedy.fill_steps(kind.steps, known)
-        steps = remedy.fill_steps(row.steps, known) or (
-            ((own,) if own and not remedy.repeats(general, own) else ()) + general
-        )
-        advice = own or remedy.fill(kind.advice, known) or next(iter(steps), "")
-        return message, advice, steps or ((advice,) if advice else ())
-
-    def with_remedy(self, failure: Failure, known: Mapping[str, Scalar]) -> Failure:
-        """The failure with the steps of its kind, where it has none. Its own advice goes first."""
-        if failure.steps:
-            return failure
-        own = (failure.advice,) if failure.advice else ()
-        kind = self.remedies.get(failure.kind, _NO_REMEDY)
-        steps = dict.fromkeys(own + remedy.fill_steps(kind.steps, {**known, **failure.culprit}))
-        return failure.evolve(steps=tuple(steps))
 
     def can_fail_serving(self, kind: str) -> bool:
         """Whether a failure of this kind can come while requests are answered."""

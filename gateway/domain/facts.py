@@ -35,7 +35,8 @@ class Fact(Value):
     kernel_fails    this kernel loads and then fails. The scope has `kernel`, and of engine,
                     capability, scheme, k, n (per rank) and head_dim the part that was proven
     kernel_refuses  the engine's own check refuses this kernel for a layer of this size
-    engine_fails    this engine version fails with this capability, architecture or quantization
+    engine_fails    this engine version fails with this capability, architecture, quantization or
+                    model
     needs_memory    `value` bytes of each device were in use before there was a KV cache
     spare_memory    `value` more bytes of each device had to stay free beside the engine's share
     beside_memory   a ready engine used `value` bytes more beside its share than planned
@@ -78,6 +79,12 @@ class Failure(Value):
     )
     proves: Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"] = Field(
         "plan", description="what it teaches about future plans"
+    )
+    cure: Literal["plan", "engine", "user"] = Field(
+        "plan",
+        description=(
+            "where the cure lies: another plan may avoid it, only one of another engine, or none"
+        ),
     )
     disturbed: str = Field(
         "", description="what a neighbour on the same GPU did meanwhile: then it teaches nothing"

@@ -214,6 +214,11 @@ class ModelSpec(Value):
         description="config.json, from which the layers of each engine version follow",
     )
 
+    @property
+    def versioned_source(self) -> str:
+        """The model's name for facts, with its commit if it has one."""
+        return f"{self.source}@{self.revision}" if self.revision else self.source
+
 
 class AdapterLayer(Value):
     """The change of an adapter to layers of one name (numbers written `*`).

@@ -43,6 +43,13 @@ def shipped() -> Path:
     return inside if inside.is_dir() else Path(__file__).parents[2] / "profiles"
 
 
+# Files of the form before `failures/`, and where their rows stand now.
+_OLD_FAILURES = {
+    "failures.yaml": "texts/*.yaml, structures.yaml, remedies.yaml, one list of rows each",
+    "failure_words.yaml": "words.yaml, a list of rows",
+}
+
+
 class Profiles(ProfileTables):
     """Profiles, read on demand: a plan needs one engine, not all of them.
 
@@ -63,6 +70,12 @@ class Profiles(ProfileTables):
                 f"The profiles folder {extra} does not exist.",
                 hint="Correct or unset FITSERVE_PROFILES_DIR.",
             )
+        for name, now in _OLD_FAILURES.items():
+            if extra is not None and (extra / name).exists():
+                raise SettingsError(
+                    f"The file {extra / name} has a form that is no longer read.",
+                    hint=f"Move its rows into {extra / 'failures'}/: {now}.",
+                )
         super().__init__(
             roots or (*([extra] if extra else []), shipped(), *([learned] if learned else [])),
             cache,

@@ -163,10 +163,13 @@ class ProfileTables:
     @cached_property
     def signatures(self) -> Signatures:
         """The failure signatures of every root, the user's before ours."""
+        from gateway.diagnosis.cures import CureRows
         from gateway.diagnosis.likely import KindWords
         from gateway.diagnosis.signature import (
+            Circumstance,
             EndingLine,
             FrameMark,
+            Lever,
             ProgressLine,
             Remedy,
             StructuralSignature,
@@ -174,17 +177,35 @@ class ProfileTables:
         )
         from gateway.diagnosis.signatures import FailureRows, Signatures
 
-        return Signatures(
-            FailureRows(
-                texts=self._failure_rows("texts/*.yaml", TextSignature),
-                structures=self._failure_rows("structures.yaml", StructuralSignature),
+        rows = FailureRows(
+            texts=self._failure_rows("texts/*.yaml", TextSignature),
+            structures=self._failure_rows("structures.yaml", StructuralSignature),
+            cures=CureRows(
                 remedies=self._failure_rows("remedies.yaml", Remedy),
-                progress=self._failure_rows("progress.yaml", ProgressLine),
-                endings=self._failure_rows("endings.yaml", EndingLine),
-                frames=self._failure_rows("frames.yaml", FrameMark),
-                words=self._failure_rows("words.yaml", KindWords),
-            )
+                levers=self._failure_rows("levers.yaml", Lever),
+                circumstances=self._failure_rows("circumstances.yaml", Circumstance),
+                versions=self._versions(),
+            ),
+            progress=self._failure_rows("progress.yaml", ProgressLine),
+            endings=self._failure_rows("endings.yaml", EndingLine),
+            frames=self._failure_rows("frames.yaml", FrameMark),
+            words=self._failure_rows("words.yaml", KindWords),
         )
+        cured = {row.kind for row in rows.cures.remedies}
+        for kind in sorted({row.kind for row in (*rows.texts, *rows.structures)} - cured):
+            raise SettingsError(
+                f"The failure kind {kind} has no cure.",
+                hint=f"Add an item `kind: {kind}` with steps to failures/remedies.yaml.",
+            )
+        return Signatures(rows)
+
+    def _versions(self) -> dict[str, tuple[str, ...]]:
+        """The described versions of each kind of engine, as their files are named."""
+        refs: dict[str, set[str]] = {}
+        for folder in ("engines", "engine_diffs"):
+            for path in (file for root in self.roots for file in (root / folder).glob("*/*.yaml")):
+                refs.setdefault(path.parent.name, set()).add(path.stem)
+        return {kind: tuple(sorted(versions)) for kind, versions in refs.items()}
 
     def _failure_rows(self, files: str, model: type[V]) -> tuple[V, ...]:
         """The rows of these files of `failures/`, the files of a folder by name."""

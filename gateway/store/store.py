@@ -146,7 +146,7 @@ class Store:
                 raise NotFound(f"There is no model {name}.", hint="`fitserve ps` lists the models.")
 
     def forgive(self, name: str, now_s: float) -> None:
-        """Forget the model's failures, and facts about failed plans without a known reason.
+        """Forget the model's failures, and facts about failed plans and about this model alone.
 
         Facts about limits and kernels stay. Raises NotFound.
         """
@@ -447,7 +447,9 @@ def measured_facts(path: Path) -> list[Fact]:
 
 def _forget_failed_plans(db: sqlite3.Connection, name: str) -> None:
     db.execute(
-        "DELETE FROM facts WHERE json_extract(fact, '$.kind')='plan_failed' "
+        "DELETE FROM facts WHERE (json_extract(fact, '$.kind')='plan_failed'"
+        " OR (json_extract(fact, '$.kind')='engine_fails'"
+        " AND json_extract(fact, '$.scope.model') IS NOT NULL)) "
         "AND attempt IN (SELECT id FROM attempts WHERE model=?)",
         (name,),
     )

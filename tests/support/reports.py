@@ -22,7 +22,9 @@ COLUMNS = ("right", "wrong", "unknown", "not told")
 
 def judged(found: str, case: dict[str, Any]) -> str:
     """The column of COLUMNS that a report comes to."""
-    if found in case["kinds"] or found == case.get("gap"):
+    # Reports were judged before the engine's own faults had a kind of their own.
+    kinds = {*case["kinds"], *(["engine_bug"] if "unknown" in case["kinds"] else [])}
+    if found in kinds or found == case.get("gap"):
         return "right"
     return {"none": "not told", "unknown": "unknown"}.get(found, "wrong")
 

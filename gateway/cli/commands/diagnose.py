@@ -18,6 +18,16 @@ from gateway.visible import visible_line
 
 SCHEMA = "fitserve.failure/1"
 _PIECE = 1024 * 1024
+# The proofs of failures (`Failure.proves`), in words.
+PROVES = {
+    "kernel": "this kernel fails on this GPU, and other kernels may work",
+    "context": "the context does not fit, and a shorter one may",
+    "memory": "the plan needs more memory than there is",
+    "engine": "this engine version cannot do it, whatever the plan",
+    "peers": "these GPUs cannot reach each other so",
+    "plan": "this plan fails, and no more is certain",
+    "nothing": "nothing about the plan: the cause lies outside it, or is only likely",
+}
 # Keys that are always present; a failure may add others.
 _CULPRIT = ("kernel", "backend", "layer", "flag", "value")
 
@@ -78,6 +88,7 @@ def report(diagnosis: Diagnosis) -> dict[str, Any]:
         "line": failure.line,
         "line_number": failure.line_number,
         "facts": [fact.model_dump(exclude_none=True) for fact in diagnosis.facts],
+        "proves": failure.proves,
         "advice": failure.advice.splitlines(),
         "steps": list(failure.steps),
     }
@@ -97,6 +108,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"line {failure.line_number}: {visible_line(failure.line)}"
     for name, value in failure.culprit.items():
         yield f"  {name}: {visible_line(value)}"
+    yield f"proves: {PROVES[failure.proves]}"
     for fact in diagnosis.facts:
         scope = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
         yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({scope})"

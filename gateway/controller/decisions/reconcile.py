@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.diagnosis.ending import HOPELESS, ended, environmental
+from gateway.diagnosis.ending import ended, environmental
 from gateway.domain import Attempt, Failure, Instance, Observation, Policy
 from gateway.domain.running import failures_in_a_row
 from gateway.planner.starts import undisturbed
@@ -306,7 +306,7 @@ def _between_attempts(
                 else f"{len(streak)} starts failed in a row, the last"
             )
             return Rest("quarantined", f"{failed} with {cause}")
-        if last.failure is not None and last.failure.kind in HOPELESS:
+        if last.failure is not None and last.failure.cure == "user":
             return Rest(
                 "quarantined", f"no other plan avoids {cause} {last.failure.advice}".rstrip()
             )

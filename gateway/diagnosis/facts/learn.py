@@ -26,6 +26,8 @@ from gateway.domain.units import MIB, gib
 _BEFORE_CACHE = ("starting", "load", "profile")
 # Keys of a scope that decide over an engine's memory beside its share.
 _OF_RANKS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_parallel")
+# In these phases an engine reads and builds: sizes of the plan decide nothing yet.
+_BEFORE_SIZES = ("starting", "download", "load")
 # Smaller differences are not worth a fact.
 _NOISE = 64 * MIB
 # The last lines of an engine before its ranks first connect. Source: vllm/distributed/
@@ -85,6 +87,8 @@ def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
     if failure.proves == "engine" and not is_certain:
         scope = {**_engine_scope(plan), **_failed_feature(failure)}
         rows += [("engine_fails", scope, None)] if len(scope) > 1 else []
+    if failure.cure == "engine" and failure.proves == "plan" and failure.phase in _BEFORE_SIZES:
+        rows.append(("engine_fails", _model_scope(plan), None))
     if failure.proves == "memory":
         rows += [
             (kind, _memory_scope(plan, kind, failure.phase), value)
@@ -197,6 +201,12 @@ def _engine_scope(plan: Plan) -> dict[str, str]:
     """Engine version, compute capability, and the operator's variables, which may be the cause."""
     optional = {name: plan.scope[name] for name in ("capability", "env") if name in plan.scope}
     return {"engine": f"{plan.engine.kind}=={plan.engine.version}"} | optional
+
+
+def _model_scope(plan: Plan) -> dict[str, str]:
+    """This engine version with this model, and with the operator's variables."""
+    names = ("engine", "model", "env")
+    return {name: plan.scope[name] for name in names if name in plan.scope}
 
 
 def _kernels(plan: Plan, failure: Failure) -> Iterator[tuple[FactKind, dict[str, str]]]:

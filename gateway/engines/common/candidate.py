@@ -149,7 +149,7 @@ class Candidate:
         spec, variant, group = self.given.spec, self.variant, self.group
         scope = {
             "engine": self.engine.ref,
-            "model": f"{spec.source}@{spec.revision}" if spec.revision else spec.source,
+            "model": spec.versioned_source,
             "device": (
                 f"{group[0].name} sm_{group[0].capability}"
                 if group

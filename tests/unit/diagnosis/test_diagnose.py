@@ -22,7 +22,7 @@ from gateway.diagnosis.lines.line_filter import ALARMS, PROGRESS, LineFilter
 from gateway.diagnosis.lines.line_filter import FATAL as FATAL_WORDS
 from gateway.diagnosis.lines.log_lines import MAX_LINE, clean, parse
 from gateway.diagnosis.log_reader import LogReader
-from gateway.diagnosis.remedy import fill
+from gateway.diagnosis.remedy import Case, fill
 from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import FailureRows, Signatures, parse_groups
 from gateway.domain import Attempt, Fact, Failure, LayerKernel, Observation
@@ -358,7 +358,8 @@ def test_every_signature_says_where_it_was_read_and_what_to_do() -> None:
         assert all(row.source for row in several)
     for row in (*rows.texts, *rows.structures):
         # Words and steps of its own, or those of its kind.
-        message, advice, steps = SIGNATURES.describe(row, {})
+        case = Case(row.kind, row.phase or "load", None, {})
+        message, advice, steps = SIGNATURES.cures.describe(row, case)
         assert message != "The engine failed.", row
         assert advice, row
         assert steps, row

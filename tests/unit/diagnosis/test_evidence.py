@@ -24,7 +24,7 @@ def read(*lines: str) -> Failure:
         ("RPC call to execute_model timed out", "hang"),
         ("NVSHMEM API called before NVSHMEM initialization has completed", "nccl"),
         # What Python says of a fault, without the exception that says so.
-        ("name 'check_frob' is not defined", "package"),
+        ("name 'check_frob' is not defined", "engine_bug"),
         ("cannot import name 'Frob' from 'transformers'", "package"),
         ("'Frob' object has no attribute 'frob'", "unknown"),
         ("EngineCore encountered an issue. See stack trace above", "unknown"),

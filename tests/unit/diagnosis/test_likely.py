@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.likely import KindWords, Likely, normalize
 from gateway.diagnosis.log_reader import LogReader
+from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature
 from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure
@@ -156,7 +157,8 @@ def test_no_engine_is_treated_by_what_is_only_likely() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_has_words_that_tell_a_person_what_to_do(kind: str) -> None:
-    message, _, steps = SIGNATURES.describe(FailureSignature(kind=kind), {})
+    case = Case(kind, "load", None, {})
+    message, _, steps = SIGNATURES.cures.describe(FailureSignature(kind=kind), case)
     assert message != "The engine failed."
     assert steps
 
@@ -262,17 +264,17 @@ def test_what_an_engine_reads_before_it_serves_does_not_fail_later(
             'if modalities[image_idx] == "image":',
             "multimodal",
         ),
-        ("IndexError: list index out of range", "return self.queue[0]", "unknown"),
+        ("IndexError: list index out of range", "return self.queue[0]", "engine_bug"),
         (
             "TypeError: '<' not supported between instances of 'NoneType' and 'int'",
             "if self.limit < 0:",
-            "unknown",
+            "engine_bug",
         ),
-        ("TypeError: 'NoneType' object is not subscriptable", "self.rows[0] += 1", "unknown"),
+        ("TypeError: 'NoneType' object is not subscriptable", "self.rows[0] += 1", "engine_bug"),
         (
             "ValueError: not enough values to unpack (expected 2, got 1)",
             "first, second = pair",
-            "unknown",
+            "engine_bug",
         ),
     ],
 )

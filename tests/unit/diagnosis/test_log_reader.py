@@ -775,7 +775,7 @@ def test_memory_of_the_host_that_ray_ran_out_of_is_no_gpus() -> None:
                 "With speculative decoding of my AWQ model I get **ValueError: not enough values to"
                 " unpack (expected 3, got 2)**"
             ),
-            "unknown",
+            "engine_bug",
         ),
         (
             (

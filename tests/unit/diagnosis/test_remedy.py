@@ -4,25 +4,27 @@ import re
 
 import pytest
 
-from gateway.diagnosis.remedy import DONE, fill, fill_steps, placeholders
-from gateway.diagnosis.signature import FailureSignature, Remedy
+from gateway.diagnosis.remedy import DONE, Case, fill, fill_steps, placeholders
+from gateway.diagnosis.signature import CureStep, FailureSignature, Remedy
 from gateway.domain import Failure, Scalar
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import ROOT
 
 SIGNATURES = Profiles().signatures
+CURES = SIGNATURES.cures
 NAMED: list[FailureSignature | Remedy] = [
     *SIGNATURES.rows.texts,
     *SIGNATURES.rows.structures,
-    *SIGNATURES.rows.remedies,
+    *CURES.rows.remedies,
 ]
 # An empty number, a word that is missing, punctuation after nothing.
 _HOLE = re.compile(r"  |[{}\[]\[|\{|\( ?\)|: ?\.|: ?$| [.,;:](?: |$)|\bof  |\bNone\b")
 
 
 def templates(row: FailureSignature | Remedy) -> list[str]:
-    kind = SIGNATURES.remedies[row.kind]
-    return [row.message, row.advice, *row.steps, kind.message, kind.advice, *kind.steps]
+    kind = CURES.remedies[row.kind]
+    steps = [step.text for step in (*row.steps, *kind.steps)]
+    return [row.message, row.advice, *steps, kind.message, kind.advice]
 
 
 @pytest.mark.parametrize("row", NAMED, ids=lambda row: f"{row.kind}: {row.message[:40]}")
@@ -33,8 +35,10 @@ def test_every_text_is_whole_with_and_without_each_value(row: FailureSignature |
         {},
         *({name: 7 for name in named if name != left_out} for left_out in named),
     ]
-    for known in cases:
-        message, advice, cure = SIGNATURES.describe(row, dict(known))
+    phase = getattr(row, "phase", None) or "load"
+    for known, engine in ((known, engine) for known in cases for engine in ("vllm", "sglang")):
+        case = Case(row.kind, phase, engine, dict(known))
+        message, advice, cure = CURES.describe(row, case)
         assert message != "The engine failed."
         assert advice
         assert cure
@@ -43,7 +47,7 @@ def test_every_text_is_whole_with_and_without_each_value(row: FailureSignature |
 
 
 def test_every_kind_of_a_row_has_a_cure() -> None:
-    assert {row.kind for row in NAMED} <= {row.kind for row in SIGNATURES.rows.remedies}
+    assert {row.kind for row in NAMED} <= {row.kind for row in CURES.rows.remedies}
 
 
 def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
@@ -71,7 +75,7 @@ def test_every_kind_that_the_gateway_finds_itself_has_a_cure() -> None:
         "gpu_lost",
     }
     assert made <= found
-    cured = {row.kind for row in SIGNATURES.rows.remedies}
+    cured = {row.kind for row in CURES.rows.remedies}
     assert {*made, "download", "exited", "killed", "unknown", "host_oom"} <= cured
 
 
@@ -83,16 +87,15 @@ def test_a_failure_without_steps_gets_those_of_its_kind_with_the_numbers_of_its_
         advice="Read the log.",
     )
     known: dict[str, Scalar] = {"model": "m", "engine": "vllm==0.26.0", "patience": 600, "ranks": 2}
-    steps = SIGNATURES.with_remedy(failure, known).steps
+    steps = CURES.with_remedy(failure, known).steps
     assert steps[0] == "Read the log."
     assert "raise FITSERVE_START_TIMEOUT_S above 600, then `fitserve retry m`" in steps[2]
     assert "Its 2 ranks may wait" in steps[-1]
     assert not any(
-        "ranks" in step
-        for step in SIGNATURES.with_remedy(failure, {"engine": "vllm==0.26.0"}).steps
+        "ranks" in step for step in CURES.with_remedy(failure, {"engine": "vllm==0.26.0"}).steps
     )
     told = failure.evolve(steps=("Do this.",))
-    assert SIGNATURES.with_remedy(told, known) is told
+    assert CURES.with_remedy(told, known) is told
 
 
 def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
@@ -100,7 +103,8 @@ def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
     assert fill("{n} of[[ {m}]] fit", {"n": 1}) == "1 of fit"
     assert fill("{n} fit", {}) is None
     assert fill("{free_bytes} free", {"free_bytes": 3 * 2**29}) == "1.50 GiB free"
-    assert fill_steps(("a {n}", "b"), {}) == ("b",)
+    steps = (CureStep(text="a {n}"), CureStep(text="b"))
+    assert fill_steps(steps, Case("x", "load", None, {})) == ("b",)
 
 
 def test_what_the_gateway_did_is_told_of_everything_that_a_failure_proves() -> None:

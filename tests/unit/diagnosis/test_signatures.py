@@ -556,10 +556,10 @@ def test_what_libraries_say_in_words_of_their_own_is_named(line: str, kind: str)
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("AssertionError: This line should be unreachable.", "unknown"),
-        ("AssertionError: The block already has a hash. This should not happen.", "unknown"),
-        ("NotImplementedError: Subclasses must implement frob()", "unknown"),
-        ("ValueError: frobs cannot be had. Please file an issue.", "unknown"),
+        ("AssertionError: This line should be unreachable.", "engine_bug"),
+        ("AssertionError: The block already has a hash. This should not happen.", "engine_bug"),
+        ("NotImplementedError: Subclasses must implement frob()", "engine_bug"),
+        ("ValueError: frobs cannot be had. Please file an issue.", "engine_bug"),
         (
             "ValueError: frobs are not supported by this backend. Please open an issue.",
             "config_refused",

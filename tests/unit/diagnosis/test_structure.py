@@ -58,7 +58,7 @@ def test_of_reports_that_were_looked_at_late_no_fewer_are_named_than_were_measur
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
-        ("managers/cache.py", "unknown"),
+        ("managers/cache.py", "engine_bug"),
         ("layers/attention/x_backend.py", "kernel_runtime"),
         ("models/x.py", "no_backend"),
     ],
@@ -174,7 +174,7 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "vllm/model_executor/models/phi3v.py",
             "forward",
             "TypeError: only integer tensors can be an index",
-            "unknown",
+            "engine_bug",
         ),
         (
             "vllm/model_executor/models/phi3v.py",
@@ -204,13 +204,13 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "vllm/x.py",
             "f",
             "TypeError: argument 'tokens': 'NoneType' object cannot be converted to 'PyString'",
-            "unknown",
+            "engine_bug",
         ),
         (
             "vllm/entrypoints/openai/protocol.py",
             "check",
             "AttributeError: 'bytes' object has no attribute 'get'",
-            "unknown",
+            "engine_bug",
         ),
         (
             "huggingface_hub/hf_api.py",
@@ -243,21 +243,21 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "vllm/v1/core/kv_cache_utils.py",
             "popleft",
             "ValueError: no free blocks, block size 16",
-            "unknown",
+            "engine_bug",
         ),
         (
             "vllm/v1/core/sched/async_scheduler.py",
             "_update_request_with_output",
             "AssertionError: image placeholders",
-            "unknown",
+            "engine_bug",
         ),
         (
             "vllm/v1/worker/gpu_model_runner.py",
             "_bookkeeping_sync",
             "AssertionError: exceed the max model length",
-            "unknown",
+            "engine_bug",
         ),
-        ("vllm/v1/spec_decode/eagle.py", "propose", "AssertionError", "unknown"),
+        ("vllm/v1/spec_decode/eagle.py", "propose", "AssertionError", "engine_bug"),
         ("torch/nn/functional.py", "conv2d", "RuntimeError: boom", "kernel_runtime"),
         ("torch/nn/modules/module.py", "__getattr__", "RuntimeError: boom", "unknown"),
         ("triton/runtime/cache.py", "get_file", "FileNotFoundError: boom", "toolchain"),
@@ -295,19 +295,19 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
             "vllm/distributed/parallel_state.py",
             "__init__",
             "ZeroDivisionError: division by zero",
-            "unknown",
+            "engine_bug",
         ),
         (
             "vllm/executor/ray_utils.py",
             "run",
             "AttributeError: 'SpecDecodeWorker' object has no attribute 'x'",
-            "unknown",
+            "engine_bug",
         ),
         (
             "vllm/model_executor/models/x.py",
             "f",
             "UnboundLocalError: cannot access local variable 'x'",
-            "unknown",
+            "engine_bug",
         ),
         (
             "setuptools/command.py",
@@ -675,7 +675,7 @@ def test_what_is_raised_as_a_layer_is_built_or_looked_for_is_told_by_what_it_say
         traced(
             found, "get_layers_from_vllm_config", "KeyError: 'model.layers.20.self_attn.attn'"
         ).kind
-        == "unknown"
+        == "engine_bug"
     )
     assert read("KeyError: 'model.layers.20.mlp.experts.w2_weight'").kind == "weights_corrupt"
 

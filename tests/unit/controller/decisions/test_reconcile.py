@@ -190,11 +190,14 @@ def test_a_clock_that_jumps_neither_stretches_nor_skips_the_wait_for_ever() -> N
 
 
 def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
-    action = act(history=(failed(1, "weights_gated"),))
+    failure = Failure(kind="weights_missing", phase="starting", message="It broke.", cure="user")
+    action = act(history=(attempt(1, "failed", ended_at=NOW - 1, failure=failure),))
     assert (action.state, action.reason) == (
         "quarantined",
-        "no other plan avoids weights_gated: it broke",
+        "no other plan avoids weights_missing: It broke.",
     )
+    other = failure.evolve(cure="engine")
+    assert act(history=(attempt(1, "failed", ended_at=NOW - 1, failure=other),)) == MakePlan()
 
 
 def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:

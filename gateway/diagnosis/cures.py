@@ -1,0 +1,211 @@
+"""The cure of a failure by its kind, its phase and the circumstances of its case. Pure.
+
+Steps stand in this order: the steps of a row with a text of its own, the levers of the case, the
+engine's own advice, the advice of the row, and the general steps of the kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.diagnosis import remedy
+from gateway.diagnosis.reasons import reasons
+from gateway.diagnosis.remedy import Case
+from gateway.diagnosis.signature import (
+    Circumstance,
+    Cure,
+    CureStep,
+    FailureSignature,
+    Lever,
+    Remedy,
+    TextSignature,
+)
+from gateway.diagnosis.structure import Shape
+from gateway.domain import Failure, Scalar
+from gateway.domain.release import release
+
+_NO_REMEDY = Remedy(kind="")
+# A flag or variable that a message names beside a verb of advice. Nobody is told to trust code.
+_ADVICE = re.compile(
+    r"\b(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
+    r"|with(?:out)?|specify(?:ing)?|increas(?:e|ing)|decreas(?:e|ing)|lower(?:ing)?|reduc(?:e|ing)"
+    r"|rais(?:e|ing)|remov(?:e|ing)|omit|export)\b[^.;\n]{0,60}?[\s`'\"(]"
+    r"(--(?!trust-remote-code|help)[a-z][a-z0-9]*(?:-[a-z0-9]+)+"
+    r"|(?:VLLM|SGLANG|NCCL|PYTORCH|TORCH|FLASHINFER|TRITON)_[A-Z0-9_]+(?:=[\w:.]+)?)",
+    re.IGNORECASE,
+)
+_MOST_ADVISED = 3
+
+
+class CureRows(NamedTuple):
+    """The rows of cures, by file, and the versions of each kind of engine that are described."""
+
+    remedies: tuple[Remedy, ...] = ()
+    levers: tuple[Lever, ...] = ()
+    circumstances: tuple[Circumstance, ...] = ()
+    versions: Mapping[str, tuple[str, ...]] = {}
+
+
+class Cures:
+    """The rows of cures, compiled."""
+
+    def __init__(self, rows: CureRows) -> None:
+        self.rows = rows
+        self.remedies = {row.kind: row for row in reversed(rows.remedies)}
+        self._lines = _compiled((row, row.pattern) for row in rows.circumstances)
+        self._frames = _compiled((row, row.frames) for row in rows.circumstances)
+        self._messages = _compiled((row, row.message) for row in rows.circumstances)
+
+    def cure(self, case: Case) -> Cure:
+        """Where the cure of a case lies: by its kind, or as one of its levers says."""
+        by_kind = self.remedies.get(case.kind, _NO_REMEDY).cure
+        chosen = next(
+            (row.cure for row in self.rows.levers if row.cure and _holds(row, case)), None
+        )
+        return chosen or by_kind
+
+    def in_line(self, text: str) -> dict[str, Scalar]:
+        """The circumstances that a line of a start shows."""
+        return _read_groups(self._lines, text)
+
+    def in_shape(self, shape: Shape) -> dict[str, Scalar]:
+        """The circumstances that the traceback and the message of a failure show."""
+        frames = "\n".join(shape.frames)
+        found = _read_groups(self._frames, frames) if frames else {}
+        found |= _read_groups(self._messages, shape.message)
+        return found | _advised(shape.message) | reasons(shape.message)
+
+    def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
+        """The neighbours of an engine's version among the described ones, as `newer` and `older`.
+
+        Without a version the newest one is `newest`.
+        """
+        several = sorted(self.rows.versions.get(engine or "", ()), key=release)
+        if not several:
+            return {}
+        if not version:
+            return {"newest": f"{engine}=={several[-1]}"}
+        now = release(version)
+        newer = [one for one in several if release(one) > now]
+        older = [one for one in several if release(one) < now]
+        values: dict[str, Scalar] = {"engine_version": f"{engine} {version}"}
+        # The next version may have the fault too; the newest one is the least likely to.
+        values |= {"newer": f"{engine}=={newer[-1]}"} if newer else {}
+        return values | ({"older": f"{engine}=={older[-1]}"} if older else {})
+
+    def describe(
+        self, row: FailureSignature | Remedy, case: Case
+    ) -> tuple[str, str, tuple[str, ...]]:
+        """Message, advice and steps of a failure.
+
+        The row's own where every value in them is known, else those of its kind.
+        """
+        kind = self.remedies.get(row.kind, _NO_REMEDY)
+        levers = [lever for lever in self.rows.levers if _holds(lever, case)]
+        told = next((text for one in levers if (text := remedy.fill(one.message, case.values))), "")
+        told = told or remedy.fill("The engine's own reasons: {reasons}.", case.values) or ""
+        message = (
+            remedy.fill(row.message, case.values)
+            or remedy.fill(kind.message, case.values)
+            or "The engine failed."
+        )
+        own = remedy.fill(row.advice, case.values)
+        by_text = isinstance(row, TextSignature)
+        said = remedy.fill_steps(row.steps, case)
+        general = remedy.fill_steps(kind.steps, case)
+        raised = tuple(step for one in levers for step in remedy.fill_steps(one.steps, case))
+        several = (*said, *raised) if by_text else (*raised, *said)
+        advised = remedy.fill("Follow the engine's own advice: {advised}.", case.values)
+        if advised and not (by_text and (said or own)):
+            several += (advised,)
+        if not said or not by_text:
+            # Advice for this case goes before the general steps of its kind.
+            several += (own,) if own and not remedy.repeats((*several, *general), own) else ()
+            several += general
+        steps = _distinct(several)
+        advice = (
+            next(iter(raised if not (by_text and said) else ()), "")
+            or own
+            or remedy.fill(kind.advice, case.values)
+            or next(iter(steps), "")
+        )
+        return (
+            " ".join(filter(None, (message, told))),
+            advice,
+            steps or ((advice,) if advice else ()),
+        )
+
+    def with_remedy(self, failure: Failure, known: Mapping[str, Scalar]) -> Failure:
+        """The failure with the steps of its kind, where it has none. Its own advice goes first."""
+        if failure.steps:
+            return failure
+        own = (failure.advice,) if failure.advice else ()
+        kind = self.remedies.get(failure.kind, _NO_REMEDY)
+        engine, _, version = str(known.get("engine", "")).partition("==")
+        values = {**self.known_versions(engine, version), **known, **failure.culprit}
+        case = Case(failure.kind, failure.phase, engine or None, values)
+        steps = _distinct(own + remedy.fill_steps(kind.steps, case))
+        return failure.evolve(steps=steps, cure=kind.cure)
+
+
+def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The memory of the GPU that neither is free nor belongs to the failed process, as
+    `others_bytes`, from what the failure measured."""
+    measured = [values.get(name) for name in ("total_bytes", "free_bytes", "process_bytes")]
+    sizes = [size for size in measured if isinstance(size, int)]
+    if len(sizes) < len(measured):
+        return {}
+    total, free, process = sizes
+    others = total - free - process
+    # Driver and context of the process itself take less.
+    return {"others_bytes": others} if 0 < process < total and others > 2 * 2**30 else {}
+
+
+def _holds(lever: Lever, case: Case) -> bool:
+    if lever.kinds and case.kind not in lever.kinds:
+        return False
+    version = str(case.values.get("engine_version", "")).rpartition(" ")[2]
+    if lever.fixed and version and release(version) >= release(lever.fixed):
+        return False
+    asked = CureStep(
+        text="",
+        engines=lever.engines,
+        phases=lever.phases,
+        when=lever.when,
+        unless=lever.unless,
+    )
+    return case.meets(asked)
+
+
+def _advised(message: str) -> dict[str, Scalar]:
+    """The flags and variables that a message advises, as `advised`."""
+    names = list(dict.fromkeys(found[1] for found in _ADVICE.finditer(message)))
+    return {"advised": ", ".join(names[:_MOST_ADVISED])} if names else {}
+
+
+def _compiled(
+    patterns: Iterable[tuple[Circumstance, str]],
+) -> list[tuple[Circumstance, re.Pattern[str]]]:
+    return [(row, re.compile(pattern)) for row, pattern in patterns if pattern]
+
+
+def _read_groups(
+    several: Sequence[tuple[Circumstance, re.Pattern[str]]], text: str
+) -> dict[str, Scalar]:
+    known: dict[str, Scalar] = {}
+    for row, pattern in several:
+        if found := pattern.search(text):
+            groups = {name: value for name, value in found.groupdict().items() if value}
+            known |= dict.fromkeys((row.name, *row.implied), "yes") | groups
+    return known
+
+
+def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
+    """The steps without those that say nearly the same as one before."""
+    several: list[str] = []
+    for step in steps:
+        if not any(remedy.repeats((other,), step) for other in several):
+            several.append(step)
+    return tuple(several)

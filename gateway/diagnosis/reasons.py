@@ -1,0 +1,38 @@
+"""The reasons that an engine itself gives for each backend or kernel that it refuses. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from gateway.domain.value import Scalar
+
+# `{FLASH_ATTN: [head_size not supported], TRITON_MLA: [...]}`, as vLLM prints them
+# (vllm/platforms/cuda.py:473, 0.33.0), and `Reason: ['head_size not supported']` of one backend.
+_OF_BACKEND = re.compile(r"\b([A-Za-z]\w{2,60}): \[([^\[\]]{1,300})\]")
+_OF_ONE = re.compile(r"\bReasons?: \[([^\[\]]{1,300})\]")
+# A reason that something can be installed or set for: a GPU or a model cannot be changed so.
+_DEMAND = re.compile(
+    r"\b(?:requires?|needs?|not (?:installed|found|available)|missing|unavailable|must be"
+    r" (?:set|installed))\b",
+    re.IGNORECASE,
+)
+_FIXED = re.compile(
+    r"compute capability|\bsm_?\d|head_?(?:size|dim)|dtype|\bGPU\b|\bHopper|Blackwell|Ampere",
+    re.IGNORECASE,
+)
+_LONGEST = 500
+
+
+def reasons(message: str) -> dict[str, Scalar]:
+    """The reasons of a message as `reasons`, and what one of them asks for as `demand`."""
+    found = [(name, text.strip(" '\"")) for name, text in _OF_BACKEND.findall(message)]
+    found = [(name, text) for name, text in found if name not in ("Reason", "Reasons")]
+    found = found or [("", text.strip(" '\"")) for text in _OF_ONE.findall(message)]
+    if not found:
+        return {}
+    several = "; ".join(f"{name}: {text}" if name else text for name, text in found)
+    demand = next(
+        (text for _, text in found if _DEMAND.search(text) and not _FIXED.search(text)), ""
+    )
+    values: dict[str, Scalar] = {"reasons": several[:_LONGEST]}
+    return values | ({"demand": demand} if demand else {})

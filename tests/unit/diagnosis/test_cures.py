@@ -1,0 +1,164 @@
+"""Cures by the case: what its circumstances call for stands first, in flags of its engine."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.remedy import Case
+from gateway.diagnosis.signature import CureStep
+from gateway.domain import Failure
+from gateway.errors import SettingsError
+from gateway.profiles.profiles import Profiles
+from tests.support.paths import LOGS, ROOT
+
+PROFILES = Profiles()
+SIGNATURES = PROFILES.signatures
+CURES = SIGNATURES.cures
+ENGINES = ("vllm", "sglang")
+_FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
+# Flags of docker, nvidia-smi, git and fitserve itself, in steps about the machine.
+FOREIGN = {
+    "allow-remote-code",
+    "engine",
+    "gpu-reset",
+    "gpus",
+    "ipc",
+    "query-gpu",
+    "shm-size",
+    "trust-remote-code",
+    "ulimit",
+    "update",
+    "format",
+}
+
+
+def read(*lines: str, engine: str | None = None) -> Failure:
+    return diagnose(["\n".join(lines).encode()], SIGNATURES, engine)[0]
+
+
+def steps() -> list[tuple[str, CureStep]]:
+    return [
+        *((f"remedy of {row.kind}", step) for row in CURES.rows.remedies for step in row.steps),
+        *((f"lever {row.when}", step) for row in CURES.rows.levers for step in row.steps),
+        *(
+            (f"{row.kind}: {row.message[:40]}", step)
+            for row in (*SIGNATURES.rows.texts, *SIGNATURES.rows.structures)
+            for step in row.steps
+        ),
+    ]
+
+
+@cache
+def flags(kind: str) -> frozenset[str]:
+    refs = [ref for ref in PROFILES.engine_files if ref.startswith(f"{kind}==")]
+    named = {name for ref in refs for name in PROFILES.engine(ref).flags}
+    return frozenset(named | {f"no-{name}" for name in named})
+
+
+@pytest.mark.parametrize(
+    ("where", "step"),
+    [(where, step) for where, step in steps() if step.engines],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_step_of_one_engine_names_that_engines_flags(where: str, step: CureStep) -> None:
+    for engine in set(step.engines) & set(ENGINES):
+        assert set(_FLAG.findall(step.text)) - FOREIGN <= flags(engine), where
+
+
+def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
+    texts = [row.pattern for row in SIGNATURES.rows.texts]
+    texts += [row.pattern for row in (*SIGNATURES.rows.structures, *SIGNATURES.rows.progress)]
+    texts += [
+        pattern
+        for row in CURES.rows.circumstances
+        for pattern in (row.pattern, row.frames, row.message)
+    ]
+    known = {name for text in texts for name in re.findall(r"\(\?P<(\w+?)\d*>", text)}
+    known |= {name for row in CURES.rows.circumstances for name in (row.name, *row.implied)}
+    known |= {"newer", "older", "newest", "engine_version", "advised", "demand", "reasons"}
+    known |= {"others_bytes", "layer", "kernel"}
+    named = {name for _, step in steps() for name in (*step.when, *step.unless)}
+    named |= {name for row in CURES.rows.levers for name in (*row.when, *row.unless)}
+    assert named <= known
+
+
+def test_each_kind_has_words_and_an_item_in_the_documents() -> None:
+    rows = (*SIGNATURES.rows.texts, *SIGNATURES.rows.structures)
+    kinds = {row.kind for row in rows} | {row.kind for row in CURES.rows.remedies}
+    worded = {row.kind for row in SIGNATURES.rows.words}
+    # Kinds that the gateway finds itself have no log of their own.
+    found = {"stalled", "host_error", "verification_failed", "gibberish", "engine_refuses"}
+    found |= {"withdrawn", "ram_shared"}
+    assert kinds - worded <= found
+    items = (ROOT / "docs/reliability.md").read_text().partition("## Kinds of failure")[2]
+    items = items.partition("\n## ")[0]
+    assert not [kind for kind in kinds if f"`{kind}`" not in items]
+
+
+def test_a_row_of_a_kind_without_a_cure_is_refused(tmp_path: Path) -> None:
+    texts = tmp_path / "failures" / "texts"
+    texts.mkdir(parents=True)
+    (texts / "mine.yaml").write_text("- {kind: my_kind, pattern: boom, source: me}\n")
+    with pytest.raises(SettingsError, match="my_kind") as told:
+        _ = Profiles(tmp_path).signatures
+    assert "remedies.yaml" in str(told.value.hint)
+
+
+@pytest.mark.parametrize("name", ["failures.yaml", "failure_words.yaml"])
+def test_a_file_of_the_old_form_is_refused_and_names_the_new_folder(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_text("[]\n")
+    with pytest.raises(SettingsError, match=name) as told:
+        Profiles(tmp_path)
+    assert "failures/" in str(told.value.hint)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", sorted(CURES.remedies))
+def test_every_kind_has_steps_in_every_phase_of_either_engine(kind: str, engine: str) -> None:
+    for phase in ("starting", "load", "profile", "kv", "graphs", "serving", "waking"):
+        case = Case(kind, phase, engine, {})
+        assert CURES.describe(CURES.remedies[kind], case)[2], phase
+
+
+CASES = yaml.safe_load((LOGS / "cures.yaml").read_text())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["shows"])
+def test_what_the_case_calls_for_stands_first(case: dict[str, str]) -> None:
+    failure = read(case["log"], engine=case["engine"])
+    assert failure.kind in case["kinds"]
+    assert len(failure.steps) >= len(case["steps"])
+    for step, words in zip(failure.steps, case["steps"], strict=False):
+        assert re.search(words, step), failure.steps
+    for words in case.get("never", []):
+        assert not [step for step in failure.steps if words in step]
+
+
+def test_the_versions_beside_the_failing_one_are_named() -> None:
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "/x/site-packages/vllm/v1/worker/gpu_worker.py", line 7, in frob',
+        "AttributeError: 'Frob' object has no attribute 'frobs'",
+    )
+    middle, last = (read(*lines, engine=f"vllm=={one}") for one in ("0.26.0", "99.0"))
+    assert (middle.kind, last.kind) == ("engine_bug", "engine_bug")
+    newest = CURES.known_versions("vllm", "0.26.0")["newer"]
+    assert str(newest) in middle.steps[0]
+    assert "older" in last.steps[0]
+    assert str(CURES.known_versions("vllm", "99.0")["older"]) in last.steps[0]
+
+
+def test_a_lever_ends_with_the_version_that_mends_the_fault() -> None:
+    lines = (
+        "NVIDIA GB10",
+        "Starting to load model /models/frob...",
+        "torch.OutOfMemoryError: CUDA out of memory.",
+    )
+    told = [read(*lines, engine=f"vllm=={one}").steps for one in ("0.23.0", "0.24.0")]
+    assert [any("0.24.0" in step for step in several) for several in told] == [True, False]
