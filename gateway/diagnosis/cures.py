@@ -37,6 +37,11 @@ _ADVICE = re.compile(
     re.IGNORECASE,
 )
 _MOST_ADVISED = 3
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+_SETTING = re.compile(
+    r"(?<![\w.'/])(?:max|num|enable|disable|min|kv|block|page|tensor|pipeline|data|gpu|mem|chunked"
+    r"|speculative|quantization|attention|cuda|long|rope|tokenizer|dtype|mamba|moe)(?:_[a-z0-9]+)+\b"
+)
 
 
 class CureRows(NamedTuple):
@@ -75,7 +80,8 @@ class Cures:
         frames = "\n".join(shape.frames)
         found = _read_groups(self._frames, frames) if frames else {}
         found |= _read_groups(self._messages, shape.message)
-        return found | _advised(shape.message) | reasons(shape.message)
+        said = _settings(shape.message) | _advised(shape.message)
+        return found | said | reasons(shape.message)
 
     def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
         """The neighbours of an engine's version among the described ones, as `newer` and `older`.
@@ -183,6 +189,12 @@ def _advised(message: str) -> dict[str, Scalar]:
     """The flags and variables that a message advises, as `advised`."""
     names = list(dict.fromkeys(found[1] for found in _ADVICE.finditer(message)))
     return {"advised": ", ".join(names[:_MOST_ADVISED])} if names else {}
+
+
+def _settings(message: str) -> dict[str, Scalar]:
+    """The flags of a message, or else the names of settings in it, as `settings`."""
+    names = list(dict.fromkeys(_FLAG.findall(message) or _SETTING.findall(message)))
+    return {"settings": ", ".join(names[:_MOST_ADVISED])} if names else {}
 
 
 def _compiled(

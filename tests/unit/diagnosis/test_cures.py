@@ -79,7 +79,16 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
     ]
     known = {name for text in texts for name in re.findall(r"\(\?P<(\w+?)\d*>", text)}
     known |= {name for row in CURES.rows.circumstances for name in (row.name, *row.implied)}
-    known |= {"newer", "older", "newest", "engine_version", "advised", "demand", "reasons"}
+    known |= {
+        "newer",
+        "older",
+        "newest",
+        "engine_version",
+        "advised",
+        "demand",
+        "reasons",
+        "settings",
+    }
     known |= {"others_bytes", "layer", "kernel"}
     named = {name for _, step in steps() for name in (*step.when, *step.unless)}
     named |= {name for row in CURES.rows.levers for name in (*row.when, *row.unless)}
