@@ -27,6 +27,20 @@ from gateway.domain import Failure, Scalar
 from gateway.domain.release import release
 
 _NO_REMEDY = Remedy(kind="")
+# Raised by a fault in a program only, and by no check of an input.
+FAULTS = frozenset(
+    {
+        "AssertionError",
+        "AttributeError",
+        "IndexError",
+        "KeyError",
+        "NameError",
+        "RecursionError",
+        "TypeError",
+        "UnboundLocalError",
+        "ZeroDivisionError",
+    }
+)
 # A flag or variable that a message names beside a verb of advice. Nobody is told to trust code.
 _ADVICE = re.compile(
     r"\b(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
@@ -80,6 +94,8 @@ class Cures:
         frames = "\n".join(shape.frames)
         found = _read_groups(self._frames, frames) if frames else {}
         found |= _read_groups(self._messages, shape.message)
+        if shape.exception in FAULTS:
+            found["fault"] = shape.exception
         said = _settings(shape.message) | _advised(shape.message)
         return found | said | reasons(shape.message)
 
@@ -180,6 +196,7 @@ def _holds(lever: Lever, case: Case) -> bool:
         engines=lever.engines,
         phases=lever.phases,
         when=lever.when,
+        also=lever.also,
         unless=lever.unless,
     )
     return case.meets(asked)

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gateway.diagnosis import structure
 from gateway.diagnosis.candidate import DEATH, EngineLine, FailureCandidate, ProcessTrace
-from gateway.diagnosis.cures import held_by_others
+from gateway.diagnosis.cures import FAULTS, held_by_others
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.progress import StartProgress
 from gateway.diagnosis.remedy import Case
@@ -47,21 +47,7 @@ _WAITS, _REPEATS = "Waiting for ", 5
 _DIGITS = re.compile(r"\d+")
 # Faults of requests that are noted, and those of one place that are no chance.
 _MOST_FAULTS, _REPEATED = 16, 2
-_FAULTS = frozenset(
-    {
-        "AssertionError",
-        "AttributeError",
-        "IndexError",
-        "KeyError",
-        "NameError",
-        "NotImplementedError",
-        "RecursionError",
-        "RuntimeError",
-        "TypeError",
-        "UnboundLocalError",
-        "ZeroDivisionError",
-    }
-)
+_REQUEST_FAULTS = FAULTS | {"NotImplementedError", "RuntimeError"}
 # Code of an engine, or of a library that it calls, and none that only carries requests.
 _OWN_CODE = re.compile(
     r"(?:packages/|/)(?!starlette/|fastapi/|uvicorn/|anyio/|h11/|httptools/|aiohttp/|zmq/|pydantic)"
@@ -285,7 +271,11 @@ class LogEvidence:
         shape = candidate.shape
         raised = shape.frames[-1] if shape.frames else ""
         # A request can be wrong; a program's own fault is the program's.
-        if self.has_faults or shape.exception not in _FAULTS or not _OWN_CODE.search(raised):
+        if (
+            self.has_faults
+            or shape.exception not in _REQUEST_FAULTS
+            or not _OWN_CODE.search(raised)
+        ):
             return
         first, number = self._faults.get((shape.exception, raised), (candidate, 0))
         self._faults[shape.exception, raised] = first, number + 1
@@ -427,7 +417,9 @@ class LogEvidence:
         proof = self._signatures.guess(
             [self._signatures.shape_for_words(item.shape, self._engine) for item in several]
         )
-        if proof is None or (cause is not None and proof[0].kind == cause.kind):
+        # Words of requests do not outweigh a fault that is named.
+        vague = {cause.kind, *(["unknown"] if cause.row is not None else [])} if cause else set()
+        if proof is None or proof[0].kind in vague:
             return None
         row, words, index = proof
         return replace(several[index], row=row, culprit={"words": ", ".join(words)})

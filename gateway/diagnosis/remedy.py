@@ -62,6 +62,7 @@ class Case(NamedTuple):
             (step.engines and self.engine is not None and self.engine not in step.engines)
             or (step.phases and self.phase not in step.phases)
             or (step.when and self.values.keys().isdisjoint(step.when))
+            or (step.also and self.values.keys().isdisjoint(step.also))
             or not self.values.keys().isdisjoint(step.unless)
         )
 

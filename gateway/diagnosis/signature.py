@@ -43,14 +43,15 @@ Pattern = Annotated[str, BeforeValidator(_join), AfterValidator(_check)]
 class CureStep(Value):
     """A step of a cure, as a template (remedy.py), for the cases in which its conditions hold.
 
-    engines, phases: in these alone. when: at least one of these circumstances or values is known.
-    unless: none of these is known.
+    engines, phases: in these alone. when: at least one of these circumstances or values is known,
+    and of `also` at least one too. unless: none of these is known.
     """
 
     text: str
     engines: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     when: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
 
 
@@ -170,15 +171,16 @@ class Lever(Value):
     """Steps that help where a circumstance is known. They stand before the general steps.
 
     kinds, phases, engines: of the failures it holds for; none: every one. when: circumstances or
-    values, of which at least one is known; none: the phase alone decides. unless: none of these
-    is known. fixed: the version of the engine that has no such fault; the lever is none for it
-    and for newer ones. cure: where the cure lies then.
+    values, of which at least one is known; none: the phase alone decides. also: of these at least
+    one is known too. unless: none of these is known. fixed: the version of the engine that has no
+    such fault; the lever is none for it and for newer ones. cure: where the cure lies then.
     """
 
     kinds: tuple[str, ...] = ()
     phases: tuple[str, ...] = ()
     engines: tuple[str, ...] = ()
     when: tuple[str, ...]
+    also: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     fixed: str = ""
     cure: Cure | None = None

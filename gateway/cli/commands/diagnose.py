@@ -88,9 +88,9 @@ def report(diagnosis: Diagnosis) -> dict[str, Any]:
         "line": failure.line,
         "line_number": failure.line_number,
         "facts": [fact.model_dump(exclude_none=True) for fact in diagnosis.facts],
-        "proves": failure.proves,
         "advice": failure.advice.splitlines(),
         "steps": list(failure.steps),
+        "proves": failure.proves,
     }
 
 

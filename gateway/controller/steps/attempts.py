@@ -150,7 +150,7 @@ class Attempts:
     async def _cured(self, attempt: Attempt, failure: Failure) -> Failure:
         """The failure with its remedy, filled with the numbers of this case."""
         signatures = await asyncio.to_thread(self._signatures)
-        return signatures.with_remedy(failure, _case(attempt, self._patience_s))
+        return signatures.cures.with_remedy(failure, _case(attempt, self._patience_s))
 
 
 def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:

@@ -66,7 +66,23 @@ _PHASES = (
 )
 SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
-PROGRESS = (*_PHASES, *SERVES, *_SETTINGS)
+# Lines with one of these tell the machine (profiles/failures/circumstances.yaml).
+_MACHINE = (
+    b"WSL",
+    b"microsoft-standard",
+    b"dxgk",
+    b"NVIDIA GB",
+    b"DGX Spark",
+    b"NVIDIA Thor",
+    b"etson",
+    b"NvMap",
+    b"nified memory",
+    b"sm_",
+    b"uMem",
+    b"expandable_seg",
+    b"VLLM_ROCM",
+)
+PROGRESS = (*_PHASES, *SERVES, *_SETTINGS, *_MACHINE)
 # The lost ends of line in a log that is one line, because a page, form or program dropped them or
 # wrote them out. An exception alone begins no line, as sentences quote exceptions.
 _LOST = re.compile(

@@ -71,7 +71,8 @@ def test_a_step_of_one_engine_names_that_engines_flags(where: str, step: CureSte
 
 def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
     texts = [row.pattern for row in SIGNATURES.rows.texts]
-    texts += [row.pattern for row in (*SIGNATURES.rows.structures, *SIGNATURES.rows.progress)]
+    texts += [row.pattern for row in SIGNATURES.rows.structures]
+    texts += [row.pattern for row in SIGNATURES.rows.progress]
     texts += [
         pattern
         for row in CURES.rows.circumstances
@@ -88,10 +89,11 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
         "demand",
         "reasons",
         "settings",
+        "fault",
     }
     known |= {"others_bytes", "layer", "kernel"}
-    named = {name for _, step in steps() for name in (*step.when, *step.unless)}
-    named |= {name for row in CURES.rows.levers for name in (*row.when, *row.unless)}
+    named = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
+    named |= {name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)}
     assert named <= known
 
 

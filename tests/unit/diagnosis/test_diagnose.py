@@ -673,7 +673,7 @@ def test_the_command_speaks_json_and_reads_standard_input() -> None:
         "line",
         "line_number",
     ]
-    keys += ["facts", "advice", "steps"]
+    keys += ["facts", "advice", "steps", "proves"]
     assert list(found) == keys
     assert (
         found["schema"],
