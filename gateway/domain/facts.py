@@ -36,7 +36,7 @@ class Fact(Value):
                     capability, scheme, k, n (per rank) and head_dim the part that was proven
     kernel_refuses  the engine's own check refuses this kernel for a layer of this size
     engine_fails    this engine version fails with this capability, architecture, quantization or
-                    model
+                    model, or at this task
     needs_memory    `value` bytes of each device were in use before there was a KV cache
     spare_memory    `value` more bytes of each device had to stay free beside the engine's share
     beside_memory   a ready engine used `value` bytes more beside its share than planned

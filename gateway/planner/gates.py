@@ -292,6 +292,7 @@ def gate_driver(given: PlanningInput, engine: Engine) -> None:
             "capability": capability,
             "architecture": given.spec.architecture,
             "model": given.spec.versioned_source,
+            "task": given.spec.task,
         }
         about |= {"quantization": given.spec.quant.method if given.spec.quant else None}
         if fact := _matching_fact(given.facts, "engine_fails", about):

@@ -44,6 +44,9 @@ BURST_TOKENS = 4
 # The fill level of the KV cache in metrics: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23
 # srt/observability/metrics_collector.py (with --enable-metrics).
 CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$", re.MULTILINE)
+# The answer to a well-formed file where no package reads sound: load_audio in
+# vllm/multimodal/media/audio.py of 0.26.0, and its caller in vllm/entrypoints/speech_to_text.
+DEAF = re.compile(r"unsupported audio file|\[audio\]", re.IGNORECASE)
 OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
 _METRICS_S = 5.0
 # Abilities are tested at once, and delay a start at most this long.
@@ -123,14 +126,15 @@ class _Sleep(msgspec.Struct):
 
 
 class _Refuted(Exception):
-    def __init__(self, kind: str, message: str, line: str | None = None) -> None:
+    def __init__(self, kind: str, message: str, line: str | None = None, **known: Any) -> None:
         super().__init__(message)
+        advice = "Another engine version or a plan without special kernels may do better."
         self.failure = Failure(
             kind=kind,
             phase="verifying",
             message=message,
             line=line,
-            advice="Another engine version or a plan without special kernels may do better.",
+            **{"advice": advice, **known},
         )
 
 
@@ -402,7 +406,7 @@ async def _classifies(
 
 
 async def _transcribes(
-    client: EngineClient, url: str, name: str, _: Plan, timeout_s: float
+    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> None:
     """Raises _Refuted unless the model answers a second of sound. A tone may have no words."""
     try:
@@ -413,6 +417,18 @@ async def _transcribes(
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
+    if answer.status != 200 and DEAF.search(answer.words):
+        raise _Refuted(
+            "package",
+            "The engine cannot read sound: its environment lacks the packages soundfile and av.",
+            answer.words,
+            advice=(
+                "Install them beside the engine (`pip install 'vllm[audio]'`), or choose an image"
+                " that has them (--image)."
+            ),
+            proves="engine",
+            culprit={"task": plan.model.task},
+        )
     await _read(_accepted(answer), _Transcription)
 
 

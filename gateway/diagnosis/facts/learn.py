@@ -258,11 +258,9 @@ def _is_same_kernel(first: str, second: str) -> bool:
 
 
 def _failed_feature(failure: Failure) -> dict[str, str]:
-    """The architecture, quantization or capability that an engine version does not support."""
-    culprit = failure.culprit
-    feature = {
-        name: str(culprit[name]) for name in ("architecture", "quantization") if culprit.get(name)
-    }
+    """The feature that an engine version lacks: architecture, quantization, capability or task."""
+    culprit, names = failure.culprit, ("architecture", "quantization", "task")
+    feature = {name: str(culprit[name]) for name in names if culprit.get(name)}
     return feature | (
         {"capability": _dotted(culprit["capability"])} if "capability" in culprit else {}
     )

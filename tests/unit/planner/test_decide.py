@@ -392,6 +392,16 @@ def test_an_engine_that_failed_with_a_variable_is_planned_without_it() -> None:
     assert not planned(facts=(fact,), env=env).plans
 
 
+def test_an_engine_that_failed_at_a_task_is_planned_for_others() -> None:
+    scope = {"engine": engine().ref, "capability": "8.6", "task": "transcribe"}
+    fact = Fact(kind="engine_fails", scope=scope, grade="failed", source="it cannot read sound")
+    speech = spec().evolve(task="transcribe")
+    assert planned(facts=(fact,)).plans
+    refused = planned(model=speech, facts=(fact,))
+    assert not refused.plans
+    assert {one.verdict for one in refused.rejected} == {"known_bad"}
+
+
 SOUND, WEAK = (
     EngineRef(kind="vllm", version="9.8.0", image="e"),
     EngineRef(kind="vllm", version="9.9.0", image="e"),

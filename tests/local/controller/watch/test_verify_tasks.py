@@ -13,8 +13,9 @@ import pytest
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.sound import RATE, form, tone
 from gateway.controller.watch.verify import verify
+from gateway.diagnosis.facts.learn import learn
 from gateway.domain import Failure
-from tests.support.makers import plan
+from tests.support.makers import attempt, plan
 
 pytestmark = pytest.mark.anyio
 
@@ -60,6 +61,25 @@ async def test_a_speech_model_that_refuses_sound_is_not_served() -> None:
         failure = await proof(url, "transcribe")
     assert failure is not None
     assert "500" in failure.message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b'{"error": {"message": "Invalid or unsupported audio file.", "code": 400}}',
+        b'{"error": {"message": "Please install vllm[audio] for audio support"}}',
+    ],
+)
+async def test_an_engine_without_packages_for_sound_is_planned_no_more_for_speech(
+    words: bytes,
+) -> None:
+    async with engine({"/v1/audio/transcriptions": (400, words)}) as (url, _):
+        failure = await proof(url, "transcribe")
+    assert failure is not None
+    assert (failure.kind, failure.proves) == ("package", "engine")
+    assert "vllm[audio]" in failure.advice
+    (fact,) = [row for row in learn(attempt(), failure, 0.0) if row.kind == "engine_fails"]
+    assert fact.scope["task"] == "transcribe"
 
 
 @pytest.mark.parametrize(
