@@ -37,6 +37,16 @@ from gateway.planner.quantization_methods import check, resolve
 # KV cache dtypes without rules of backends: their size follows from the name.
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
+# Tensors that belong to quantized layers of every format.
+_PACKED = (
+    ".qweight",
+    ".qzeros",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_2",
+    ".weight_scale_inv",
+)
+
 
 def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     spec = given.spec
@@ -403,6 +413,8 @@ def gate_method(
     activations.
     """
     spec, source = given.spec, f"profile {engine.ref}"
+    if spec.quant is None and "quantization" not in args:
+        _check_described(spec)
     deprecated = bool(args.get("allow-deprecated-quantization", False))
     resolved = resolve(
         engine,
@@ -420,6 +432,19 @@ def gate_method(
         )
         raise Refused("unsupported_quantization", reason, source)
     return resolved.method
+
+
+def _check_described(spec: ModelSpec) -> None:
+    """Raises Refused for packed weights without a word about their quantization: engines take them
+    for plain ones, and fail on their tensors."""
+    packed = next((group.name for group in spec.tensors if group.name.endswith(_PACKED)), None)
+    if packed is not None:
+        reason = (
+            f"the weights are quantized ({packed}), and neither config.json nor"
+            " hf_quant_config.json says how: take the missing file from where the model was"
+            " published"
+        )
+        raise Refused("unsupported_quantization", reason, "headers of the weights")
 
 
 def gate_dtype(

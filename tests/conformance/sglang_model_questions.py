@@ -81,11 +81,10 @@ def answers(version: str) -> list[Any]:
 
 
 def _answer(model: str, quant: str) -> list[Any]:
-    return [of_rank(model, quant, tp) for tp in RANKS]
+    return [_of_rank(model, quant, tp) for tp in RANKS]
 
 
-def of_rank(model: str, quant: str, tp: int) -> Any:
-    """The answer for one rank of `tp`; a refusal is a text."""
+def _of_rank(model: str, quant: str, tp: int) -> Any:
     files = {"config.json": json.dumps(config_of(model, quant)).encode()}
     try:
         said = sglang_answers.answer_of(files, argv(model, quant, tp))

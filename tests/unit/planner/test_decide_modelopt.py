@@ -10,6 +10,7 @@ from gateway.domain import Decision, ModelSpec, Plan
 from gateway.engines.vllm.kv_dtype import adopted
 from gateway.models.quantization_block import FILE
 from gateway.models.spec import read_model, with_quant_files
+from gateway.models.tensor import Tensor
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.planning import decide
@@ -116,3 +117,25 @@ def test_a_cache_that_an_engine_quantizes_for_one_model_is_planned_so() -> None:
     for capability, dtype in (("10.0", "fp8_e4m3"), ("9.0", "auto"), (None, "auto")):
         assert adopted(spec, engine, capability) == dtype
     assert adopted(model("deepseek-v3.2", None), engine, "10.0") == "auto"
+
+
+def fp8_headers(name: str) -> dict[str, Tensor]:
+    """Tensors of a small FP8 checkpoint of ModelOpt."""
+    layer = f"model.layers.0.mlp.{name}_proj"
+    return {
+        f"{layer}.weight": Tensor("F8_E4M3", (64, 64)),
+        f"{layer}.weight_scale": Tensor("F32", ()),
+        f"{layer}.input_scale": Tensor("F32", ()),
+    }
+
+
+def test_quantized_headers_are_quantized_by_the_file_and_never_once_more() -> None:
+    spec = read_model("m", None, config("llama-3.1-8b"), fp8_headers("up"), 8 * GB, (), None)
+    described = with_quant_files(spec, {FILE: modelopt("FP8", "lm_head")})
+    plan = first(described, "3090")
+    assert plan.quantization.value == "modelopt"
+    assert not any(word.startswith("--quantization") for word in plan.argv)
+    refused = decision(spec, "3090", VLLM_REF)
+    assert not refused.plans
+    assert {row.verdict for row in refused.rejected} == {"unsupported_quantization"}
+    assert "neither config.json nor hf_quant_config.json" in refused.rejected[0].reasons[0]

@@ -3,6 +3,7 @@ reads, and every refusal says what to do."""
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 from collections.abc import Iterator
@@ -52,6 +53,16 @@ async def test_a_repository_is_read_at_the_commit_that_its_branch_names(
         spec = load("org/name", revision=revision, hub=hub_of(server, tmp_path))
         assert (spec.source, spec.revision, spec.tensors_from) == ("org/name", COMMIT, "headers")
         assert spec.file_bytes == len(model()["model.safetensors"])
+
+
+async def test_the_file_of_a_quantization_is_fetched_with_config_json(
+    server: FakeHub, tmp_path: Path
+) -> None:
+    file = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    server.repos["org/name"].files["hf_quant_config.json"] = json.dumps(file).encode()
+    spec = load("org/name", hub=hub_of(server, tmp_path))
+    assert spec.quant is not None
+    assert spec.quant.file == "hf_quant_config.json"
 
 
 async def test_planning_reads_headers_and_never_weights(server: FakeHub, tmp_path: Path) -> None:
