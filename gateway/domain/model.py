@@ -208,6 +208,11 @@ class ModelSpec(Value):
         exclude=True,
         description="max_new_tokens of generation_config.json; None: not set",
     )
+    structure: str = Field(
+        "",
+        exclude=True,
+        description="JSON text of what an engine builds of the architecture; empty: not known",
+    )
     config: dict[str, Any] = Field(
         {},
         exclude=True,

@@ -45,6 +45,7 @@ _EXPERTS_PER_TOKEN = (
     "num_experts_per_token",
     "experts_per_token",
     "moe_topk",
+    "moe_top_k",
     "moe_k",
     "top_k_experts",
 )
@@ -64,9 +65,11 @@ def read_model(
     file_bytes: int | None,
     remote_code: tuple[str, ...],
     task_hint: Task | None,
+    structure: str = "",
 ) -> ModelSpec:
     """The spec of a model.
 
+    structure: JSON text of what an engine builds of its architecture (families/structure.py).
     tensors: those of its headers; None: config.json alone is known. file_bytes: size of the weight
     files. Raises BadModel that names the missing or wrong field or tensor.
     """
@@ -74,7 +77,7 @@ def read_model(
     fields = with_defaults(_text(top))
     architecture = top.first_word("architectures")
     family = top.word("model_type")
-    plan = blueprint_of(config, source)
+    plan = blueprint_of(config, source, structure=structure)
     attention, experts = plan.attention, _planned_experts(plan, fields)
     dtype, dtype_source = _dtype(top, fields, tensors)
     encoder = family in ENCODERS or all(group.kind == "encoder" for group in attention)
@@ -111,6 +114,7 @@ def read_model(
         remote_code=remote_code,
         file_bytes=file_bytes,
         config=dict(config),
+        structure=structure,
     )
 
 

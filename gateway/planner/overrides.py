@@ -67,10 +67,11 @@ def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
     hint = spec.task if "sentence-transformers" in spec.sources.get("task", "") else None
+    # Another architecture has another structure.
+    kept = config.get("architectures") == spec.config.get("architectures")
+    facts = (spec.source, spec.revision, config, None, spec.file_bytes, spec.remote_code, hint)
     try:
-        read = read_model(
-            spec.source, spec.revision, config, None, spec.file_bytes, spec.remote_code, hint
-        )
+        read = read_model(*facts, spec.structure if kept else "")
     except BadModel as error:
         raise BadRequest(
             f"--{_CONFIG} makes no model of {spec.source}: {error.message}",

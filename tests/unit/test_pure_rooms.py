@@ -26,6 +26,7 @@ MODULES = sorted(
     if not {*effects} & {*path.relative_to(ROOT / "gateway" / room).parts}
 )
 LIBRARY = {
+    "ast",
     "bisect",
     "__future__",
     "collections",
@@ -39,7 +40,7 @@ LIBRARY = {
     "json",
     "math",
 }
-LIBRARY |= {"re", "string", "typing", "pydantic"}
+LIBRARY |= {"contextlib", "re", "string", "typing", "pydantic"}
 OURS = (
     "gateway.domain",
     "gateway.errors",

@@ -19,6 +19,7 @@ from gateway.models.catalog.files import Files, Folder, Repository, printable
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.models.catalog.hub_cache import COMMIT
 from gateway.models.catalog.safetensors import MAX_TENSORS
+from gateway.models.catalog.structure_files import structure_text
 from gateway.models.drafter import Drafter
 from gateway.models.quantization_block import FILES
 from gateway.models.read_drafter import read_drafter as drafter_from
@@ -74,7 +75,7 @@ def load(
 
 def spec_of(facts: Facts) -> ModelSpec:
     """The spec of a model from its facts. Raises BadModel."""
-    spec: ModelSpec = read_model(*facts[:7]).evolve(
+    spec: ModelSpec = read_model(*facts[:7], structure_text(facts.config)).evolve(
         chat_template=facts.chat_template,
         added_tokens=facts.added_tokens,
         answer_limit=facts.answer_limit,

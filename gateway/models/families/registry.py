@@ -21,6 +21,7 @@ the module paths that differ between checkpoint and engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,6 +42,7 @@ from gateway.models.families import (
 )
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
+from gateway.models.families.structure import ATTENTION, structure_blueprint
 
 Family = Callable[[Fields, str, str], Blueprint]
 # Families that engine versions build differently. A trait of the engine version names the way.
@@ -126,16 +128,30 @@ _CLASSES |= {
 }
 
 
-def blueprint_of(config: Mapping[str, Any], source: str, traits: Collection[str] = ()) -> Blueprint:
+def blueprint_of(
+    config: Mapping[str, Any], source: str, traits: Collection[str] = (), structure: str = ""
+) -> Blueprint:
     """The blueprint of this config.json for an engine of these traits.
 
-    An unknown family gives a blueprint with `guessed` parts. Raises BadModel that names the missing
-    or wrong field.
+    structure: JSON text of what an engine builds of the architecture, for families without a reader
+    here. An unknown family gives a blueprint with `guessed` parts. Raises BadModel that names the
+    missing or wrong field.
     """
     exact = _exact_blueprint(config, source, traits)
     if exact is not None:
         return exact
     top = Fields(config, source)
+    guess = _guessed_blueprint(top, traits)
+    if structure:
+        with suppress(BadModel):
+            learned = structure_blueprint(structure, top)
+            attention = guess.attention if ATTENTION in learned.guessed else learned.attention
+            return replace(learned, attention=attention)
+    return guess
+
+
+def _guessed_blueprint(top: Fields, traits: Collection[str]) -> Blueprint:
+    """A blueprint from the usual names of fields, with a text model of a known family inside."""
     fields, nested, _ = general.text_of(top)
     path = _PATH if nested else "model"
     # A text model of a known family is exact inside any outer model.

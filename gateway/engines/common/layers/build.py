@@ -14,7 +14,7 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.domain import ModelSpec, Quant, TensorGroup
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
@@ -85,13 +85,11 @@ def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
 def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     """`traits` are those of the engine version. Raises BadModel for fields of config.json that are
     missing or cannot be."""
-    config, quant = (
-        _frozen(spec.config, spec.source),
-        spec.quant and _frozen(spec.quant.model_dump(), spec.source),
-    )
+    quant = spec.quant and _frozen(spec.quant.model_dump(), spec.source)
     traits = relevant_traits(spec, traits)
     built = traits if varied(spec.config) else frozenset()
-    plan = _blueprint(config, spec.source, built)
+    key = _Key(_frozen(spec.config, spec.source), spec.source, spec.structure, built)
+    plan = _blueprint(key)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
     if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
@@ -101,9 +99,7 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
         group.name.rpartition(".")[0] for group in headers if group.dtype not in _FLOATS
     )
     grouped = traits & _MODELOPT
-    schemes, quantization = _schemes(
-        config, spec.source, spec.model_type, quant, packed, built, grouped, bool(headers)
-    )
+    schemes, quantization = _schemes(key, spec.model_type, quant, packed, grouped, bool(headers))
     linears = _schemed(plan.linears, schemes, quantization, traits)
     if headers and any(
         isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears
@@ -128,24 +124,31 @@ def _frozen(value: Mapping[str, Any], source: str) -> str:
         ) from None
 
 
+class _Key(NamedTuple):
+    """The inputs of a blueprint. config, structure: JSON texts."""
+
+    config: str
+    source: str
+    structure: str
+    traits: frozenset[str]
+
+
 @lru_cache(maxsize=32)
-def _blueprint(config: str, source: str, traits: frozenset[str]) -> Blueprint:
-    return blueprint_of(json.loads(config), source, traits)
+def _blueprint(key: _Key) -> Blueprint:
+    return blueprint_of(json.loads(key.config), key.source, key.traits, key.structure)
 
 
 @lru_cache(maxsize=32)
 def _schemes(
-    config: str,
-    source: str,
+    key: _Key,
     model_type: str,
     quant: str | None,
     packed: frozenset[str],
-    built: frozenset[str],
     grouped: frozenset[str],
     read: bool,
 ) -> tuple[tuple[dict[LayerScheme, Sequence[int]], ...], Quantization]:
     """Numbers of each layer of the blueprint, by scheme. `read`: the headers were read."""
-    plan = _blueprint(config, source, built)
+    plan = _blueprint(key)
     block = None if quant is None else Quant.model_validate_json(quant)
     quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
     return tuple(_numbered(item, quantization) for item in plan.linears), quantization

@@ -1,0 +1,266 @@
+"""The blueprint of a model from its structure: what an engine builds, as terms of config fields.
+
+A structure is learned from the engine's own model class (scripts/engine-structures) and stands in
+gateway/models/structures/ARCHITECTURE.json:
+
+    rows      layers, parameters and attention of the model; each size is a term, such as
+              "num_attention_heads*head_dim"
+    when      the condition of a row; "always", or a term
+    layers    the layers of a row: "all", "once", or a term over the layer number `i`
+    of        the field with the number of layers that `*` in the name stands for
+    fixed     by field, its value in every config that the structure holds for
+    absent    by field, its value in a config.json without it, as the engine reads that
+    aliases   other names of fields
+    unknown   parts that the terms do not describe; they stay a guess
+
+Terms are a small part of Python's expressions (`_value`). Pure.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from gateway.domain import AttentionGroup, TensorGroup
+from gateway.errors import BadModel
+from gateway.models.families.blueprint import Blueprint, Built, Shard
+from gateway.models.families.config import Fields
+
+# The unknown part for which the guess of a family without a structure is taken.
+ATTENTION = "its attention"
+_MAX_LAYERS = 2000
+_MISSING = object()
+_OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.GtE: lambda a, b: a >= b,
+    ast.Lt: lambda a, b: a < b,
+    ast.In: lambda a, b: a in (b or ()),
+    ast.NotIn: lambda a, b: a not in (b or ()),
+}
+
+
+class _Config:
+    """The fields of a config.json by dotted name, with other names and values of absent fields."""
+
+    def __init__(self, structure: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        self._absent = structure["absent"]
+        self._aliases: dict[str, list[str]] = {}
+        for alias, name in structure["aliases"].items():
+            self._aliases.setdefault(name, []).append(alias)
+        self._config = config
+        self._known: dict[str, Any] = {}
+
+    def field(self, name: str) -> Any:
+        """The value of a field; None where neither config nor engine has one."""
+        if name not in self._known:
+            self._known[name] = self._read(name)
+        return self._known[name]
+
+    def _read(self, name: str) -> Any:
+        stated = [self._stated(spelling) for spelling in (name, *self._aliases.get(name, ()))]
+        values = [value for value in stated if value is not None and value is not _MISSING]
+        if values:
+            return values[0]
+        # A null stays one where the engine has a constant for a config without the field.
+        if None in stated and "is" in self._absent.get(name, {}):
+            return None
+        return self._default(name)
+
+    def _stated(self, name: str) -> Any:
+        value: Any = self._config
+        for part in name.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return _MISSING
+            value = value[part]
+        return value
+
+    def _default(self, name: str) -> Any:
+        rule = self._absent.get(name, {})
+        if "text" in rule:
+            return _value(_parsed(rule["text"]), self, 0)
+        if "period" in rule:
+            return [*rule["period"]] * (_MAX_LAYERS // len(rule["period"]))
+        return rule.get("is")
+
+
+@lru_cache(maxsize=4096)
+def _parsed(term: str) -> ast.expr:
+    return ast.parse(term, mode="eval").body
+
+
+def _value(node: ast.expr, config: _Config, number: int) -> Any:
+    """The value of a term in layer `number`. Raises TypeError, IndexError, ZeroDivisionError for
+    fields of another type than the engine's."""
+    match node:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id="i"):
+            return number
+        case ast.Name() | ast.Attribute():
+            return config.field(ast.unparse(node))
+        case ast.Subscript(value=value, slice=index):
+            return _value(value, config, number)[_value(index, config, number)]
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return not _value(operand, config, number)
+        case ast.BoolOp(op=ast.And(), values=values):
+            return all(_value(part, config, number) for part in values)
+        case ast.BoolOp(values=values):
+            return any(_value(part, config, number) for part in values)
+        case ast.IfExp(test=test, body=body, orelse=other):
+            return _value(body if _value(test, config, number) else other, config, number)
+        case ast.BinOp(left=left, op=operator, right=right):
+            pair = _value(left, config, number), _value(right, config, number)
+            if any(isinstance(part, bool) for part in pair):
+                raise TypeError(ast.unparse(node))
+            return _OPERATORS[type(operator)](*pair)
+        case ast.Compare(left=left, ops=[operator], comparators=[right]):
+            pair = _value(left, config, number), _value(right, config, number)
+            return _OPERATORS[type(operator)](*pair)
+    raise TypeError(ast.unparse(node))
+
+
+class _Reader:
+    """The rows of a structure for one config.json."""
+
+    def __init__(self, structure: Mapping[str, Any], fields: Fields) -> None:
+        self._config = _Config(structure, fields.config)
+        self._fields = fields
+
+    def term(self, text: str, number: int = 0) -> Any:
+        try:
+            return _value(_parsed(text), self._config, number)
+        except (TypeError, IndexError, ZeroDivisionError, KeyError):
+            raise BadModel(
+                f"config.json of {self._fields.source} has no usable value for {text}.",
+                hint="Compare it with the config.json of the publisher.",
+            ) from None
+
+    def size(self, text: str) -> int:
+        value = self.term(text)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 10**12:
+            raise BadModel(
+                f"config.json of {self._fields.source} gives no size for {text}.",
+                hint="Compare it with the config.json of the publisher.",
+            )
+        return value
+
+    def is_empty(self, row: Mapping[str, Any]) -> bool:
+        """Whether a layer has no width, as of no shared experts."""
+        if row["is"] == "linear":
+            return not (self.size(row["k"]) and all(self.size(part) for part in row["parts"]))
+        return bool(row["is"] == "experts" and not self.size(row["count"]))
+
+    def numbers(self, row: Mapping[str, Any]) -> Sequence[int]:
+        """The layers that have the row; one without a number: (0,)."""
+        if row["when"] != "always" and not self.term(row["when"]):
+            return ()
+        if row["layers"] == "once":
+            return (0,)
+        count = self.size(row["of"])
+        if count > _MAX_LAYERS:
+            raise self._fields.wrong(row["of"], f"at most {_MAX_LAYERS}")
+        if row["layers"] == "all":
+            return range(count)
+        return [number for number in range(count) if self.term(row["layers"], number)]
+
+
+def structure_blueprint(text: str, fields: Fields) -> Blueprint:
+    """The blueprint of this config.json by the structure with this JSON text.
+
+    Raises BadModel where the config lacks a field that has no known default.
+    """
+    structure = json.loads(text)
+    reader = _Reader(structure, fields)
+    for name, value in structure["fixed"].items():
+        stated = reader.term(name)
+        if stated not in (value, None):
+            raise BadModel(
+                f"config.json of {fields.source} has {name}={stated}, unlike the structure.",
+                hint=f"The structure of {structure['architecture']} holds for {name}={value}.",
+            )
+    rows = [(row, reader.numbers(row)) for row in structure["rows"]]
+    held = [(row, numbers) for row, numbers in rows if numbers and not reader.is_empty(row)]
+    return Blueprint(
+        tuple(_linears(reader, held)),
+        tuple(_attention(reader, held)),
+        tuple(_parameters(reader, held)),
+        tuple(structure["unknown"]),
+    )
+
+
+_Rows = Iterable[tuple[Mapping[str, Any], Sequence[int]]]
+
+
+def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
+    for row, numbers in rows:
+        if row["is"] == "linear":
+            yield Built(
+                row["name"],
+                numbers,
+                reader.size(row["k"]),
+                tuple(reader.size(part) for part in row["parts"]),
+                cast("Shard", row["shard"]),
+                tuple(row.get("modules", ())),
+                quantizable=not row.get("plain"),
+                heads=reader.size(row.get("heads", "0")),
+                kv_heads=reader.size(row.get("kv_heads", "0")),
+                bias=bool(reader.term(row["bias"])),
+                exact=bool(row.get("exact")),
+            )
+        elif row["is"] == "experts":
+            width, hidden = reader.size(row["width"]), reader.size(row["hidden"])
+            count, bias = reader.size(row["count"]), bool(reader.term(row["bias"]))
+            inner = (width,) * row["fused"]
+            for name, k, parts, shard in (
+                ("w13", hidden, inner, "expert_column"),
+                ("w2", width, (hidden,), "expert_row"),
+            ):
+                yield Built(
+                    f"{row['name']}.{name}",
+                    numbers,
+                    k,
+                    parts,
+                    cast("Shard", shard),
+                    quantizable=not row.get("plain"),
+                    experts=count,
+                    bias=bias,
+                )
+
+
+def _parameters(reader: _Reader, rows: _Rows) -> Iterable[TensorGroup]:
+    for row, numbers in rows:
+        if row["is"] == "parameter":
+            yield TensorGroup(
+                name=row["name"],
+                count=len(numbers),
+                shape=tuple(reader.size(size) for size in row["shape"]),
+                dtype=row["dtype"],
+                shard=row["shard"],
+            )
+
+
+def _attention(reader: _Reader, rows: _Rows) -> Iterable[AttentionGroup]:
+    for row, numbers in rows:
+        if row["is"] == "attention":
+            window = reader.size(row["window"]) or None
+            kind = "sliding" if window and row["kind"] == "full" else row["kind"]
+            alone = row["layers"] in ("all", "once")
+            yield AttentionGroup(
+                kind=kind,
+                layers=len(numbers),
+                numbers=() if alone else tuple(numbers),
+                heads=reader.size(row["heads"]),
+                kv_heads=reader.size(row["kv_heads"]),
+                head_dim=reader.size(row["head"]),
+                window=window if kind == "sliding" else None,
+                sinks=bool(reader.term(row["sinks"])),
+                causal=kind not in ("encoder", "vision"),
+            )

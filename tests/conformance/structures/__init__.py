@@ -1,0 +1,1 @@
+"""Structures of architectures, learned from the engine's own model classes."""

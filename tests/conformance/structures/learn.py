@@ -1,0 +1,233 @@
+"""Rows of a structure from what an engine builds of a config and its variations. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tests.conformance.structures.terms import condition_term, flagged_term, layers_term
+
+LAYER_COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "depth",
+    "encoder_layers",
+    "decoder_layers",
+)
+_LAYER = re.compile(r"(?<=layers\.|blocks\.)\d+(?=[.#]|$)|(?<=\.h\.)\d+(?=[.#]|$)")
+_LAYER_WORD = re.compile(r"(?<=\.layer\.)\d+(?=[.#]|$)")
+# Fields by which layers differ; the engine may refuse every other value of one.
+_LAYER_RULE = re.compile(r"offset|period|first|replace|interval|step|freq|dense")
+_FLAGS = ("bias", "exact", "shares", "sinks")
+
+
+class Cluster(NamedTuple):
+    """Layers in which one name has one kind and the same sizes. layers: None outside of layers."""
+
+    layers: tuple[int, ...] | None
+    sizes: dict[str, int]
+    kind: tuple[tuple[str, Any], ...]
+
+
+class LearnedRow(NamedTuple):
+    """What an engine builds under a name. A term is None where no small one fits.
+
+    when: condition; layers: of the layer number; of: the field with the number of layers; sizes:
+    terms by name; first: the sizes where they were seen first; kind: the other properties.
+    """
+
+    name: str
+    kind: dict[str, Any]
+    when: str | None
+    layers: str | None
+    of: str | None
+    sizes: dict[str, str | None]
+    first: dict[str, int]
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The fields of a config by dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def pattern_of(name: str) -> tuple[str, int | None]:
+    """A name with its layer number as `*`, and the number."""
+    match = _LAYER.search(name) or _LAYER_WORD.search(name)
+    if match is None:
+        return name, None
+    return f"{name[: match.start()]}*{name[match.end() :]}", int(match.group())
+
+
+def patterns(rows: Mapping[str, Any]) -> set[str]:
+    return {pattern_of(name)[0] for name in rows}
+
+
+def _clusters(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Cluster]]:
+    found: dict[str, dict[Any, list[int | None]]] = {}
+    for name, row in rows.items():
+        pattern, number = pattern_of(name)
+        sizes: list[tuple[str, int]] = []
+        kind: list[tuple[str, Any]] = []
+        for key, value in row.items():
+            if isinstance(value, list):
+                kind.append((key, len(value)))
+                sizes += [(f"{key}.{place}", item) for place, item in enumerate(value)]
+            elif isinstance(value, int):
+                sizes.append((key, value))
+            elif key != "method":
+                kind.append((key, value))
+        key_of = (tuple(sorted(sizes)), tuple(sorted(kind)))
+        found.setdefault(pattern, {}).setdefault(key_of, []).append(number)
+    return {
+        pattern: [
+            Cluster(
+                None if None in numbers else tuple(n for n in numbers if n is not None),
+                dict(sizes),
+                kind,
+            )
+            for (sizes, kind), numbers in clusters.items()
+        ]
+        for pattern, clusters in found.items()
+    }
+
+
+def _most_similar(seed: Cluster, clusters: Sequence[Cluster]) -> Cluster | None:
+    """The cluster of the same kind with the most equal layers and sizes."""
+
+    def likeness(other: Cluster) -> float:
+        equal = sum(seed.sizes.get(name) == size for name, size in other.sizes.items())
+        shared = 1.0
+        if seed.layers is not None and other.layers is not None:
+            mine, theirs = {*seed.layers}, {*other.layers}
+            shared = len(mine & theirs) / len(mine | theirs)
+        return shared + equal / max(1, len(other.sizes))
+
+    alike = [
+        other
+        for other in clusters
+        if other.kind == seed.kind and (other.layers is None) == (seed.layers is None)
+    ]
+    return max(alike, key=likeness, default=None)
+
+
+class _Learner:
+    def __init__(self, observed: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> None:
+        self._envs = [flatten(config) for config, _ in observed]
+        self._clusters = [_clusters(rows) for _, rows in observed]
+        self._changed = [self._difference(0, place) for place in range(len(observed))]
+
+    def _difference(self, first: int, second: int) -> set[str]:
+        one, other = self._envs[first], self._envs[second]
+        return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}
+
+    def _layer_count(self, pattern: str, place: int) -> int:
+        prefix = pattern.partition("*")[0]
+        numbers = [
+            max(cluster.layers)
+            for name, clusters in self._clusters[place].items()
+            if "*" in name and name.partition("*")[0] == prefix
+            for cluster in clusters
+            if cluster.layers
+        ]
+        return max(numbers, default=-1) + 1
+
+    def _count_field(self, pattern: str) -> str | None:
+        places = [n for n in range(len(self._envs)) if self._layer_count(pattern, n)]
+        fields = [
+            name
+            for name in self._envs[0]
+            if name.rpartition(".")[2] in LAYER_COUNTS
+            and all(self._envs[n].get(name) == self._layer_count(pattern, n) for n in places)
+        ]
+        return min(fields, key=lambda name: (name.count("."), len(name)), default=None)
+
+    def rows(self) -> list[LearnedRow]:
+        found = []
+        for pattern in sorted({name for clusters in self._clusters for name in clusters}):
+            seeds: list[Cluster] = []
+            for place, clusters in enumerate(self._clusters):
+                for cluster in clusters.get(pattern, ()):
+                    if place == 0 or all(cluster.kind != seed.kind for seed in seeds):
+                        seeds.append(cluster)
+            found += [self._row(pattern, seed) for seed in seeds]
+        return found
+
+    def _row(self, pattern: str, seed: Cluster) -> LearnedRow:
+        matches = [_most_similar(seed, clusters.get(pattern, ())) for clusters in self._clusters]
+        held = {place: match for place, match in enumerate(matches) if match is not None}
+        layers: str | None = "once"
+        of, when = None, self._when(matches)
+        if seed.layers is not None:
+            of = self._count_field(pattern)
+            # No such layer is an empty set of layers, where one term says so.
+            layers = self._layers(pattern, dict(enumerate(matches)))
+            if layers is None:
+                layers = self._layers(pattern, held)
+            else:
+                when = "always"
+        sizes = {name: self._size(name, held) for name in seed.sizes}
+        return LearnedRow(pattern, dict(seed.kind), when, layers, of, sizes, held[min(held)].sizes)
+
+    def _when(self, matches: Sequence[Cluster | None]) -> str | None:
+        present = [match is not None for match in matches]
+        differing = [
+            changed
+            for changed, here in zip(self._changed, present, strict=True)
+            if here != present[0]
+        ]
+        alone = {name for changed in differing if len(changed) == 1 for name in changed}
+        rows = [*zip(self._envs, present, strict=True)]
+        return condition_term(alone, rows) or condition_term(set().union(*differing), rows)
+
+    def _layers(self, pattern: str, matches: Mapping[int, Cluster | None]) -> str | None:
+        layers = {place: (match.layers or ()) if match else () for place, match in matches.items()}
+        first = min(layers)
+        fields = {
+            name
+            for name, value in self._envs[first].items()
+            if isinstance(value, list) or (type(value) is int and _LAYER_RULE.search(name))
+        }
+        for place, numbers in layers.items():
+            away = self._difference(first, place)
+            # A field that takes the row away from all layers is a condition.
+            if len(away) == 1 and numbers != layers[first] and numbers and layers[first]:
+                fields |= away
+        rows = [
+            (self._envs[place], self._layer_count(pattern, place), numbers)
+            for place, numbers in layers.items()
+        ]
+        return layers_term(fields, rows)
+
+    def _size(self, name: str, held: Mapping[int, Cluster]) -> str | None:
+        first = min(held)
+        away = {place: self._difference(first, place) for place in held}
+        alone = {field for changed in away.values() if len(changed) == 1 for field in changed}
+        fields: set[str] = set()
+        for place, match in held.items():
+            if match.sizes.get(name) != held[first].sizes.get(name) and (
+                len(away[place]) == 1 or (len(away[place]) == 2 and not away[place] & alone)
+            ):
+                fields |= away[place]
+        rows = [(self._envs[place], match.sizes[name]) for place, match in held.items()]
+        if name not in _FLAGS:
+            return flagged_term(fields, rows)
+        term = condition_term(fields, [(env, bool(value)) for env, value in rows])
+        if term == "always":
+            return "1"
+        return term if any(value for _, value in rows) else "0"
+
+
+def learn(
+    observed: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+) -> list[LearnedRow]:
+    """The rows that describe every observation (config, rows by name); the first is the base."""
+    return _Learner(observed).rows()

@@ -1,0 +1,107 @@
+"""The layers, parameters and attention that vLLM builds of a config, by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.engines.vllm.inside.model import built
+
+Row = dict[str, Any]
+_SHARDS = (
+    ("QKVParallelLinear", "qkv"),
+    ("MergedColumnParallelLinear", "merged"),
+    ("ColumnParallelLinear", "column"),
+    ("RowParallelLinear", "row"),
+)
+_WEIGHTS = {"weight", "bias", "w13_weight", "w2_weight", "w13_bias", "w2_bias"}
+
+
+def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[str, Row]:
+    """The rows of one rank of `tp`, by module or parameter name. Raises the engine's errors."""
+    linear: Any = importlib.import_module("vllm.model_executor.layers.linear")
+    vocab: Any = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding")
+    rows: dict[str, Row] = {}
+    described: set[str] = set()
+    embeddings: set[int] = set()
+    with built(config, tp, max_model_len=256, **arguments) as (_, model):
+        for path, module in model.named_modules():
+            weights = {
+                f"{path}.{name}"
+                for name, _ in module.named_parameters(recurse=False)
+                if name in _WEIGHTS
+            }
+            if isinstance(module, linear.LinearBase):
+                rows[path] = _linear(module, tp)
+                described |= weights
+            elif hasattr(module, "w13_weight"):
+                rows[path] = _experts(module)
+                described |= weights
+            elif isinstance(module, vocab.VocabParallelEmbedding):
+                described |= weights
+                if id(module.weight) not in embeddings:  # a tied head is the embedding
+                    embeddings.add(id(module.weight))
+                    size = {"rows": module.org_vocab_size, "columns": module.embedding_dim}
+                    rows[f"{path}.weight"] = {"what": "vocab", **size}
+            _add_states(rows, path, module)
+        for path, weight in model.named_parameters():
+            if path not in described:
+                dtype = "F32" if str(weight.dtype) == "torch.float32" else ""
+                rows[path] = {"what": "parameter", "shape": [*weight.shape], "dtype": dtype}
+    return rows
+
+
+def _linear(module: Any, tp: int) -> Row:
+    bases = {base.__name__ for base in type(module).__mro__}
+    shard = next((shard for name, shard in _SHARDS if name in bases), "replicated")
+    if tp > 1 and getattr(module, "tp_size", tp) == 1:
+        shard = "replicated"
+    weight = getattr(module, "weight", None)
+    row = {
+        "what": "linear",
+        "shard": shard,
+        "k": module.input_size,
+        "parts": [*(getattr(module, "output_sizes", None) or [module.output_size])],
+        "bias": int(getattr(module, "bias", None) is not None),
+        "exact": int(str(getattr(weight, "dtype", "")) == "torch.float32"),
+        "method": type(module.quant_method).__name__,
+    }
+    if shard == "qkv":
+        row |= {"heads": module.total_num_heads, "kv_heads": module.total_num_kv_heads}
+    return row
+
+
+def _experts(module: Any) -> Row:
+    """Fused experts: w13 is (experts, width or two widths, hidden), w2 (experts, hidden, width)."""
+    count, inner, hidden = module.w13_weight.shape
+    return {
+        "what": "experts",
+        "count": count,
+        "inner": inner,
+        "hidden": hidden,
+        "width": module.w2_weight.shape[2],
+        "bias": int(hasattr(module, "w13_bias")),
+        "method": type(module.quant_method).__name__,
+    }
+
+
+def _add_states(rows: dict[str, Row], path: str, module: Any) -> None:
+    """Attention and recurrent states of a module, beside its weights."""
+    name = type(module).__name__
+    if hasattr(module, "head_size") and hasattr(module, "num_kv_heads") and "Attention" in name:
+        rows[f"{path}#attention"] = {
+            "what": "attention",
+            "class": name,
+            "causal": str(getattr(module, "attn_type", "")),
+            "heads": module.num_heads,
+            "kv_heads": module.num_kv_heads,
+            "head": module.head_size,
+            "window": getattr(module, "sliding_window", None) or 0,
+            "shares": int(getattr(module, "kv_sharing_target_layer_name", None) is not None),
+            "sinks": int(getattr(module, "has_sink", False)),
+        }
+    elif name.endswith(("Mixer", "Mixer2", "GatedDeltaNet", "ShortConv")) or hasattr(
+        type(module), "mamba_type"
+    ):
+        rows[f"{path}#state"] = {"what": "state", "class": name}

@@ -1,0 +1,255 @@
+"""Terms of config fields that give observed sizes, layers and conditions. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+Env = Mapping[str, Any]
+_SMALL = {Fraction(number) for number in range(1, 65)} | {Fraction(1, n) for n in (2, 4, 8, 16)}
+_MAX_FIELD = 64
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _product(env: Env, factors: Sequence[str], divisor: str | None) -> Fraction:
+    value = Fraction(1)
+    for name in factors:
+        value *= env[name]
+    if divisor is None:
+        return value
+    return value / env[divisor] if env[divisor] else Fraction(0)
+
+
+def _products(fields: Sequence[str]) -> dict[str, Callable[[Env], Fraction]]:
+    """Products of up to three of the fields, one of which may divide, and 1."""
+    found: dict[str, Callable[[Env], Fraction]] = {"1": lambda _: Fraction(1)}
+    for size in (1, 2, 3):
+        for names in itertools.combinations(fields, size):
+            divisors: list[str | None] = [None, *names] if size > 1 else [None]
+            for divisor in divisors:
+                factors = [name for name in names if name != divisor]
+                text = "*".join(factors) + (f"//{divisor}" if divisor else "")
+                found[text] = partial(_product, factors=factors, divisor=divisor)
+    return found
+
+
+def _solve(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] | None:
+    """The factors x with terms * x = value in each row (terms..., value); None: not one answer."""
+    matrix = [[*row] for row in rows]
+    width = len(matrix[0]) - 1
+    for column in range(width):
+        pivot = next((n for n in range(column, len(matrix)) if matrix[n][column]), None)
+        if pivot is None:
+            return None
+        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
+        matrix[column] = [value / matrix[column][column] for value in matrix[column]]
+        for number, row in enumerate(matrix):
+            if number != column and row[column]:
+                matrix[number] = [
+                    value - row[column] * other
+                    for value, other in zip(row, matrix[column], strict=True)
+                ]
+    if any(row[width] for row in matrix[width:]):
+        return None
+    return [matrix[number][width] for number in range(width)]
+
+
+def _written(factor: Fraction, product: str) -> str:
+    if product == "1":
+        return str(factor)
+    text = product if factor.numerator == 1 else f"{factor.numerator}*{product}"
+    return text if factor.denominator == 1 else f"{text}//{factor.denominator}"
+
+
+def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
+    """The shortest sum of products of `fields` that gives the value of every row."""
+    if len({value for _, value in rows}) == 1:
+        return str(rows[0][1])
+    names = sorted(f for f in fields if all(_is_integer(env.get(f)) for env, _ in rows))
+    products = _products(names)
+    order = sorted(products, key=lambda text: (text.count("*") + text.count("/"), len(text)))
+    # Factors of any size only where no small one fits.
+    for any_factor, count in ((False, 1), (False, 2), (False, 3), (True, 1), (True, 2)):
+        for chosen in itertools.combinations(order, count):
+            if not {*names} <= {*re.split(r"\*|//", "*".join(chosen))}:
+                continue
+            table = [
+                [*(products[text](env) for text in chosen), Fraction(value)] for env, value in rows
+            ]
+            factors = _solve(table)
+            if factors is not None and all(
+                factor in _SMALL
+                or (factor > 0 and factor.denominator == 1 and (any_factor or text == "1"))
+                for factor, text in zip(factors, chosen, strict=True)
+            ):
+                return " + ".join(map(_written, factors, chosen))
+    return None
+
+
+def flagged_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
+    """`size_term`, or one of two by a flag or an optional field."""
+    flags = sorted(f for f in fields if not all(_is_integer(env.get(f)) for env, _ in rows))
+    if not flags:
+        return size_term(fields, rows)
+    for flag in flags:
+        yes = [row for row in rows if row[0].get(flag)]
+        no = [row for row in rows if not row[0].get(flag)]
+        if yes and no:
+            first, second = size_term(fields, yes), size_term(fields - {flag}, no)
+            first = first or size_term(fields - {flag}, yes)
+            if first is not None and second is not None:
+                return f"{first} if {flag} else {second}"
+    return None
+
+
+def condition_term(fields: set[str], rows: Sequence[tuple[Env, bool]]) -> str | None:
+    """One literal, or two joined, that holds in exactly the rows that say so."""
+    if all(holds for _, holds in rows):
+        return "always"
+    found: list[tuple[str, list[bool]]] = []
+    for field in sorted(fields):
+        values = [env.get(field) for env, _ in rows]
+        truth = [bool(value) for value in values]
+        found += [(field, truth), (f"not {field}", [not value for value in truth])]
+        for word in sorted({value for value in values if isinstance(value, str)}):
+            found.append((f"{field} == {word!r}", [value == word for value in values]))
+            found.append((f"{field} != {word!r}", [value != word for value in values]))
+    wanted = [holds for _, holds in rows]
+    for text, truth in found:
+        if truth == wanted:
+            return text
+    for (first, one), (second, other) in itertools.combinations(found, 2):
+        if [a and b for a, b in zip(one, other, strict=True)] == wanted:
+            return f"{first} and {second}"
+        if [a or b for a, b in zip(one, other, strict=True)] == wanted:
+            return f"{first} or {second}"
+    return None
+
+
+LayerRow = tuple[Env, int, Sequence[int]]
+
+
+def layers_term(fields: set[str], rows: Sequence[LayerRow]) -> str | None:
+    """The term over the layer number `i` that holds in exactly the layers of each (env, number of
+    layers, layers)."""
+    envs = [{name: env.get(name) for name in fields} for env, _, _ in rows]
+    for text, holds in _layer_terms(envs):
+        if all(
+            [n for n in range(count) if holds(env, n)] == [*layers]
+            for env, (_, count, layers) in zip(envs, rows, strict=True)
+        ):
+            return text
+    return None
+
+
+_Holds = Callable[[Env, int], bool]
+
+
+def _number(env: Env, field: str) -> int:
+    value = env.get(field)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _layer_terms(envs: Sequence[Env]) -> Iterator[tuple[str, _Holds]]:
+    yield "all", lambda _env, _i: True
+    names = sorted({name for env in envs for name in env})
+    for name in names:
+        values = [env.get(name) for env in envs]
+        if any(isinstance(value, list | str) and len(value) > 1 for value in values):
+            yield from _list_terms(name, values)
+    integers = [
+        name for name in names if any(0 <= _number(env, name) <= _MAX_FIELD for env in envs)
+    ]
+    for name in integers:
+        yield from _count_terms(name)
+    for first, second in itertools.permutations(integers, 2):
+        yield from _pair_terms(first, second)
+    for name, every in itertools.product(names, integers):
+        if any(isinstance(env.get(name), list) for env in envs):
+            yield from _exception_terms(name, every)
+    for period in range(2, 9):
+        for rest in range(period):
+            yield f"i % {period} == {rest}", lambda _e, i, p=period, r=rest: i % p == r  # type: ignore[misc]
+            yield f"i % {period} != {rest}", lambda _e, i, p=period, r=rest: i % p != r  # type: ignore[misc]
+    for start in (1, 2, 3):
+        yield f"i >= {start}", lambda _e, i, s=start: i >= s  # type: ignore[misc]
+        yield f"i < {start}", lambda _e, i, s=start: i < s  # type: ignore[misc]
+
+
+def _list_terms(name: str, values: Sequence[Any]) -> Iterator[tuple[str, _Holds]]:
+    def entry(env: Env, number: int) -> Any:
+        items = env.get(name) or ()
+        return items[number] if len(items) > number else None
+
+    items = {item for value in values for item in value or () if isinstance(item, str | int)}
+    words = sorted(items, key=str)
+    for item in words:
+        yield f"{name}[i] == {item!r}", lambda env, i, w=item: entry(env, i) == w  # type: ignore[misc]
+    for item in words:
+        yield f"{name}[i] != {item!r}", lambda env, i, w=item: entry(env, i) not in (w, None)  # type: ignore[misc]
+    if any(_is_integer(item) for item in items):
+        yield f"i in {name}", lambda env, i: i in (env.get(name) or ())
+        yield f"i not in {name}", lambda env, i: i not in (env.get(name) or ())
+
+
+def _count_terms(name: str) -> Iterator[tuple[str, _Holds]]:
+    yield f"i >= {name}", lambda env, i: i >= _number(env, name)
+    yield f"i < {name}", lambda env, i: i < _number(env, name)
+    for offset in (0, 1):
+        yield (
+            f"(i + {offset}) % {name} == 0",
+            lambda env, i, o=offset: bool(_number(env, name)) and (i + o) % _number(env, name) == 0,  # type: ignore[misc]
+        )
+        yield (
+            f"(i + {offset}) % {name} != 0",
+            lambda env, i, o=offset: bool(_number(env, name)) and (i + o) % _number(env, name) != 0,  # type: ignore[misc]
+        )
+
+
+def _pair_terms(first: str, second: str) -> Iterator[tuple[str, _Holds]]:
+    def rest(env: Env, i: int, every: str) -> int | None:
+        return i % _number(env, every) if _number(env, every) else None
+
+    yield (
+        f"i % {first} == {second}",
+        lambda env, i: rest(env, i, first) == _number(env, second),
+    )
+    yield (
+        f"i % {first} != {second}",
+        lambda env, i: rest(env, i, first) not in (_number(env, second), None),
+    )
+    yield (
+        f"i >= {first} and i % {second} == 0",
+        lambda env, i: i >= _number(env, first) and rest(env, i, second) == 0,
+    )
+    yield (
+        f"i < {first} or i % {second} != 0",
+        lambda env, i: i < _number(env, first) or rest(env, i, second) != 0,
+    )
+
+
+def _exception_terms(name: str, every: str) -> Iterator[tuple[str, _Holds]]:
+    """Every n-th layer but those of a list, and the others."""
+
+    def listed(env: Env, i: int) -> bool:
+        items = env.get(name)
+        return isinstance(items, list) and i in items
+
+    def regular(env: Env, i: int) -> bool:
+        return bool(_number(env, every)) and (i + 1) % _number(env, every) == 0
+
+    yield (
+        f"i not in {name} and (i + 1) % {every} == 0",
+        lambda env, i: not listed(env, i) and regular(env, i),
+    )
+    yield (
+        f"i in {name} or (i + 1) % {every} != 0",
+        lambda env, i: listed(env, i) or not regular(env, i),
+    )

@@ -1,0 +1,216 @@
+"""A config and its variations, each with what the engine builds of it."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.conformance.structures.learn import LAYER_COUNTS, flatten, patterns
+from tests.conformance.structures.observation import Row, observe
+
+Path = tuple[str, ...]
+Observed = tuple[dict[str, Any], dict[str, Row]]
+
+# Fields that decide no shape: ids, rates, words for generation.
+_SHAPELESS = re.compile(
+    r"token_id|_id$|dropout|eps|initializer|theta|position|scal|temperature|version|use_cache"
+    r"|output_|return_|chunk_size_feed|beam|length|penalty|ngram|top_[kp]$|problem_type|pruned"
+    r"|dtype|id2label|label2id|std|coef|aux|jitter|loss|image_size|multiplier|softcap|limit|alpha"
+    r"|beta|factor|is_encoder|is_decoder|_range|act$|activation|transformers|name_or_path"
+    r"|architectures|model_type|early_stop|torchscript|finetuning|implementation"
+)
+_OFTEN_ZERO = re.compile(
+    r"replace|shared|first|num_dense|interval|freq|step|pattern|offset|period|every|index"
+)
+_OPTIONAL_SIZE = re.compile(r"size|rank|dim|window|experts|heads|groups|replace")
+_SMALL = 64
+_MAX_PAIRS = 20
+
+
+@dataclass
+class Variations:
+    """What an engine builds of a config and of configs that differ from it in one field or two.
+
+    observed: (config, rows by name); the first is the base. fixed: fields that the engine accepts
+    with one value only, by dotted name.
+    """
+
+    arguments: Mapping[str, Any]
+    observed: list[Observed] = field(default_factory=list)
+    fixed: dict[str, Any] = field(default_factory=dict)
+    _accepted: set[str] = field(default_factory=set)
+    _effective: dict[Path, Any] = field(default_factory=dict)
+
+    @property
+    def base(self) -> dict[str, Any]:
+        return self.observed[0][0]
+
+    def ask(self, config: dict[str, Any], *paths: Path) -> None:
+        """Add what the engine builds of a config in which `paths` differ. Raises its errors."""
+        rows = observe(config, **self.arguments)
+        self._accepted |= {".".join(path) for path in paths}
+        if not self.observed or rows != self.observed[0][1]:
+            self.observed.append((config, rows))
+            if len(paths) == 1:
+                self._effective[paths[0]] = _at(config, paths[0])
+
+    def vary(self) -> None:
+        """Ask for every variation of the base."""
+        refused: set[Path] = set()
+        for path, value in _changes(self.base):
+            try:
+                self.ask(_put(self.base, path, value), path)
+            except Exception:
+                refused.add(path)
+        with suppress(Exception):
+            self.ask(fewer_layers(self.base, 9))
+        self._vary_pairs(refused)
+        self._vary_layer_rules()
+        self._vary_additions()
+        stated = flatten(self.base)
+        names = {".".join(path) for path in refused} - self._accepted
+        self.fixed = {name: stated[name] for name in sorted(names) if name in stated}
+
+    def _vary_pairs(self, refused: set[Path]) -> None:
+        """Double two fields that the engine accepts together only."""
+        alone = sorted(
+            path
+            for path in refused
+            if type(_at(self.base, path)) is int and ".".join(path) not in self._accepted
+        )
+        pairs = [(a, b) for a in alone for b in alone if a < b and a[:-1] == b[:-1]]
+        for first, second in pairs[:_MAX_PAIRS]:
+            config = _put(self.base, first, 2 * _at(self.base, first))
+            with suppress(Exception):
+                self.ask(_put(config, second, 2 * _at(self.base, second)), first, second)
+
+    def _vary_layer_rules(self) -> None:
+        """Change two fields at once by which layers differ: alone, one may look like another."""
+        rules = [item for item in self._effective.items() if _OFTEN_ZERO.search(item[0][-1])]
+        rules += [item for item in self._effective.items() if isinstance(item[1], list)]
+        for (first, value), (second, other) in [*itertools.combinations(rules, 2)][:_MAX_PAIRS]:
+            with suppress(Exception):
+                self.ask(_put(_put(self.base, first, value), second, other), first, second)
+
+    def _vary_additions(self) -> None:
+        """Vary the other fields beside a change that brings parts which the base lacks."""
+        known = patterns(self.observed[0][1])
+        for path, value in [*self._effective.items()]:
+            config = _put(self.base, path, value)
+            rows = next((rows for other, rows in self.observed if other == config), {})
+            if patterns(rows) <= known:
+                continue
+            known |= patterns(rows)
+            for other, changed in [*self._effective.items()]:
+                if other != path and type(changed) is int:
+                    with suppress(Exception):
+                        self.ask(_put(config, other, changed))
+
+
+def variations(config: dict[str, Any], **arguments: Any) -> Variations:
+    """What vLLM builds of a smaller config of this kind and its variations. Raises its errors."""
+    asked = Variations(arguments)
+    base = fewer_layers(config, 12)
+    try:
+        asked.ask(_with_fewer_kv_heads(base))
+    except Exception:
+        asked.ask(base)
+    asked.vary()
+    return asked
+
+
+def fewer_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """The config with at most `count` layers, one less in each nested config, its lists cut
+    alike."""
+    smaller = copy.deepcopy(dict(config))
+    for part in [smaller, *(value for value in smaller.values() if isinstance(value, dict))]:
+        limit = count if part is smaller else max(5, count - 1)
+        count = limit
+        for name in LAYER_COUNTS:
+            layers = part.get(name)
+            if type(layers) is int and layers > limit:
+                _cut_lists(part, layers, limit)
+                part[name] = limit
+    return smaller
+
+
+def _cut_lists(part: dict[str, Any], layers: int, limit: int) -> None:
+    for name, value in [*part.items()]:
+        if isinstance(value, list | str) and len(value) == layers:
+            part[name] = value[:limit]
+        elif (
+            isinstance(value, list)
+            and all(type(item) is int for item in value)
+            and re.search("layer|idx|index", name)
+        ):
+            part[name] = [item for item in value if item < limit]
+
+
+def _with_fewer_kv_heads(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with fewer KV heads than heads, so that their sizes differ."""
+    grouped = copy.deepcopy(config)
+    for part in [grouped, *(value for value in grouped.values() if isinstance(value, dict))]:
+        heads = part.get("num_attention_heads")
+        if type(heads) is int and part.get("num_key_value_heads") == heads and heads % 4 == 0:
+            part["num_key_value_heads"] = heads // 4
+    return grouped
+
+
+def _leaves(config: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, name))
+        elif not _SHAPELESS.search(".".join((*path, name))) and name not in LAYER_COUNTS:
+            yield (*path, name), value
+
+
+def _changes(config: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    """Other values of every field that may decide a shape."""
+    for path, value in _leaves(config):
+        values: list[Any] = []
+        if isinstance(value, bool):
+            values = [not value]
+        elif isinstance(value, int):
+            values = _other_integers(path[-1], value)
+        elif value is None and _OPTIONAL_SIZE.search(path[-1]):
+            values = [_SMALL]
+        elif isinstance(value, list) and len(value) > 1:
+            values = [value[1:] + value[:1], value[::-1]]
+        elif value == [] and "layers" in path[-1]:
+            values = [[1]]
+        for other in values:
+            yield path, other
+
+
+def _other_integers(name: str, value: int) -> list[int]:
+    if value == 0:
+        return [1, 2]
+    values = [2 * value]
+    if value > 2 and value % 2 == 0 and re.search("head|group|expert", name):
+        values.append(value // 2)
+    if value <= _SMALL:
+        values.append(value + 1)
+    if 1 < value <= _SMALL and _OFTEN_ZERO.search(name):
+        values.append(0)
+    return values
+
+
+def _at(config: Mapping[str, Any], path: Path) -> Any:
+    value: Any = config
+    for name in path:
+        value = value[name]
+    return value
+
+
+def _put(config: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(dict(config))
+    part = changed
+    for name in path[:-1]:
+        part = part[name]
+    part[path[-1]] = value
+    return changed

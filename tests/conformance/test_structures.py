@@ -1,0 +1,149 @@
+"""Structures agree with the engine: the learner on a made-up engine, the kept ones on published
+models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.engines.common.layers.build import build
+from gateway.models.catalog.structure_files import structure_text
+from gateway.models.families import registry
+from gateway.models.spec import read_model
+from tests.conformance import parameter_questions
+from tests.conformance.golden import pairs
+from tests.conformance.layer_cases import TENSOR_PARALLEL
+from tests.conformance.structures.document import Unlearned, document
+from tests.conformance.structures.facts import Facts
+from tests.conformance.structures.learn import learn
+from tests.conformance.structures.terms import layers_term, size_term
+from tests.conformance.test_families import rank_bytes
+from tests.support.published import TRAITS
+
+VERSION = "0.33.0"
+# Of the weights: small parameters, such as routers in float32, may be left out.
+TOLERANCE = 0.002
+BASE: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 160,
+    "first_dense": 1,
+    "num_shared_experts": 0,
+    "mlp_bias": False,
+    "layer_types": ["full", "slide", "slide", "full"],
+}
+
+
+def made_up_engine(config: dict[str, Any]) -> dict[str, Any]:
+    """Rows that an engine with these rules would build."""
+    rows: dict[str, Any] = {}
+    heads, head = config["num_attention_heads"], config["head_dim"]
+    for number in range(config["num_hidden_layers"]):
+        path, hidden = f"model.layers.{number}", config["hidden_size"]
+        rows[f"{path}.qkv_proj"] = {
+            "what": "linear",
+            "shard": "qkv",
+            "k": hidden,
+            "parts": [heads * head, config["num_key_value_heads"] * head],
+            "bias": 0,
+        }
+        width = config["intermediate_size"]
+        if number >= config["first_dense"] and config["num_shared_experts"]:
+            rows[f"{path}.shared.up"] = {
+                "what": "linear",
+                "shard": "column",
+                "k": hidden,
+                "parts": [width * config["num_shared_experts"] // 2],
+                "bias": int(config["mlp_bias"]),
+            }
+        if config["layer_types"][number] == "slide":
+            rows[f"{path}.gate"] = {"what": "parameter", "shape": [hidden + 2 * heads], "dtype": ""}
+    return rows
+
+
+def observed() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    changes: list[dict[str, Any]] = [{}]
+    changes += [{name: 2 * value} for name, value in BASE.items() if type(value) is int and value]
+    changes = [change for change in changes if "num_hidden_layers" not in change]
+    changes += [{"mlp_bias": True}, {"layer_types": ["slide", "slide", "full", "full"]}]
+    changes += [{"num_shared_experts": 1, **change} for change in changes]
+    changes += [{"num_shared_experts": 2}, {"first_dense": 0, "num_shared_experts": 2}]
+    configs = [BASE | change for change in changes]
+    return [(config, made_up_engine(config)) for config in configs]
+
+
+def test_the_rules_of_a_made_up_engine_are_learned() -> None:
+    rows = {row.name: row for row in learn(observed())}
+    qkv, shared = rows["model.layers.*.qkv_proj"], rows["model.layers.*.shared.up"]
+    assert (qkv.when, qkv.layers, qkv.of) == ("always", "all", "num_hidden_layers")
+    assert qkv.sizes["parts.0"] == "head_dim*num_attention_heads"
+    assert qkv.sizes["parts.1"] == "head_dim*num_key_value_heads"
+    assert (shared.when, shared.layers) == ("num_shared_experts", "i >= first_dense")
+    assert shared.sizes["parts.0"] == "intermediate_size*num_shared_experts//2"
+    assert shared.sizes["bias"] == "mlp_bias"
+    gate = rows["model.layers.*.gate"]
+    assert gate.layers == "layer_types[i] == 'slide'"
+    assert gate.sizes["shape.0"] == "hidden_size + 2*num_attention_heads"
+
+
+def test_a_document_of_learned_rows_gives_the_sizes_of_another_config() -> None:
+    facts = Facts({}, set(), {}, {}, {})
+    text = document("MadeUp", "vllm==0.33.0", {}, learn(observed()), facts)
+    config = BASE | {"num_shared_experts": 3, "first_dense": 2, "head_dim": 24, "mlp_bias": True}
+    config |= {"architectures": ["MadeUp"], "model_type": "made_up", "vocab_size": 10}
+    blueprint = registry.blueprint_of(config, "m", structure=text)
+    built = {
+        layer.name.replace("*", str(number)): (layer.k, [*layer.parts], int(layer.bias))
+        for layer in blueprint.linears
+        for number in layer.numbers
+    }
+    engine = {
+        name: (row["k"], row["parts"], row["bias"])
+        for name, row in made_up_engine(config).items()
+        if row["what"] == "linear"
+    }
+    assert built == engine
+
+
+def test_a_size_without_a_small_term_is_not_learned() -> None:
+    rows = [({"width": width}, width**3 + 7) for width in (3, 6, 8)]
+    assert size_term({"width"}, rows) is None
+    assert layers_term({"first"}, [({"first": 1}, 5, (0, 3)), ({"first": 2}, 5, (1, 4))]) is None
+    with pytest.raises(Unlearned):
+        observations = [
+            ({"width": width, "num_hidden_layers": 1}, {"up": _row(width**3 + 7)})
+            for width in (3, 6, 8)
+        ]
+        document("MadeUp", "vllm==0.33.0", {}, learn(observations), Facts({}, set(), {}, {}, {}))
+
+
+def _row(width: int) -> dict[str, Any]:
+    return {"what": "linear", "shard": "column", "k": 4, "parts": [width], "bias": 0}
+
+
+QUESTIONS = [
+    (question, answer)
+    for question, answer in pairs(parameter_questions, VERSION, "9.0")
+    if structure_text(parameter_questions.asked(question[0], question[1]))
+]
+
+
+@pytest.mark.parametrize(("question", "answer"), QUESTIONS)
+def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
+    question: Any, answer: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a reader of the family exists: the structure alone gives them."""
+    model, changes, task = question
+    config = parameter_questions.asked(model, changes)
+    monkeypatch.setattr(registry, "_exact_blueprint", lambda *_: None)
+    structure = structure_text(config)
+    spec = read_model(model, None, config, None, None, (), task, structure)
+    found = build(spec.evolve(source=f"{model} by structure"), TRAITS[VERSION])
+    for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
+        held = rank_bytes(found, tp)
+        assert (held is None) == (expected is None), tp
+        assert held is None or abs(held / expected - 1) < TOLERANCE, tp
