@@ -68,6 +68,7 @@ _ENDS = (
     "RewardModel",
     "Model",
 )
+_ENCODER_BUDGET = "vllm/v1/core/encoder_cache_manager.py compute_mm_encoder_budget"
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
 
 
@@ -208,11 +209,17 @@ class VllmRules(VllmKind):
                 engine.default_batched_tokens, given.wish.max_context or given.spec.max_position
             )
             return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
-        if _big(candidate, 160):
-            return 16384, "the engine's default for GPUs of 160 GiB and more", _DEFAULTS
-        if _big(candidate, 70):
-            return 8192, "the engine's default for GPUs of 70 GiB and more", _DEFAULTS
-        return engine.default_batched_tokens, "the engine's default", candidate.source
+        usual: Default = engine.default_batched_tokens, "the engine's default", candidate.source
+        for least_gib, tokens in ((160, 16384), (70, 8192)):
+            if _big(candidate, least_gib):
+                reason = f"the engine's default for GPUs of {least_gib} GiB and more"
+                usual = tokens, reason, _DEFAULTS
+                break
+        frames = given.spec.config.get("max_source_positions")
+        if type(frames) is int and frames > usual[0]:
+            # A speech encoder reads a whole recording at once.
+            return frames, "as many as the model hears at once", _ENCODER_BUDGET
+        return usual
 
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
         """None: vLLM's graphs follow max_num_seqs."""

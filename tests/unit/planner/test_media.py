@@ -95,6 +95,15 @@ def test_flags_of_the_user_drop_media_too(args: dict[str, Any], drops: tuple[str
     assert not set(drops) & set(best.model.inputs)
 
 
+def test_a_batch_holds_all_that_a_speech_model_hears_at_once() -> None:
+    """vLLM ends with `max_tokens_per_mm_item is larger than max_num_batched_tokens`."""
+    for frames, tokens in ((1500, 8192), (9000, 9000)):
+        fields = WHISPER | {"max_source_positions": frames}
+        model = read_model("m", None, fields, None, None, (), None)
+        best = planned(model, VLLM_REF, tensor_parallel=1).plans[0]
+        assert best.max_num_batched_tokens.value == tokens
+
+
 def test_a_speech_model_is_not_served_without_sound() -> None:
     model = read_model("m", None, WHISPER, None, None, (), None)
     decision = planned(model, tensor_parallel=1, text_only=True)
