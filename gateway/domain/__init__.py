@@ -15,6 +15,7 @@ from gateway.domain.answer import (
     AskedKernel,
     EngineAnswer,
     InquiryResult,
+    RehearsedStart,
     ResolvedSettings,
 )
 from gateway.domain.engine import (
@@ -65,6 +66,7 @@ from gateway.domain.plan import (
     RuleGap,
     Sharing,
     Speed,
+    StartSettings,
     StrChoice,
     WouldFit,
     bool_choice,
@@ -159,6 +161,7 @@ __all__ = [
     "Question",
     "Recurrent",
     "Refusal",
+    "RehearsedStart",
     "Rejected",
     "ResolvedSettings",
     "Rival",
@@ -168,6 +171,7 @@ __all__ = [
     "Shard",
     "Sharing",
     "Speed",
+    "StartSettings",
     "StrChoice",
     "Task",
     "TensorGroup",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import Field
 
-from gateway.domain.plan import Question
+from gateway.domain.plan import Question, StartSettings
 from gateway.domain.value import Value
 
 
@@ -69,6 +69,24 @@ class ResolvedSettings(Value):
     static_fraction: float | None = None
 
 
+class RehearsedStart(Value):
+    """A start without weights and cache, by the engine's own code.
+
+    asked: the settings of the start. ran, left_out: stages, the latter with the reason. refused:
+    the engine's words, in this stage, at this place of its source. blocks, tokens: of the cache.
+    """
+
+    asked: StartSettings | None = None
+    ran: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    refused: str = ""
+    stage: str = ""
+    place: str = ""
+    blocks: int | None = None
+    tokens: int | None = None
+    graph_sizes: tuple[int, ...] = ()
+
+
 class EngineAnswer(Value):
     """The engine's answer: how it runs the model, or its own words why it refuses.
 
@@ -81,6 +99,7 @@ class EngineAnswer(Value):
     weights: int = 0
     kv: AskedCache | None = None
     settled: ResolvedSettings | None = None
+    start: RehearsedStart | None = None
     refused: str = ""
     source: str
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -469,11 +471,21 @@ class Rival(Value):
     gain: float
 
 
+class StartSettings(Value):
+    """The settings of a plan's start: the whole command line, without flags that name files, and
+    bytes of KV cache on each rank."""
+
+    argv: tuple[str, ...]
+    kv_bytes: int = Field(0, ge=0)
+
+
 class OpenQuestions(NamedTuple):
-    """The questions of a decision that one engine can answer."""
+    """The questions of a decision that one engine can answer. starts: of the plans that some of
+    them are about."""
 
     engine: EngineRef
     questions: tuple[Question, ...]
+    starts: Mapping[Question, StartSettings] = MappingProxyType({})
 
 
 class Sharing(NamedTuple):

@@ -16,9 +16,11 @@ from gateway.domain import (
     OpenQuestions,
     Question,
     RuleGap,
+    StartSettings,
 )
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.planner.rehearsed_start import start_of
 
 # Plans and refusals of one engine version in one inquiry: its import is the main cost.
 _AT_ONCE = 4
@@ -56,9 +58,12 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
     engine is asked if the earlier ones could not be.
     """
     best: dict[EngineRef, list[Question | None]] = {}
+    starts: dict[Question, StartSettings] = {}
     refused: dict[EngineRef, list[Question]] = {}
     for plan in decision.plans:
         best.setdefault(plan.engine, []).append(plan.question)
+        if plan.question is not None:
+            starts.setdefault(plan.question, start_of(plan))
     for one in decision.rejected:
         if one.question is not None:
             refused.setdefault(one.engine, []).append(one.question)
@@ -71,7 +76,9 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
             *[one for one in plans if one is not None][:_AT_ONCE],
             *refused.get(engine, [])[:_AT_ONCE],
         ]
-        found.append(OpenQuestions(engine, tuple(dict.fromkeys(asked))))
+        open_ones = tuple(dict.fromkeys(asked))
+        begun = {one: starts[one] for one in open_ones if one in starts}
+        found.append(OpenQuestions(engine, open_ones, begun))
     return tuple(found)
 
 

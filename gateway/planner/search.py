@@ -62,6 +62,7 @@ from gateway.planner.layer_kernels import ObservedRefusals, layer_kernels
 from gateway.planner.media import gate_media, without_media
 from gateway.planner.parallel import GpuGroups
 from gateway.planner.propose import propose, question
+from gateway.planner.rehearsed_start import start_refusal
 from gateway.planner.repairs import lengthened, repairs
 from gateway.planner.sizes import Batch, wanted_context
 from gateway.planner.sizing import batch_of, sizes
@@ -377,9 +378,12 @@ class Search:
         if answer is not None:
             self.gaps += gaps(ask(), candidate, refusal, answer)
         if answer is not None and not answer.refused:
-            return self._sized(
-                replace(candidate, evidence=evidence_of(answer, candidate.evidence)), batch
-            )
+            checked = replace(candidate, evidence=evidence_of(answer, candidate.evidence))
+            planned = self._sized(checked, batch)
+            if words := start_refusal(planned, answer):
+                sized = checked.evidence.sized(planned.memory)
+                raise Refused("engine_refuses", words, answer.source, evidence=sized)
+            return planned
         try:
             plan: Plan = self._sized(candidate, batch).evolve(question=ask())
         except Refused as error:

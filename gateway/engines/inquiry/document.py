@@ -8,11 +8,12 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
-from gateway.domain import EngineAnswer, Hardware, Question
+from gateway.domain import EngineAnswer, Hardware, Question, StartSettings
 
 MOST_LINE = 8 * 1024 * 1024
 """Bytes of one line of an answer; a version's flags and packages take 300 kB."""
@@ -71,11 +72,12 @@ def document(
     version: bool = False,
     model: ModelFiles | None = None,
     questions: Sequence[Question] = (),
+    starts: Mapping[Question, StartSettings] = MappingProxyType({}),
 ) -> bytes:
     """The document that `inside/__main__.py` reads.
 
     The questions are about `model`, and share one environment, because an engine reads its
-    environment once.
+    environment once. starts: to rehearse beside some of them.
     """
     asked: dict[str, Any] = {
         "kind": kind,
@@ -90,9 +92,17 @@ def document(
             name: base64.b64encode(content).decode() for name, content in model.by_name.items()
         }
         asked["models"] = [
-            {"files": files, "questions": [{"argv": [*question.argv]} for question in questions]}
+            {
+                "files": files,
+                "questions": [_question_row(one, starts.get(one)) for one in questions],
+            }
         ]
     return json.dumps(asked).encode()
+
+
+def _question_row(question: Question, start: StartSettings | None) -> dict[str, Any]:
+    row: dict[str, Any] = {"argv": [*question.argv]}
+    return row if start is None else row | {"start": start.model_dump(mode="json")}
 
 
 class BadAnswer(Exception):

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
-from gateway.domain import EngineAnswer, EngineRef, Question, RuleGap
+from gateway.domain import EngineAnswer, EngineRef, Question, RuleGap, StartSettings
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.document import (
     WHICH,
@@ -24,6 +25,8 @@ from gateway.errors import HostError
 
 # One line per question; a version has dozens of questions.
 _MOST_LINES = 10_000
+# Sizes of a cache that differ by less than this part rehearse the same start.
+_NEAR = 64
 
 
 class AskedHost(Protocol):
@@ -74,14 +77,21 @@ class Inquirer:
         model: ModelFiles,
         questions: Sequence[Question],
         limit_s: float,
+        starts: Mapping[Question, StartSettings] = MappingProxyType({}),
     ) -> dict[Question, EngineAnswer]:
         """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
 
+        starts: to rehearse beside some of the questions; a kept answer of another start is none.
         Raises HostError if a failure left no answer.
         """
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
         result = await asyncio.to_thread(self._cache.load, questions, source, gpus, model)
+        result = {
+            question: answer
+            for question, answer in result.items()
+            if rehearses(answer, starts.get(question))
+        }
         end = time.monotonic() + limit_s
         problem: HostError | None = None
         # A process for each environment: engines read theirs once.
@@ -91,7 +101,7 @@ class Inquirer:
             ]
             if not unknown or time.monotonic() >= end:
                 continue
-            asked = document(engine.kind, gpus, model=model, questions=unknown)
+            asked = document(engine.kind, gpus, model=model, questions=unknown, starts=starts)
             lines, failed = await self._lines(engine, asked, end - time.monotonic())
             problem = problem or failed
             try:
@@ -178,6 +188,16 @@ class Inquirer:
         except HostError as error:
             problem = problem or error
         return result, problem
+
+
+def rehearses(answer: EngineAnswer, start: StartSettings | None) -> bool:
+    """Whether the answer counts for a start with these settings, or an engine that rehearses none
+    gave it."""
+    said = answer.start.asked if answer.start is not None else None
+    if start is None or said is None:
+        return True
+    near = abs(said.kv_bytes - start.kv_bytes) <= start.kv_bytes // _NEAR
+    return said.argv == start.argv and near
 
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:

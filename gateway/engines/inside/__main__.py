@@ -6,13 +6,16 @@ that a limit of time costs only what had not been answered:
     {"kind": "vllm", "sources": null, "gpu": {"capability": "8.6", "memory_bytes": 25769803776,
      "count": 2, "name": "..."}, "version": true, "models": [{"files": {"config.json": "base64...",
      "model.safetensors": "base64..."},
-                 "questions": [{"argv": ["--tensor-parallel-size=2"]}]}]}
+                 "questions": [{"argv": ["--tensor-parallel-size=2"], "start": {"argv":
+                 ["--tensor-parallel-size=2", "--max-model-len=4096"], "kv_bytes": 1073741824}}]}]}
 
     {"engine": {"kind": "vllm", "version": "0.30.0"}}           only where the kind is null
     {"version": {...}}                                          vllm_facts.py, sglang_facts.py
     {"model": 0, "question": 0, "answer": {...}}                vllm_answers.py, sglang_answers.py
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
+
+A question with a `start` is answered, and then the start is rehearsed (KIND/inside/start.py).
 
 Where the kind is null, `engine` names the engine that is installed here; null: none.
 
@@ -108,7 +111,12 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
     for number, question in enumerate(model["questions"]):
         place = {"model": index, "question": number}
         try:
-            say(out, **place, answer=answers.answer_of(files, question["argv"]))
+            answer = answers.answer_of(files, question["argv"])
+            if (start := question.get("start")) is not None:
+                starts = importlib.import_module(f"{answers.__package__}.start")
+                said = starts.rehearsed(files, start["argv"], start["kv_bytes"], words)
+                answer["start"] = {"asked": start, **said}
+            say(out, **place, answer=answer)
         except Exception as error:
             if of_this_package(
                 error

@@ -92,7 +92,12 @@ class EngineCheck:
             gpus = StatedGpus.from_machine(self._machine, capability) if capability else None
             engine = await self._inquirer.exact(exact(row.engine, self.pins))
             answers = await self._inquirer.answers(
-                engine, gpus, self._model, row.questions, max(0, self._end - time.monotonic())
+                engine,
+                gpus,
+                self._model,
+                row.questions,
+                max(0, self._end - time.monotonic()),
+                row.starts,
             )
         except HostError as error:
             self.problems[name] = str(error)

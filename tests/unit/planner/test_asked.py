@@ -280,7 +280,7 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
 
 def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None:
     forecast = decided({})
-    ((engine, questions),) = open_questions(forecast)
+    ((engine, questions, _),) = open_questions(forecast)
     assert str(engine) == VLLM_REF
     assert questions[0] == forecast.plans[0].question
     assert len(set(questions)) == len(questions)

@@ -45,7 +45,25 @@ def cache(configured: Configured, whole: Any, memory_bytes: int) -> dict[str, An
         "block_bytes": block,
         "fixed": fixed,
         "needed": [(n, max(bytes_for(n) - fixed, 1)) for n in doubled],
+        **_states(count, pages * block + fixed),
     }
+
+
+def pool_tokens(configured: Configured, whole: Any, memory_bytes: int, size: int) -> int:
+    """Tokens of a pool of `size` bytes. Raises the engine's errors where it is too small."""
+    return _counter(configured, whole, memory_bytes)(size)
+
+
+def _states(count: _Counted, size: int) -> dict[str, int]:
+    """Bytes of the pool for each state of recurrent layers, and states for each request, as a pool
+    of some such size has them; {}: no layer has one."""
+    size = max(size, _GIB) * 64
+    if count(size) <= 0:
+        return {}
+    states, each = count.slots()
+    if not states:
+        return {}
+    return {"state_bytes": -(-size // states), "states_per_request": each}
 
 
 def _pool_tokens(count: Callable[[int], int], size: int) -> int:
@@ -70,7 +88,17 @@ def _least_bytes(enough: Callable[[int], bool]) -> int:
     return high
 
 
-def _counter(configured: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+class _Counted:
+    """The count of tokens in a pool of so many bytes, and then of its states."""
+
+    def __init__(self, count: Callable[[int], int], slots: Callable[[], tuple[int, int]]) -> None:
+        self._count, self.slots = count, slots
+
+    def __call__(self, size: int) -> int:
+        return self._count(size)
+
+
+def _counter(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
     """Tokens of the pool, by the bytes that are left for pools."""
     try:
         module: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
@@ -90,7 +118,7 @@ def _state(module: Any, memory: float) -> None:
     module.gc = types.SimpleNamespace(collect=lambda: 0)
 
 
-def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> Callable[[int], int]:
+def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
     """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
     pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
@@ -129,7 +157,12 @@ def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> Callabl
         config = runner._resolve_memory_pool_config(memory_bytes / _GIB)
         return int(config.max_total_num_tokens) if config.max_running_requests > 0 else 0
 
-    return count
+    def slots() -> tuple[int, int]:
+        if not runner.mambaish_config:
+            return 0, 1
+        return int(arguments.max_mamba_cache_size), int(runner._calculate_mamba_ratio())
+
+    return _Counted(count, slots)
 
 
 def _window(whole: Any, model: Any) -> Any:
@@ -143,7 +176,7 @@ def _window(whole: Any, model: Any) -> Any:
 
 def _of_configurator(
     module: Any, configured: Configured, whole: Any, memory_bytes: int
-) -> Callable[[int], int]:
+) -> _Counted:
     """Later versions count in a class of its own (KVCacheConfigurator)."""
     arguments, model = configured.arguments, configured.model
     runtime: Any = importlib.import_module("sglang.srt.runtime_context")
@@ -194,4 +227,10 @@ def _of_configurator(
             configurator._resolve_memory_pool_config(memory_bytes / _GIB).max_total_num_tokens
         )
 
-    return count
+    def slots() -> tuple[int, int]:
+        if configurator.mambaish_config is None:
+            return 0, 1
+        states = runtime.get_schedule().max_mamba_cache_size
+        return int(states), int(configurator._calculate_mamba_ratio())
+
+    return _Counted(count, slots)

@@ -8,9 +8,9 @@ An answer:
     attention   [{kind, head_dim, backend, version, block, layers}], but layers that read another
                 layer's cache
     weights     bytes of all parameters of this rank
-    kv          {block_bytes, aside, needed: [[tokens, bytes]]}: bytes of a block of the pool, and
-                of one request of so many tokens; blocks that a start sets aside; null without a
-                cache
+    kv          {block_bytes, aside, needed: [[tokens, bytes]], state_bytes}: bytes of a block of
+                the pool, and of one request of so many tokens; blocks that a start sets aside;
+                bytes that a request's state takes at least; null without a cache
     settled     dtype, quantization, KV cache dtype, context and batch as the engine resolved them
 """
 
@@ -301,7 +301,14 @@ def cache(configured: Any) -> dict[str, Any] | None:
     needed = [(length, bytes_needed(plans, configured, groups, length)) for length in lengths]
     aside = set_aside(plans, configured, kept, groups, *needed[len(needed) // 2])
     configured.model_config.max_model_len = longest
-    return {"block_bytes": block_bytes(groups), "aside": aside, "needed": needed}
+    # resolve_cudagraph_mode_and_sizes wants a block for each request (vllm/config/compilation.py).
+    states = any("Mamba" in kind for kind, _ in kinds)
+    return {
+        "block_bytes": block_bytes(groups),
+        "aside": aside,
+        "needed": needed,
+        "state_bytes": block_bytes(groups) if states else 0,
+    }
 
 
 def set_aside(

@@ -6,6 +6,7 @@ config.json is enough.
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import json
@@ -87,14 +88,19 @@ def _refuse(message: str) -> None:
     raise ValueError(message)  # argparse's own way is to print and to exit
 
 
+def parsed(folder: str, argv: Sequence[str]) -> Any:
+    """The command line by the engine's own parser, whose defaults are objects that the engine
+    changes: a copy of them. Raises its errors."""
+    parses = parser()
+    parses.error = _refuse
+    return copy.deepcopy(parses.parse_args([*argv, "--model", folder]))
+
+
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """EngineArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
     engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
-    parses = parser()
-    parses.error = _refuse
-    given = parses.parse_args([*argv, "--model", folder])
-    configured = engine.from_cli_args(given)
+    configured = engine.from_cli_args(parsed(folder, argv))
     for name, value in _WITHOUT_WEIGHTS.items():
         setattr(configured, name, value)
     return configured

@@ -1,0 +1,76 @@
+"""Stages of an engine's start, run one after the other until the engine's own code refuses.
+
+A stage is refused where a `raise` or an `assert` of the engine ended it. Any other error comes from
+a stand-in or from this package: that stage was not run, and the start goes on without it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_STATEMENTS = ("raise", "assert")
+# Of a value that only a GPU would have.
+_OF_DEVICES = ("CUDA device", "cuda device", "CUDA error", "NVML", "driver", "meta tensor")
+
+
+class Start:
+    """The stages of one start: the results of those that ran, the words of a refusal."""
+
+    def __init__(self, package: str, words: Callable[[BaseException], str]) -> None:
+        self.package, self.words = package, words
+        self.ran: list[str] = []
+        self.left_out: list[str] = []
+        self.refused = self.stage = self.place = ""
+        self.found: dict[str, Any] = {}
+
+    def run(self, stage: str, step: Callable[[], Any]) -> Any:
+        """The result of the step; None where it was not run, or an earlier stage was refused."""
+        if self.refused:
+            return None
+        try:
+            result = step()
+        except Exception as error:
+            self._ended(stage, error)
+            return None
+        if not self.refused and stage:
+            self.ran.append(stage)
+        return result
+
+    def _ended(self, stage: str, error: Exception) -> None:
+        place = raised_at(error, self.package)
+        if place:
+            self.refused, self.stage, self.place = self.words(error), stage, place
+        else:
+            self.left_out.append(f"{stage or 'engine'}: {self.words(error)[:200]}")
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        return {
+            "ran": self.ran,
+            "left_out": self.left_out,
+            "refused": self.refused,
+            "stage": self.stage,
+            "place": self.place,
+            **self.found,
+        }
+
+
+def raised_at(error: BaseException, package: str) -> str:
+    """File and line in the engine's package whose statement raised this error; "" elsewhere."""
+    # pydantic wraps what a validator of a configuration raises.
+    for wrapped in error.errors() if hasattr(error, "errors") else ():
+        if isinstance(inner := wrapped.get("ctx", {}).get("error"), Exception):
+            return raised_at(inner, package) or f"{type(error).__name__}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if f"/{package}/" in frame.filename]
+    if not own or any(word in str(error) for word in _OF_DEVICES):
+        return ""
+    last = own[-1]
+    place = last.filename.rpartition(f"/{package}/")[2]
+    text = linecache.getline(last.filename, last.lineno or 0).strip()
+    by_statement = frames[-1] is last and text.startswith(_STATEMENTS)
+    validated = type(error).__name__ == "ValidationError"
+    return f"{place}:{last.lineno}" if by_statement or validated else ""

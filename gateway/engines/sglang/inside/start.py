@@ -1,0 +1,64 @@
+"""A start of SGLang, as far as it runs without weights and without memory for its pools.
+
+The command line of a plan goes through the parser, the resolution and the checks of ServerArgs, the
+model on the meta device with its kernels, the choice of attention backends, and the pools of the
+planned bytes.
+Refusals are the engine's own (`inside/stages.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...inside.meta import folder_of
+from ...inside.stages import Start
+from .answers import kernels
+from .attention import backends_of, record_backends
+from .cache import pool_tokens
+from .model import arguments_of, configured_of, meta, model_of, resolved
+
+# Of this engine these stages are never run.
+_LEFT_OUT = ("constructors of attention backends", "capture of graphs")
+
+
+def rehearsed(
+    files: Mapping[str, bytes],
+    argv: Sequence[str],
+    kv_bytes: int,
+    words: Callable[[BaseException], str],
+) -> dict[str, Any]:
+    """The start of this command line with pools of `kv_bytes` on each rank; 0: no pool.
+
+    Of pipeline stages the first is built. `found` values: tokens, graph_sizes.
+    """
+    record_backends()
+    start = Start("sglang", words)
+    start.left_out += _LEFT_OUT
+    with folder_of(files) as folder:
+        given = start.run("parser", lambda: arguments_of(folder, argv))
+        if given is None:
+            return start.answer
+        configured = start.run("configuration", lambda: configured_of(given))
+        if configured is not None:
+            start.run("checks", given.check_server_args)
+            _built(start, configured, kv_bytes)
+    return start.answer
+
+
+def _built(start: Start, configured: Any, kv_bytes: int) -> None:
+    torch: Any = importlib.import_module("torch")
+    dtype = str(configured.model.dtype).removeprefix("torch.")
+    memory = int(torch.cuda.get_device_properties(0).total_memory)
+    start.run("backends", lambda: backends_of(configured.arguments, configured.model) and True)
+    with meta(dtype):
+        whole = start.run("model", lambda: model_of(configured))
+        if whole is not None:
+            start.run("kernels", lambda: kernels(whole, dtype) and True)
+    if whole is not None and kv_bytes:
+        tokens = start.run("cache", lambda: pool_tokens(configured, whole, memory, kv_bytes))
+        start.found |= {"tokens": tokens} if tokens is not None else {}
+    sizes = start.run("graphs", lambda: resolved(configured.arguments, "cuda_graph_bs_decode"))
+    if isinstance(sizes, list):
+        start.found["graph_sizes"] = [int(size) for size in sizes]

@@ -1,0 +1,100 @@
+"""A start of vLLM, as far as it runs without weights and without memory for its cache.
+
+The command line of a plan goes through the checks of the API server, the configuration, the model
+on the meta device, the cache of the planned bytes, the backends with their metadata builders, and
+the CUDA graphs. Refusals are the engine's own (`inside/stages.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...inside.meta import fit, folder_of
+from ...inside.stages import Start
+from . import answers
+from .model import arguments_of, built_of, parsed, prepare
+
+
+def rehearsed(
+    files: Mapping[str, bytes],
+    argv: Sequence[str],
+    kv_bytes: int,
+    words: Callable[[BaseException], str],
+) -> dict[str, Any]:
+    """The start of this command line with a cache of `kv_bytes` on each rank; 0: no cache.
+
+    Of pipeline stages the first is built. `found` values: blocks, graph_sizes.
+    """
+    prepare()
+    start = Start("vllm", words)
+    with folder_of(files) as folder:
+        start.run("arguments", lambda: _serve_arguments(folder, argv))
+        arguments = start.run("parser", lambda: arguments_of(folder, argv))
+        if arguments is not None:
+            start.run("", lambda: _built(start, arguments, kv_bytes))
+    return start.answer
+
+
+def _serve_arguments(folder: str, argv: Sequence[str]) -> None:
+    """The API server's checks of its own flags, before an engine."""
+    given = parsed(folder, argv)
+    for name in ("openai", "launchers", "common"):
+        try:
+            module: Any = importlib.import_module(f"vllm.entrypoints.{name}.cli_args")
+        except ModuleNotFoundError:
+            continue
+        module.validate_parsed_serve_args(given)
+        if hasattr(module, "validate_api_server_args"):
+            module.validate_api_server_args(given)
+        return
+
+
+def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
+    with built_of(arguments) as (configured, _):
+        start.ran += ["configuration", "model"]
+        kept = start.run("cache layers", lambda: answers.specs(configured))
+        if not kept:
+            return
+        plans = answers.planner()
+        groups = start.run("cache groups", lambda: answers.groups_of(plans, configured, kept))
+        if groups is None or not kv_bytes:
+            return
+        cache = start.run(
+            "cache", lambda: answers.planned(plans, configured, kept, groups, kv_bytes)
+        )
+        if cache is None:
+            return
+        start.found["blocks"] = int(cache.num_blocks)
+        support = start.run("backends", lambda: _backends(configured, cache))
+        start.run("graphs", lambda: _graphs(configured, cache, support))
+        sizes = configured.compilation_config.cudagraph_capture_sizes or ()
+        start.found["graph_sizes"] = [int(size) for size in sizes]
+
+
+def _backends(configured: Any, cache: Any) -> Any:
+    """Blocks of the kernels and metadata builders of all groups: init_attn_backend."""
+    utils: Any = importlib.import_module("vllm.v1.worker.gpu.attn_utils")
+    device = importlib.import_module("torch").device("meta")
+    result = fit(
+        utils.init_attn_backend, kv_cache_config=cache, vllm_config=configured, device=device
+    )
+    return result[1]
+
+
+def _graphs(configured: Any, cache: Any, support: Any) -> None:
+    """_check_and_update_cudagraph_mode of the runners. support: of the backends; None: unknown,
+    so that any graph counts as possible."""
+    backend: Any = importlib.import_module("vllm.v1.attention.backend")
+    drafted = getattr(configured.speculative_config, "num_speculative_tokens", 0) or 0
+    fit(
+        configured.compilation_config.resolve_cudagraph_mode_and_sizes,
+        min_cg_support=getattr(support, "min_cg_support", backend.AttentionCGSupport.ALWAYS),
+        min_cg_attn_backend=getattr(support, "min_cg_attn_backend", None),
+        uniform_decode_query_len=1 + drafted,
+        use_v2_model_runner=False,
+        kv_cache_config=cache,
+        max_num_reqs=configured.scheduler_config.max_num_seqs,
+        is_profiling=False,
+    )

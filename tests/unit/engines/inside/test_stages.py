@@ -1,0 +1,92 @@
+"""A stage counts as refused only where a statement of the engine's own code ended it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import BaseModel
+
+from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.stages import Start
+
+_SOURCE = """
+def says_no():
+    raise ValueError("at most 3")
+
+def asserts():
+    assert 1 > 2
+
+def lacks():
+    return None.shape
+
+def asks(module):
+    return module.of_a_package()
+
+def device():
+    raise RuntimeError("No CUDA device is there")
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> ModuleType:
+    (folder := tmp_path / "vllm").mkdir()
+    (path := folder / "config.py").write_text(_SOURCE)
+    spec = importlib.util.spec_from_file_location("engine_of_a_test", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_statement_of_the_engine_is_a_refusal_with_its_place(engine: ModuleType) -> None:
+    start = Start("vllm", words)
+    assert start.run("cache", lambda: 7) == 7
+    start.run("graphs", engine.says_no)
+    start.run("later", lambda: pytest.fail("nothing runs after a refusal"))
+    said = start.answer
+    assert (said["refused"], said["stage"]) == ("ValueError: at most 3", "graphs")
+    assert said["place"] == "config.py:3"
+    assert said["ran"] == ["cache"]
+
+
+def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
+    start = Start("vllm", words)
+    start.run("model", engine.asserts)
+    assert start.refused == "AssertionError: assert 1 > 2"
+
+
+@pytest.mark.parametrize("name", ["lacks", "device"])
+def test_what_a_stand_in_or_a_missing_gpu_ends_is_left_out(engine: ModuleType, name: str) -> None:
+    start = Start("vllm", words)
+    start.run("backends", getattr(engine, name))
+    assert not start.refused
+    (told,) = start.left_out
+    assert told.startswith("backends: ")
+    assert start.run("graphs", lambda: 1) == 1
+
+
+def test_what_a_package_beside_the_engine_raises_is_left_out(engine: ModuleType) -> None:
+    class Package:
+        @staticmethod
+        def of_a_package() -> None:
+            raise ValueError("not built")
+
+    start = Start("vllm", words)
+    start.run("backends", lambda: engine.asks(Package))
+    assert not start.refused
+
+
+def test_a_validator_of_a_configuration_is_found_behind_pydantic(tmp_path: Path) -> None:
+    class Configuration(BaseModel):
+        size: int
+
+    def wrong() -> None:
+        Configuration.model_validate({"size": "x"})
+
+    start = Start(Path(__file__).parent.parent.name, words)  # this test is in its "package"
+    start.run("configuration", wrong)
+    assert start.refused.startswith("ValidationError")

@@ -1,0 +1,107 @@
+"""What a rehearsed start changes: a plan whose start the engine refuses is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.domain import AskedCache, Decision, EngineAnswer, Plan, RehearsedStart, StartSettings
+from gateway.engines.inquiry.inquirer import rehearses
+from gateway.planner.asked import open_questions
+from gateway.planner.rehearsed_start import start_of, start_refusal
+from tests.support.makers import wish
+from tests.support.planning import decide
+from tests.support.versions import VLLM_REF
+from tests.unit.planner.test_stateful_requests import CASES, ENGINES, MACHINES, RULES
+
+NAME, MACHINE = "qwen-27b", "2xh100"
+ENGINE = [engine for engine in ENGINES if engine.ref == VLLM_REF]
+
+
+def decision(**fields: Any) -> Decision:
+    return decide(
+        CASES[NAME], MACHINES[MACHINE], ENGINE, wish(tensor_parallel=1), rules=RULES, **fields
+    )
+
+
+@pytest.fixture(scope="module")
+def forecast() -> Plan:
+    return decision().plans[0]
+
+
+def answer(forecast: Plan, start: RehearsedStart | None, **kv: int) -> EngineAnswer:
+    """The engine's answer, with a cache as the rules forecast it."""
+    item = kv.pop("block_bytes", 54525952)
+    needed = tuple((tokens, item * (4 + tokens // 800)) for tokens in (1, 1024, 32768, 262144))
+    return EngineAnswer(
+        weights=forecast.memory.weights_bytes,
+        kv=AskedCache(block_bytes=item, needed=needed, **kv),
+        start=start,
+        source="the engine",
+    )
+
+
+def checked(forecast: Plan, start: RehearsedStart | None, **kv: int) -> Decision:
+    assert forecast.question is not None
+    return decision(answers={forecast.question: answer(forecast, start, **kv)})
+
+
+def test_the_start_of_an_open_plan_goes_along_with_its_question(forecast: Plan) -> None:
+    (row,) = open_questions(decision())
+    assert forecast.question in row.questions
+    start = row.starts[forecast.question]
+    assert start == start_of(forecast)
+    assert start.kv_bytes == forecast.memory.kv_bytes > 0
+    assert f"--max-num-seqs={forecast.max_num_seqs.value}" in start.argv
+    assert f"--max-model-len={forecast.max_model_len.value}" in start.argv
+
+
+def test_flags_that_name_files_stay_out_of_a_rehearsal(forecast: Plan) -> None:
+    plan = forecast.evolve(argv=(*forecast.argv, "--chat-template=/x", "--lora-modules=a=/b"))
+    assert start_of(plan) == start_of(forecast)
+
+
+@pytest.mark.parametrize("stage", ["arguments", "model", "backends", "cache", "graphs"])
+def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> None:
+    start = start_of(checked(forecast, None).plans[0])
+    refused = RehearsedStart(asked=start, refused="ValueError: no", stage=stage)
+    found = checked(forecast, refused)
+    assert not any(start_of(plan) == start for plan in found.plans)
+    assert any(
+        one.verdict == "engine_refuses" and one.reasons == ("ValueError: no",)
+        for one in found.rejected
+    )
+
+
+def test_a_start_that_ran_leaves_the_plan(forecast: Plan) -> None:
+    best = checked(forecast, RehearsedStart(asked=start_of(forecast), ran=("cache",))).plans[0]
+    assert (best.grade, best.question) == ("checked", None)
+
+
+def test_a_refusal_of_other_sizes_does_not_count(forecast: Plan) -> None:
+    other = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
+    of_sizes = RehearsedStart(asked=other, refused="too long", stage="cache")
+    assert not start_refusal(forecast, answer(forecast, of_sizes))
+    of_flags = of_sizes.evolve(stage="backends")
+    assert start_refusal(forecast, answer(forecast, of_flags)) == "too long"
+
+
+def test_the_engines_own_states_lower_the_requests(forecast: Plan) -> None:
+    state = forecast.memory.kv_bytes // 100
+    best = checked(forecast, None, state_bytes=state).plans[0]
+    assert best.grade == "checked"
+    assert best.max_num_seqs.value < 100
+    assert "state blocks fit" in best.max_num_seqs.reason
+    two = checked(forecast, None, state_bytes=state, states_per_request=5).plans[0]
+    assert two.max_num_seqs.value <= 20
+
+
+def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
+    start = start_of(forecast)
+    kept = answer(forecast, RehearsedStart(asked=start))
+    assert rehearses(kept, start)
+    assert rehearses(kept, start.evolve(kv_bytes=start.kv_bytes + start.kv_bytes // 100))
+    assert not rehearses(kept, start.evolve(kv_bytes=start.kv_bytes * 2))
+    assert not rehearses(kept, start.evolve(argv=("--max-num-seqs=1",)))
+    assert rehearses(answer(forecast, None), start), "an engine that rehearses nothing"
