@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -120,3 +121,20 @@ def test_what_the_settings_ask_of_a_model() -> None:
         )
     )
     assert (absurd.vision_layers, absurd.vision_hidden) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "told"),
+    [
+        ("granite-4.0-h-micro", 1, 161_714_904),
+        ("granite-4.0-h-small", 1, 323_365_935),
+        ("nemotron-3-nano-30b-a3b", 1, 103_728_365),
+        ("nemotron-nano-9b-v2", 1, 303_723_151),
+        ("qwen3-next-80b-a3b", 4, 40_784_605),
+    ],
+)
+def test_a_state_takes_what_the_engine_says(name: str, tp: int, told: int) -> None:
+    """told: bytes of both pools for each state, as the inquiry has them from 0.5.23."""
+    found = pool(name, tp=tp)
+    share = found.rules.mamba_ratio / (1 + found.rules.mamba_ratio)
+    assert found.state_bytes / share == pytest.approx(told, rel=0.004)
