@@ -126,8 +126,9 @@ class Quant(Value):
 
     @property
     def is_nested(self) -> bool:
-        """Whether ModelOpt's fields are one level deeper, as in hf_quant_config.json."""
-        return isinstance(self.config.get("quantization"), dict)
+        """Whether ModelOpt's fields are only one level deeper, as in hf_quant_config.json."""
+        inner = self.config.get("quantization")
+        return isinstance(inner, dict) and "quant_algo" not in self.config
 
     @property
     def fields(self) -> dict[str, Any]:
