@@ -257,6 +257,9 @@ class Plan(Value):
     tensor_parallel: Choice[int]
     pipeline_parallel: Choice[int]
     expert_parallel: Choice[bool]
+    data_parallel: Choice[int] = IntChoice(
+        value=1, reason="all ranks work on the same requests", source="planner"
+    )
     replicas: Choice[int]
     dtype: Choice[str]
     quantization: Choice[str]
@@ -321,6 +324,11 @@ class Plan(Value):
         return self.gpus or (RAM,)
 
     @property
+    def at_once(self) -> int:
+        """Requests that one replica computes at once, in all its groups of ranks."""
+        return self.max_num_seqs.value * self.data_parallel.value
+
+    @property
     def halved(self) -> bool:
         """Whether the planner chose to quantize the weights, because memory is short."""
         return self.quantization.source == "memory model"
@@ -348,6 +356,7 @@ class Rejected(Value):
     engine: EngineRef
     tensor_parallel: int
     pipeline_parallel: int = 1
+    data_parallel: int = Field(1, exclude_if=lambda groups: groups == 1)
     verdict: str
     layer: str | None = Field(None, description="the layer that no kernel computes")
     reasons: tuple[str, ...]

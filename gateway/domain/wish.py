@@ -186,6 +186,15 @@ class Wish(Value):
         )
     )
     tensor_parallel: int | None = Field(None, ge=1, le=64)
+    data_parallel: int | None = Field(
+        None,
+        ge=1,
+        le=64,
+        exclude_if=lambda groups: groups is None,
+        description=(
+            "groups of tensor parallel ranks with requests of their own, which share the experts"
+        ),
+    )
     replicas: int | None = Field(
         None, ge=1, le=64, description="None: one, or as many as the plan finds useful"
     )

@@ -10,6 +10,8 @@ class Rank(NamedTuple):
 
     tp, pp: ranks of tensor parallelism, stages of pipeline parallelism.
     ep: ranks that share the experts, each expert whole; 1: experts are cut like other layers.
+    dp: groups of `tp` ranks that compute attention for requests of their own, and share the experts
+    among all of them.
     dtype: dtype of activations.
     capability: compute capability of the GPU ("8.6"); "": a CPU, or unknown.
     """
@@ -20,8 +22,14 @@ class Rank(NamedTuple):
     dtype: str = "bfloat16"
     kv_dtype: str = "auto"
     capability: str = ""
+    dp: int = 1
+
+    @property
+    def expert_parts(self) -> int:
+        """Parts into which each expert is cut."""
+        return 1 if self.ep > 1 else self.tp * self.dp
 
     @property
     def computing(self) -> Rank:
         """The rank reduced to the fields that decide weights and kernels."""
-        return Rank(self.tp, 1, self.ep, self.dtype, "auto", self.capability)
+        return Rank(self.tp, 1, self.ep, self.dtype, "auto", self.capability, self.dp)

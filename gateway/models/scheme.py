@@ -90,6 +90,7 @@ class MoeShape(NamedTuple):
     routing: str = ""
     family: str = ""  # model_type
     ep: bool = False  # a rank has whole experts
+    dp: bool = False  # groups of ranks have requests of their own
 
     @property
     def gated(self) -> bool:

@@ -21,7 +21,13 @@ from gateway.errors import BadFlag
 from gateway.planner.flags import OWN, check_text, check_value, quieted
 
 # Flags that no user gives, and plans have.
-_PLANNED = ("speculative-config", "is-embedding", template.FLAG)
+_PLANNED = (
+    "speculative-config",
+    "is-embedding",
+    template.FLAG,
+    "dp-size",
+    "enable-dp-attention",
+)
 
 
 def check_command(

@@ -45,6 +45,8 @@ def layout_of(plan: Plan) -> str:
     """`TP=2 PP=2 x2`: ranks of a layer, stages and copies."""
     stages, copies = plan.pipeline_parallel.value, plan.replicas.value
     layout = f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
+    groups = plan.data_parallel.value
+    layout += f" DP={groups}" if groups > 1 else ""
     return layout + (f" x{copies}" if copies > 1 else "")
 
 
@@ -60,7 +62,8 @@ def _figures(plan: Plan) -> str:
         parts.append(f"{speed.total.value:,g} of {speed.concurrency:,} at once")
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
-        parts.append(f"{memory.full_requests * plan.replicas.value:,.3g} requests of {context}")
+        held = memory.full_requests * plan.replicas.value * plan.data_parallel.value
+        parts.append(f"{held:,.3g} requests of {context}")
     else:
         parts.append(context)
     if plan.drops:

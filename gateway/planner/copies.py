@@ -32,6 +32,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         sizes.context.value,
     )
     wish, clock = given.wish, _clock(candidate, sizes, direct=direct)
+    groups = candidate.variant.dp
     evidence, known = candidate.evidence, given.corrections
     near = (
         measurement_scope(
@@ -47,9 +48,8 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
             return None
         seqs, tokens = sizes.batch.seqs.value, sizes.batch.tokens.value
         kept = memory.kv_tokens if memory.kv_bytes_per_token else 0
-        return expected(
-            PlanLoad(concurrency(wish), count, seqs, tokens, kept, context), clock, ratios
-        )
+        load = PlanLoad(concurrency(wish), count * groups, seqs, tokens, kept, context)
+        return expected(load, clock, ratios)
 
     if wish.replicas:
         return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
@@ -60,8 +60,8 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         return one, alone
     needed, cost = needed_tokens(wish, given.spec), gpu_discount(wish.gpus)
     both = (
-        plan_outcome(memory, alone, context, size, 1, needed),
-        plan_outcome(memory, many, context, size, most, needed),
+        plan_outcome(memory, alone, context, size, 1, needed, groups),
+        plan_outcome(memory, many, context, size, most, needed, groups),
     )
     if score(both[1], wish.goal, cost) <= score(both[0], wish.goal, cost):
         return one, alone

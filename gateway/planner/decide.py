@@ -157,7 +157,11 @@ def _ranked(
         # Of plans with too little context the longer one is better.
         goal = wish.goal if context >= wanted else "context"
         value = score(
-            plan_outcome(plan.memory, plan.speed, context, size, count, needed), goal, cost
+            plan_outcome(
+                plan.memory, plan.speed, context, size, count, needed, plan.data_parallel.value
+            ),
+            goal,
+            cost,
         )
         weak, age = order.get(str(plan.engine), (False, 0))
         value = value / _LONGER if weak and goal == "context" else value
@@ -172,6 +176,7 @@ def _ranked(
             size * count,
             age,
             -context,
+            plan.data_parallel.value,
         )
 
     return sorted(plans, key=key)
@@ -207,6 +212,7 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
         engine=plan.engine,
         tensor_parallel=plan.tensor_parallel.value,
         pipeline_parallel=plan.pipeline_parallel.value,
+        data_parallel=plan.data_parallel.value,
         verdict="no_memory",
         reasons=(reason,),
         source="claims of other models",

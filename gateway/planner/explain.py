@@ -246,7 +246,8 @@ def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
     for one in rejected:
         stages = f" PP={one.pipeline_parallel}" if one.pipeline_parallel > 1 else ""
         sizes = grouped.setdefault((one.verdict, _reasons(one)), {}).setdefault(str(one.engine), [])
-        size = f"{one.tensor_parallel}{stages}"
+        groups = f" DP={one.data_parallel}" if one.data_parallel > 1 else ""
+        size = f"{one.tensor_parallel}{stages}{groups}"
         sizes += [] if size in sizes else [size]
     return [
         RefusedGroup(

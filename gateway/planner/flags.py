@@ -26,6 +26,7 @@ CACHE_BYTES = "kv-cache-memory-bytes"
 _RANGES: dict[str, tuple[float, float]] = {
     "tensor-parallel-size": (1, 64),
     "pipeline-parallel-size": (1, 64),
+    "data-parallel-size": (1, 64),
     "max-model-len": (1, 10**9),
     "max-num-seqs": (1, 10**6),
     "max-num-batched-tokens": (1, 10**9),
@@ -223,7 +224,10 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
                 ),
                 param="args",
             )
-        name = engine.flags[name].same_as or name
+        planned, name = engine.spelling.get(name, ""), engine.flags[name].same_as or name
+        if engine.flags[name].ours and planned in engine.flags:
+            # SGLang's flag of this name is for replicas, the planner's for groups of ranks.
+            name = planned
         if engine.flags[name].ours or name in own:
             why, instead = why_closed(name)
             raise BadFlag(

@@ -326,18 +326,18 @@ def gate_devices(
     given: PlanningInput, engine: Engine, built: BuiltModel, variant: Variant, groups: GpuGroups
 ) -> tuple[Gpu, ...]:
     """The GPUs of the variant; none on a CPU. Raises Refused."""
-    gpus, tp, pp = given.hardware.gpus, variant.tp, variant.pp
+    gpus, tp, pp, ranks = given.hardware.gpus, variant.tp, variant.pp, variant.ranks
     if engine.device == "cpu":
-        if tp * pp > 1:
+        if ranks > 1:
             raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
         return ()
-    if len(gpus) < tp * pp:
+    if len(gpus) < ranks:
         raise Refused(
             "no_device",
-            f"{tp * pp} GPU{'s are' if tp * pp > 1 else ' is'} needed and {len(gpus)} are here",
+            f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
             "probe",
         )
-    if problem := groups.illegal(given.spec, built, tp, ep=variant.ep):
+    if problem := groups.illegal(given.spec, built, tp, ep=variant.ep, dp=variant.dp):
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)
@@ -353,14 +353,25 @@ def gate_devices(
         raise Refused(
             "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
         )
-    group = groups.best(tp * pp) or (groups.unlike(pp) if tp == 1 else None)
+    group = groups.best(ranks) or (groups.unlike(pp) if tp * variant.dp == 1 else None)
     if group is None:
-        raise Refused("no_device", f"there are no {tp * pp} GPUs of one kind", "probe")
+        raise Refused("no_device", f"there are no {ranks} GPUs of one kind", "probe")
     if group[0].total_bytes is None:
         raise Refused("unknown_memory", f"the memory of {group[0].name} could not be read", "probe")
     for gpu in group:
         _computed_for(engine, gpu)
     return group
+
+
+def gate_groups(given: PlanningInput, engine: Engine, rules: EngineRules, variant: Variant) -> None:
+    """Refuse groups of ranks with requests of their own where the model or version has none."""
+    if variant.dp == 1:
+        return
+    reason = rules.grouped_refusal(given.spec, engine, variant.tp * variant.dp)
+    if not reason and variant.pp > 1:
+        reason = "data parallel groups with stages of a pipeline are not planned"
+    if reason:
+        raise Refused("illegal_parallelism", reason, f"profile {engine.ref}")
 
 
 def _computed_for(engine: Engine, gpu: Gpu) -> None:

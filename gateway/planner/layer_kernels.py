@@ -10,7 +10,7 @@ from gateway.domain import LayerKernel, Refusal
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.engines.common.kernels.linear import choose
-from gateway.engines.common.layers.built_model import Linear, per_rank
+from gateway.engines.common.layers.built_model import Linear, parts, per_rank
 from gateway.engines.common.layers.weights import undivided
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
@@ -107,14 +107,14 @@ def _experts(
     traits: ExpertTraits,
     chosen: Callable[[MoeShape], MoeChoice],
 ) -> LayerKernel:
-    sizes = (layer.k, layer.n) if rank.ep > 1 else per_rank(layer, rank.tp)
+    sizes = per_rank(layer, rank.expert_parts)
     if sizes is None:
         return _plain(
             layer,
             None,
             None,
             "none",
-            f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks",
+            f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.expert_parts} ranks",
         )
     k, n = sizes
     first = layer.name.endswith(".w13")
@@ -135,6 +135,7 @@ def _experts(
         routing=traits.routing,
         family=traits.family,
         ep=rank.ep > 1,
+        dp=rank.dp > 1,
     )
     choice = chosen(shape)
     crash = dict(choice.crashes).get("w13" if first else "w2")
@@ -179,7 +180,7 @@ def _row(
     seen: ObservedRefusals,
 ) -> LayerKernel:
     scheme = layer.scheme
-    k, n = per_rank(layer, rank.tp) or (None, None)
+    k, n = per_rank(layer, parts(layer, rank)) or (None, None)
     if not isinstance(scheme, Scheme):
         return _plain(layer, k, n, "unknown", scheme.reason)
     if k is None or n is None:
@@ -201,7 +202,7 @@ def _row(
         rank.dtype,
         full_k=layer.k,
         full_n=layer.n,
-        parts=_parts(layer, rank.tp),
+        parts=_parts(layer, parts(layer, rank)),
         origin=origin,
         family=traits.family if traits else "",
     )

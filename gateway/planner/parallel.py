@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from gateway.domain import Gpu, Hardware, ModelSpec
+from gateway.domain import AttentionGroup, Gpu, Hardware, ModelSpec
 from gateway.engines.common.layers.built_model import BuiltModel, padded_vocab, per_rank
 from gateway.engines.common.planning_input import PlanningInput, available_bytes, room_bytes
 
@@ -15,16 +15,16 @@ _CONSIDERED = 12
 
 
 def illegal(
-    spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False
+    spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool = False, dp: int = 1
 ) -> tuple[str, str | None] | None:
     """Why `tp` ranks cannot share this model, and which layer stands against it; None when they
-    can.
+    can. dp: groups of so many ranks, over all of which experts are cut.
 
     Source: `verify_with_parallel_config` (vllm/config/model.py) for heads; `divide` asserts in
     vllm/model_executor/layers/linear.py and vocab_parallel_embedding.py for linear layers and
     vocabulary; vllm/model_executor/layers/fused_moe/config.py for experts.
     """
-    if tp == 1:
+    if tp * dp == 1:
         return None
     for group in built.attention:
         if group.kind in ("vision", "recurrent"):
@@ -40,9 +40,11 @@ def illegal(
     if vocab % tp:
         return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs", None
     for layer in built.linears:
-        if per_rank(layer, tp) is None and not (ep and layer.experts) and not built.guessed:
+        parts = tp * dp if layer.experts else tp
+        if per_rank(layer, parts) is None and not (ep and layer.experts) and not built.guessed:
             return (
-                f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {tp} GPUs",
+                f"{layer.name} ({layer.k} inputs, {layer.n} outputs) cannot be cut for {parts}"
+                " GPUs",
                 layer.name,
             )
     if built.is_known:
@@ -60,6 +62,20 @@ def illegal(
         if tensor.shard in ("row", "expert_row") and columns % tp:
             return f"{tensor.name} has {columns} columns, which {tp} GPUs cannot split", tensor.name
     return None
+
+
+def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:
+    """The ranks of tensor parallelism beyond which some of `ranks` would keep the same KV cache.
+
+    One for latents, else the number of KV heads.
+    """
+    kept = [
+        1 if group.kind == "mla" else group.kv_heads
+        for group in attention
+        if group.kind in ("full", "sliding", "mla")
+    ]
+    most = min(kept, default=ranks)
+    return max(size for size in range(1, ranks + 1) if ranks % size == 0 and size <= max(1, most))
 
 
 def _groups(
@@ -147,14 +163,14 @@ class GpuGroups:
                 gpu.index
             )
         self._best: dict[int, tuple[Gpu, ...] | None] = {}
-        self._illegal: dict[tuple[BuiltModel, int, bool], tuple[str, str | None] | None] = {}
+        self._illegal: dict[tuple[BuiltModel, int, bool, int], tuple[str, str | None] | None] = {}
 
     def illegal(
-        self, spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool
+        self, spec: ModelSpec, built: BuiltModel, tp: int, *, ep: bool, dp: int
     ) -> tuple[str, str | None] | None:
-        key = built, tp, ep
+        key = built, tp, ep, dp
         if key not in self._illegal:
-            self._illegal[key] = illegal(spec, built, tp, ep=ep)
+            self._illegal[key] = illegal(spec, built, tp, ep=ep, dp=dp)
         return self._illegal[key]
 
     def best(self, size: int) -> tuple[Gpu, ...] | None:

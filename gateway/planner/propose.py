@@ -76,6 +76,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         tensor_parallel=_tensor_parallel(candidate),
         pipeline_parallel=_pipeline_parallel(candidate),
         expert_parallel=_expert_parallel(candidate),
+        data_parallel=_data_parallel(candidate, sizes),
         replicas=replicas,
         dtype=candidate.dtype,
         quantization=_quantization(candidate),
@@ -141,8 +142,23 @@ def _pipeline_parallel(candidate: Candidate) -> Choice[int]:
     return int_choice(candidate.variant.pp, *reason)
 
 
+def _data_parallel(candidate: Candidate, sizes: Sizes) -> Choice[int]:
+    dp, tp = candidate.variant.dp, candidate.variant.tp
+    if candidate.given.wish.data_parallel or "data-parallel-size" in candidate.args:
+        return int_choice(dp, "set by the user", "user")
+    if dp == 1:
+        return int_choice(1, "all ranks work on the same requests", "planner")
+    each = "each GPU" if tp == 1 else f"each group of {tp} GPUs"
+    tokens = f"{sizes.memory.kv_tokens * dp:,} tokens in all"
+    return int_choice(
+        dp, f"{each} keeps the KV cache of its own requests, {tokens}", "memory model"
+    )
+
+
 def _expert_parallel(candidate: Candidate) -> Choice[bool]:
     whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
+    if candidate.variant.dp > 1 and candidate.variant.ep:
+        whole = "whole experts on each GPU, beside attention of its own"
     return bool_choice(
         candidate.variant.ep, *_reason_and_source(candidate, "ep", "enable-expert-parallel", whole)
     )
@@ -205,9 +221,10 @@ def _flags(
     own |= {"max-model-len": sizes.context.value} if sizes else {}
     own |= {"pipeline-parallel-size": variant.pp} if variant.pp > 1 else {}
     own |= {"enable-expert-parallel": True} if variant.ep else {}
+    own |= candidate.rules.layout_flags(variant, candidate.engine)
     own |= {
-        "max-num-seqs": batch.seqs.value,
-        "max-num-batched-tokens": batch.tokens.value,
+        "max-num-seqs": batch.seqs.value * candidate.counted_groups,
+        "max-num-batched-tokens": batch.tokens.value * candidate.counted_groups,
         **(sizes.flags if sizes else {}),
     }
     own |= {"kv-cache-dtype": variant.kv_dtype} if variant.kv_dtype != "auto" else {}
@@ -428,6 +445,8 @@ def _tensor_parallel(candidate: Candidate) -> Choice[int]:
         return int_choice(tp, "set by the user", "user")
     if candidate.engine.device == "cpu":
         return int_choice(1, "the engine runs on the CPU", candidate.source)
+    if tp == 1 and candidate.variant.dp > 1:
+        return int_choice(1, "attention is whole on each GPU", "planner")
     if tp == 1:
         fits = "the model fits one GPU" if candidate.variant.pp == 1 else "each stage fits one GPU"
         return int_choice(1, fits, "memory model")
@@ -621,7 +640,7 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
     if pair is None:
         reason = (
             "one device"
-            if candidate.variant.tp == 1
+            if candidate.variant.tp * candidate.variant.dp == 1
             else "every pair has NVLink or working peer-to-peer access"
         )
         return bool_choice(True, reason, "probe")

@@ -49,7 +49,8 @@ class _RefusedVariant:
     @property
     def may_set_sizes(self) -> bool:
         """Whether the user left tensor and pipeline parallelism to the planner."""
-        return not {"tensor-parallel-size", "pipeline-parallel-size"} & set(self.args)
+        sizes = {"tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"}
+        return not sizes & set(self.args)
 
 
 def repairs(
@@ -127,7 +128,7 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
 def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     """Stages instead of divided layers."""
     variant, refusal, gpus, why = refused.variant, refused.refusal, refused.gpus, refused.reason
-    if variant.pp > 1 or not refused.may_set_sizes:
+    if variant.pp * variant.dp > 1 or not refused.may_set_sizes:
         return
     if not has(refused.engine, "pipeline-parallel-size"):
         return
@@ -190,7 +191,7 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     if _near(refusal):
         yield from smaller(variant, engine, args, why)
     flag = "pipeline-parallel-size"
-    stages_help = variant.pp == 1 and not (variant.small or variant.eager)
+    stages_help = variant.pp * variant.dp == 1 and not (variant.small or variant.eager)
     if has(engine, flag) and flag not in args and stages_help:
         for stages in _stages(refusal, refused.gpus // variant.tp):
             yield variant.changed(
@@ -221,6 +222,7 @@ def lengthened(
         "pipeline-parallel-size" in args
         or not has(engine, "pipeline-parallel-size")
         or variant.layers
+        or variant.dp > 1
     )
     if not own and not variant.small and engine.device == "cuda" and variant.tp * stages <= gpus:
         yield variant.changed(

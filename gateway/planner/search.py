@@ -38,7 +38,7 @@ from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import measured
 from gateway.engines.common.speed.expectation import READ, WRITTEN
 from gateway.engines.common.speed.objective import concurrency
-from gateway.engines.common.variant import Variant, given_up, plain
+from gateway.engines.common.variant import Layouts, Variant, given_up, plain
 from gateway.errors import BadModel
 from gateway.models.experts import ExpertTraits, expert_traits
 from gateway.models.rank import Rank
@@ -50,6 +50,7 @@ from gateway.planner.gates import (
     gate_devices,
     gate_driver,
     gate_dtype,
+    gate_groups,
     gate_kernels,
     gate_kv,
     gate_method,
@@ -60,7 +61,7 @@ from gateway.planner.gates import (
 )
 from gateway.planner.layer_kernels import ObservedRefusals, layer_kernels
 from gateway.planner.media import gate_media, without_media
-from gateway.planner.parallel import GpuGroups
+from gateway.planner.parallel import GpuGroups, sufficient_ranks
 from gateway.planner.propose import propose, question
 from gateway.planner.rehearsed_start import start_refusal
 from gateway.planner.repairs import lengthened, repairs
@@ -158,6 +159,7 @@ class Search:
         self._max_gpus = min(gpus, wish.gpus) if isinstance(wish.gpus, int) else gpus
         self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
         self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
+        self._user_flags |= {"data-parallel-size"} if wish.data_parallel else set()
         self._wanted = wanted_context(given.spec, wish, self.canonical)
         # For throughput the KV cache should hold at least half of the requests at once.
         self._wanted_kv_tokens = (
@@ -203,14 +205,25 @@ class Search:
         kv_dtype = self.rules.adopted_kv_dtype(
             given.spec, engine, gpus[0].capability if gpus else None
         )
+        sufficient = None
+        if not self.rules.grouped_refusal(given.spec, engine):
+            sufficient = partial(sufficient_ranks, given.spec.attention)
         variants = [
-            *plain(engine, self._max_gpus, self.canonical, given.wish.tensor_parallel, kv_dtype)
+            *plain(
+                engine,
+                Layouts(self._max_gpus, sufficient, self.rules.counts_groups),
+                self.canonical,
+                given.wish,
+                kv_dtype,
+            )
         ]
         restored = given.sharing.again
         if restored is None:
             return variants
-        size = restored.tensor_parallel.value
-        former = [given_up(variant, restored) for variant in variants if variant.tp == size]
+        size = restored.tensor_parallel.value, restored.data_parallel.value
+        former = [
+            given_up(variant, restored) for variant in variants if (variant.tp, variant.dp) == size
+        ]
         return list(dict.fromkeys([*former, *variants]))
 
     def _after_plan(self, variant: Variant, plan: Plan) -> list[Variant]:
@@ -430,6 +443,7 @@ class Search:
         """The variant on its GPUs, without kernels and sizes. Raises Refused."""
         given, engine = self.given, self.engine
         built = self._built(variant)
+        gate_groups(given, engine, self.rules, variant)
         group = gate_devices(given, engine, built, variant, self.layouts.groups)
         gate_peers(given, engine, group)
         dtype = gate_dtype(given, engine, group, self.canonical, variant)
@@ -635,6 +649,7 @@ def rejection(engine: Engine, variant: Variant, refusal: Refused) -> Rejected:
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         tensor_parallel=variant.tp,
         pipeline_parallel=variant.pp,
+        data_parallel=variant.dp,
         verdict=refusal.verdict,
         layer=refusal.layer,
         reasons=(str(refusal),),

@@ -429,7 +429,8 @@ def batch_of(candidate: Candidate) -> Batch:
 
 def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
     if flag in candidate.args:
-        return int_choice(int(candidate.args[flag]), "set by the user", "user")
+        count = max(1, int(candidate.args[flag]) // candidate.counted_groups)
+        return int_choice(count, "set by the user", "user")
     if candidate.variant.small and flag == "max-num-seqs" and default > _FEW_SEQS:
         why, source = candidate.variant.reasons["small"]
         return int_choice(_FEW_SEQS, why, source)

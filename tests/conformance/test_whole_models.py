@@ -58,7 +58,9 @@ def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> P
     here = [one for one in decided.rejected if one.engine.version == version]
     refused = [one for one in here if (one.tensor_parallel, one.pipeline_parallel) == (tp, 1)]
     plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
-    found: list[PlanOutcome] = [plan for plan in plain if plan.tensor_parallel.value == tp]
+    found: list[PlanOutcome] = [
+        plan for plan in plain if (plan.tensor_parallel.value, plan.data_parallel.value) == (tp, 1)
+    ]
     return (found + refused or here)[0]
 
 

@@ -177,8 +177,9 @@ def is_as_good(trial: Plan, replacement: Plan) -> bool:
     return (
         str(trial.engine) == str(replacement.engine)
         and trial.max_model_len.value >= replacement.max_model_len.value
-        and trial.max_num_seqs.value >= replacement.max_num_seqs.value
+        and trial.at_once >= replacement.at_once
         and trial.tensor_parallel.value == replacement.tensor_parallel.value
+        and trial.data_parallel.value == replacement.data_parallel.value
         and trial.quantization.value == replacement.quantization.value
         and trial.memory.kv_tokens >= _AS_MANY * replacement.memory.kv_tokens
     )
@@ -255,6 +256,7 @@ _CHOICES = [
             "tensor_parallel",
             "pipeline_parallel",
             "expert_parallel",
+            "data_parallel",
             "replicas",
             "dtype",
             "quantization",

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from gateway.controller.decisions.eviction import Place
+from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.planning_context import PlanningContext
 from gateway.diagnosis.ending import environmental
@@ -122,7 +123,10 @@ class Fleet:
         # All copies take as many GPUs as the first.
         named = isinstance(wish.gpus, tuple)
         size = (
-            {"tensor_parallel": like.tensor_parallel.value}
+            {
+                "tensor_parallel": like.tensor_parallel.value,
+                "data_parallel": like.data_parallel.value,
+            }
             if named
             else {"gpus": max(1, len(like.gpus))}
         )
@@ -434,7 +438,8 @@ class Fleet:
 
     def ports(self) -> set[int]:
         """The ports of all starts that are recorded and not ended."""
-        return {replica.attempt.port for replica in self.replicas() if replica.attempt is not None}
+        attempts = [one.attempt for one in self.replicas() if one.attempt is not None]
+        return {port for attempt in attempts for port in engine_ports(attempt.plan, attempt.port)}
 
     def check_names(self, wish: Wish) -> None:
         """Raises Conflict where a name or alias of the wish belongs to another model."""

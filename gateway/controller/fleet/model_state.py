@@ -95,7 +95,7 @@ def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
 def capacity(plan: Plan) -> int:
     """The most requests to send to an engine at once: its sequences, and a quarter to follow at
     once."""
-    seqs = plan.max_num_seqs.value
+    seqs = plan.at_once
     return seqs + max(1, seqs // 4)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 
+from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.start_gate import StartGate
@@ -53,7 +54,7 @@ class Attempts:
         # all engines have the same port.
         for _ in range(_PORT_TRIES):
             port = await self._host.allocate_port()
-            if port not in self._ports():
+            if engine_ports(plan, port).isdisjoint(self._ports()):
                 break
         made = (replica.model, replica.index, plan, port, time.time(), replica.generation)
         return await asyncio.to_thread(self._store.add_attempt, *made)

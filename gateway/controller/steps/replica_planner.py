@@ -104,6 +104,7 @@ class ReplicaPlanner:
             "engines": (str(plan.engine),),
             "gpus": plan.gpus,
             "tensor_parallel": plan.tensor_parallel.value,
+            "data_parallel": plan.data_parallel.value,
             "replicas": 1,
         }
         request = _request(model, room, room.sharing._replace(cap=cap, offers=(), home=plan.gpus))

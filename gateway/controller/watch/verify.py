@@ -318,9 +318,10 @@ async def _adapted(
 def _burst(plan: Plan) -> tuple[int, int]:
     """The number of requests, and their tokens, that show the planned concurrency within the KV
     cache."""
-    context, seqs = plan.max_model_len.value, plan.max_num_seqs.value
+    context, seqs, groups = plan.max_model_len.value, plan.at_once, plan.data_parallel.value
     length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
-    room = plan.memory.kv_tokens // (length + BURST_TOKENS) if plan.memory.kv_tokens else seqs
+    held = plan.memory.kv_tokens // (length + BURST_TOKENS) * groups
+    room = held if plan.memory.kv_tokens else seqs
     return max(1, min(seqs, room)), length
 
 

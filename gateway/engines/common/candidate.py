@@ -84,6 +84,11 @@ class Candidate:
         return any(gpu.memory_kind == "unified" for gpu in self.group)
 
     @property
+    def counted_groups(self) -> int:
+        """Groups of ranks that the engine's sizes are told for."""
+        return self.variant.dp if self.rules.counts_groups else 1
+
+    @property
     def usable_bytes(self) -> int:
         """Bytes that the engine may use on each GPU."""
         return min(free for free, _ in self.devices.room)
@@ -116,7 +121,7 @@ class Candidate:
         """Its stages one by one, each on its GPU, where these are unlike; none elsewhere."""
         if (
             self.whole is not None
-            or self.variant.tp > 1
+            or self.variant.tp * self.variant.dp > 1
             or len({(gpu.name, gpu.total_bytes) for gpu in self.group}) < 2
         ):
             return ()
@@ -162,6 +167,7 @@ class Candidate:
             "quantization": variant.quantization or "as stored",
         }
         scope |= {"capability": group[0].capability} if group and group[0].capability else {}
+        scope |= {"data_parallel": str(variant.dp)} if variant.dp > 1 else {}
         # A fact about one split of the layers does not hold for another split.
         scope |= (
             {"layers": ",".join(map(str, variant.layers)) or "as dealt by the engine"}
@@ -201,6 +207,15 @@ class Candidate:
                 self.source,
             )
         return stored + self.speculation.weights_bytes
+
+
+def too_few_experts(spec: ModelSpec, ranks: int) -> str:
+    """Why so many ranks cannot have whole experts each; "": they can."""
+    if spec.experts is None:
+        return "the model has no experts that ranks could share"
+    if spec.experts.count < ranks:
+        return f"{spec.experts.count} experts cannot be shared by {ranks} GPUs"
+    return ""
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: results are cached for each object
@@ -310,6 +325,18 @@ class EngineRules(EngineKind, Protocol):
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
         """Flags that give decoding CUDA graphs for the planned requests at once, of at most `seqs`;
         empty where the engine's own choice is enough, or the user's."""
+
+    def grouped_refusal(self, spec: ModelSpec, engine: Engine, ranks: int = 1) -> str:
+        """Why groups of ranks with requests of their own cannot share the experts of this model in
+        this version; "": they can. ranks: of all groups."""
+
+    def layout_flags(self, variant: Variant, engine: Engine) -> dict[str, Scalar]:
+        """The flags of groups of ranks, by canonical names; {}: there is one group."""
+
+    @property
+    def counts_groups(self) -> bool:
+        """Whether the engine's sizes (ranks of tensor parallelism, requests and tokens at once) are
+        those of all groups together."""
 
     def runner(self, candidate: Candidate) -> int:
         """Number of the engine's model runner for this model."""

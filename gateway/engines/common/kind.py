@@ -27,6 +27,10 @@ class EngineKind(Protocol):
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The `extra` stages that the engine gives one layer more than the others."""
 
+    def ports(self, port: int, groups: int, /) -> frozenset[int]:
+        """The ports of an engine that listens on `port`: those that it derives from this one for
+        groups of ranks among them."""
+
     def adapter_slots(self, adapters: int) -> int:
         """LoRA slots that the engine allocates for this many adapters."""
 

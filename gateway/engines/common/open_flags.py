@@ -59,16 +59,17 @@ OURS = {
     "this command line ignores it (only `vllm serve` reads it)": "api-server-count",
 }
 
-# Flags that take free text or JSON and were read: they only tune. Any other flag with an open value
+# Flags that take free text or JSON and were read: they only tune, and groups of ranks, which plans
+# count. Any other flag with an open value
 # is ours, so that a new version's flags stay closed until somebody has looked.
 REVIEWED = (
-    "allowed-media-domains attention-config aux-output-config cohere-format cpu-offload-params"
-    " default-chat-template-kwargs diffusion-config disable-access-log-for-endpoints eplb-config"
-    " fingerprint-value hf-overrides ignore-patterns ir-op-priority limit-mm-data-per-request"
-    " kernel-config kv-cache-dtype-skip-layers limit-mm-per-prompt lora-target-modules"
-    " media-io-kwargs mm-processor-kwargs numa-bind-cpus offload-params override-attention-dtype"
-    " override-generation-config pooler-config quantization-config reasoning-config"
-    " reasoning-effort-map response-role show-hidden-metrics-for-version"
+    "allowed-media-domains attention-config attn-dp-size aux-output-config cohere-format cpu-"
+    " offload-params data-parallel-size default-chat-template-kwargs diffusion-config disable-"
+    " access-log-for-endpoints eplb-config fingerprint-value hf-overrides ignore-patterns ir-op-"
+    " priority kernel-config kv-cache-dtype-skip-layers limit-mm-data-per-request limit-mm-per-"
+    " prompt lora-target-modules media-io-kwargs mm-processor-kwargs numa-bind-cpus offload-"
+    " params override-attention-dtype override-generation-config pooler-config quantization-"
+    " config reasoning-config reasoning-effort-map response-role show-hidden-metrics-for-version"
 )
 
 # Flags of which only these values are safe: the others name a folder, a server or a package of
@@ -90,7 +91,7 @@ INSTEAD = {
     "--revision": "revision *-revision",
     "--alias, which gives a model more names": "served-model-name",
     "--gpu, or --gpus": "device-ids device base-gpu-id gpu-id-step",
-    "--replicas": "data-parallel-size dp-size",
+    "--replicas, or for groups that share the experts attn-dp-size": "dp-size",
     "--drafter, or --speculative": "speculative-*",
     "--allow-remote-code": "trust-remote-code",
     "`fitserve keys`": "*api-key",

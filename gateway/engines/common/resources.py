@@ -34,7 +34,8 @@ def ram_left(ram_bytes: int) -> int:
 
 
 def ranks(plan: Plan) -> int:
-    return plan.tensor_parallel.value * plan.pipeline_parallel.value
+    groups = plan.data_parallel.value
+    return plan.tensor_parallel.value * plan.pipeline_parallel.value * groups
 
 
 def cache(plan: Plan, *, remote_code: bool) -> str:
@@ -49,7 +50,7 @@ def cache(plan: Plan, *, remote_code: bool) -> str:
 
 def shared_memory(plan: Plan) -> int:
     """Ranks talk through it; vLLM's own images ask for --ipc=host or a large /dev/shm."""
-    return (2 + 2 * plan.tensor_parallel.value) * GIB
+    return (2 + 2 * plan.tensor_parallel.value * plan.data_parallel.value) * GIB
 
 
 def memory(plan: Plan) -> int:

@@ -6,15 +6,17 @@ given_up(variant, plan) -> the variant with what a plan gave up for memory
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from gateway.domain import Choice, Engine, Plan, Scalar
+from gateway.domain import Choice, Engine, Plan, Scalar, Wish
 from gateway.models.rank import Rank
 
 # Sizes of tensor parallelism that are tried.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
+# Numbers of GPUs over which experts are spread beside attention of its own on each.
+_GROUPED = (2, 4, 8)
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the
 # smaller sum wins.
@@ -39,16 +41,17 @@ _MEMORY = "memory model"
 class Variant:
     """Layout and changes of a model on an engine.
 
-    tp, pp: ranks of tensor and pipeline parallelism. ep: whole experts are spread over the tensor
-    parallel ranks. dtype, quantization: "": as in the checkpoint. disabled: kernels for
-    VLLM_DISABLED_KERNELS. backends: engine flags that force a kernel. layers: of each stage, if the
-    engine is told; (): the engine's own split. small: few sequences and tokens at once. eager: no
-    graphs. conservative: both, and memory left free. reasons: for each difference from the
-    plain variant.
+    tp, pp: ranks of tensor and pipeline parallelism. dp: groups of `tp` ranks with requests of
+    their own, which share the experts. ep: whole experts are spread over all ranks. dtype,
+    quantization: "": as in the checkpoint. disabled: kernels for VLLM_DISABLED_KERNELS. backends:
+    engine flags that force a kernel. layers: of each stage, if the engine is told; (): the engine's
+    own split. small: few sequences and tokens at once. eager: no graphs. conservative: both, and
+    memory left free. reasons: for each difference from the plain variant.
     """
 
     tp: int = 1
     pp: int = 1
+    dp: int = 1
     layers: tuple[int, ...] = ()
     ep: bool = False
     dtype: str = ""
@@ -60,6 +63,11 @@ class Variant:
     eager: bool = False
     conservative: bool = False
     reasons: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False, hash=False)
+
+    @property
+    def ranks(self) -> int:
+        """Number of its GPUs."""
+        return self.tp * self.pp * self.dp
 
     @property
     def cost(self) -> int:
@@ -79,9 +87,8 @@ class Variant:
 
     def rank(self, dtype: str, capability: str | None) -> Rank:
         """One of its ranks, with activations in `dtype`."""
-        return Rank(
-            self.tp, self.pp, self.tp if self.ep else 1, dtype, self.kv_dtype, capability or ""
-        )
+        whole = self.tp * self.dp if self.ep else 1
+        return Rank(self.tp, self.pp, whole, dtype, self.kv_dtype, capability or "", self.dp)
 
     def backend(self, flag: str) -> str | None:
         return dict(self.backends).get(flag)
@@ -93,18 +100,31 @@ class Variant:
         )
 
 
+class Layouts(NamedTuple):
+    """Layouts that a model and an engine allow.
+
+    gpus: the most. sufficient: ranks of tensor parallelism that hold the KV heads of so many GPUs
+    without repeating any; None: ranks cannot form groups with requests of their own.
+    counts_groups: the engine's tensor parallel size counts the ranks of all groups.
+    """
+
+    gpus: int
+    sufficient: Callable[[int], int] | None = None
+    counts_groups: bool = False
+
+
 def plain(
     engine: Engine,
-    gpus: int,
+    layouts: Layouts,
     args: Mapping[str, Scalar],
-    tensor_parallel: int | None,
+    wish: Wish,
     kv_dtype: str = "auto",
 ) -> tuple[Variant, ...]:
     """The variants with no change beyond the user's flags (`args`, by canonical names). kv_dtype:
     the checkpoint's."""
     set_by_user = Variant(
         pp=int(args.get("pipeline-parallel-size", 1)),
-        ep=bool(args.get("enable-expert-parallel", False)),
+        ep=bool(_spreads_experts(args)),
         kv_dtype=_kv_dtype(str(args.get("kv-cache-dtype", "auto")), kv_dtype),
         quantization=str(args.get("quantization", "")),
         backends=tuple(
@@ -113,13 +133,42 @@ def plain(
             if args.get(name, "auto") != "auto"
         ),
     )
-    wanted = args.get("tensor-parallel-size", tensor_parallel)
-    if wanted is not None:
-        return (replace(set_by_user, tp=int(wanted)),)
     if engine.device == "cpu":
-        return (set_by_user,)
-    limit = max(1, gpus // set_by_user.pp)
-    return tuple(replace(set_by_user, tp=size) for size in SIZES if size <= limit)
+        size = args.get("tensor-parallel-size", wish.tensor_parallel) or 1
+        groups = args.get("data-parallel-size", wish.data_parallel) or 1
+        return (replace(set_by_user, tp=int(size), dp=int(groups)),)
+    found = tuple(_laid_out(set_by_user, layouts, args, wish))
+    # Whole experts have an effect only where there are ranks to spread them over.
+    spread = tuple(variant for variant in found if variant.tp * variant.dp > 1)
+    return spread if set_by_user.ep and spread else found
+
+
+def _laid_out(
+    plain: Variant, layouts: Layouts, args: Mapping[str, Scalar], wish: Wish
+) -> Iterator[Variant]:
+    """The layouts of the user's sizes, or all that the GPUs allow: tensor parallel ones first."""
+    wanted = args.get("tensor-parallel-size", wish.tensor_parallel)
+    asked = args.get("data-parallel-size", wish.data_parallel)
+    groups, experts = int(asked or 1), _spreads_experts(args)
+    if wanted is not None and layouts.counts_groups and "tensor-parallel-size" in args:
+        wanted = max(1, int(wanted) // groups)
+    limit = max(1, layouts.gpus // plain.pp // groups)
+    sizes = tuple(size for size in SIZES if size <= limit) if wanted is None else (int(wanted),)
+    whole = plain.ep if groups == 1 else experts is not False
+    yield from (replace(plain, tp=size, dp=groups, ep=whole) for size in sizes)
+    free = wanted is None and asked is None and plain.pp == 1 and experts is not False
+    if layouts.sufficient is None or not free:
+        return
+    for ranks in _GROUPED:
+        tp = layouts.sufficient(ranks)
+        if ranks <= limit and tp < ranks:
+            yield replace(plain, tp=tp, dp=ranks // tp, ep=True)
+
+
+def _spreads_experts(args: Mapping[str, Scalar]) -> bool | None:
+    """Whether the user has whole experts spread over ranks: a switch, or a number of ranks."""
+    value = args.get("enable-expert-parallel")
+    return value if value is None or isinstance(value, bool) else int(value) > 1
 
 
 def given_up(variant: Variant, plan: Plan) -> Variant:

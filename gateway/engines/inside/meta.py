@@ -99,6 +99,9 @@ def meta_mode() -> Any:
                         torch.zeros(args[0].shape, dtype=args[0].dtype, device="cpu"), name
                     )()
                 )
+            if name == "where" and len(args) == 1 and args[0].is_meta:
+                # No value is known to hold, as those that are read are zero: maps of experts.
+                return (torch.zeros(0, dtype=torch.int64, device="cpu"),) * args[0].dim()
             if name == "to":
                 args = tuple(value if isinstance(value, int) else fixed(value) for value in args)
             return function(*args, **kwargs)

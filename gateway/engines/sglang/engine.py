@@ -20,7 +20,13 @@ from gateway.domain import (
     Value,
 )
 from gateway.domain.units import MIB
-from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
+from gateway.engines.common.candidate import (
+    Budget,
+    Candidate,
+    Default,
+    Footprint,
+    too_few_experts,
+)
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
@@ -28,6 +34,7 @@ from gateway.engines.common.planning_input import left_bytes
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.speed.objective import concurrency
+from gateway.engines.common.variant import Variant
 from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.engines.sglang.kind import SglangKind
@@ -161,10 +168,10 @@ class SglangRules(SglangKind):
     def default_tokens(self, candidate: Candidate) -> Default:
         model, gpu_mib = model_of(candidate.given.spec), candidate.devices.least / MIB
         chosen = static_memory(
-            self._memory_rules(candidate), gpu_mib, model, tp=candidate.variant.tp
+            self._memory_rules(candidate), gpu_mib, model, tp=_world(candidate.rank)
         )
         return (
-            chosen.chunked_prefill,
+            max(1, chosen.chunked_prefill // candidate.variant.dp),
             "the engine's default for GPUs of this size",
             candidate.source,
         )
@@ -176,9 +183,41 @@ class SglangRules(SglangKind):
         if flag is None or self.memory is None or candidate.args.keys() & _GRAPH_CHOICES:
             return {}
         usual = graph_batch(
-            self.memory, candidate.devices.least / MIB, tp=candidate.variant.tp, seqs=seqs
+            self.memory, candidate.devices.least / MIB, tp=_world(candidate.rank), seqs=seqs
         )
         return {flag: planned} if planned > usual else {}
+
+    def grouped_refusal(self, spec: ModelSpec, engine: Engine, ranks: int = 1) -> str:
+        """Each rank has as many experts: srt/layers/moe/fused_moe_triton/layer.py:200
+        (0.5.10.post1)."""
+        if refusal := too_few_experts(spec, ranks):
+            return refusal
+        if spec.experts and spec.experts.count % ranks:
+            return f"{spec.experts.count} experts cannot be shared evenly by {ranks} GPUs"
+        if not {"dp-size", "attn-dp-size"} & engine.flags.keys():
+            return f"{engine.ref} has no data parallelism"
+        known = self.memory.attention_dp if self.memory is not None else ()
+        if spec.architecture not in known:
+            return f"{engine.ref} is not known to compute {spec.architecture} with data parallelism"
+        return ""
+
+    def layout_flags(self, variant: Variant, engine: Engine) -> dict[str, Scalar]:
+        """Its tensor parallel size is the number of all ranks. Up to 0.5.20 the number of groups is
+        that of replicas, with a switch."""
+        if variant.dp == 1:
+            return {}
+        flags: dict[str, Scalar] = {"tensor-parallel-size": variant.tp * variant.dp}
+        if "attn-dp-size" in engine.flags:
+            return flags | {"data-parallel-size": variant.dp}
+        name = engine.flags["dp-size"].same_as or "dp-size"
+        return flags | {name: variant.dp, "enable-dp-attention": True}
+
+    @property
+    def counts_groups(self) -> bool:
+        """max_num_reqs // attn_dp_size in srt/mem_cache/kv_cache_configurator.py:3128, and
+        handle_data_parallelism in srt/arg_groups/parallel_hook.py:259 (0.5.23);
+        srt/server_args.py:2641 (0.5.10.post1)."""
+        return True
 
     def runner(self, candidate: Candidate) -> int:
         return 1
@@ -226,7 +265,7 @@ class SglangRules(SglangKind):
         """Bytes that its processes take, that are free as it finds them before it loads, and that
         it reserves."""
         begins, candidate = (
-            process_bytes(footprint.load.rank.tp * footprint.load.rank.pp),
+            process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp),
             footprint.candidate,
         )
         kept = max((left_bytes(gpu) for gpu in candidate.group), default=0)
@@ -236,7 +275,7 @@ class SglangRules(SglangKind):
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
-        begins = process_bytes(footprint.load.rank.tp * footprint.load.rank.pp)
+        begins = process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp)
         held, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
         kv = max(0, budget_bytes - reserved - begins - held)
         return Memory(
@@ -270,10 +309,11 @@ class SglangRules(SglangKind):
             self._memory_rules(candidate),
             candidate.devices.least / MIB,
             model_of(candidate.given.spec),
-            tp=load.rank.tp,
+            tp=_world(load.rank),
             pp=load.rank.pp,
-            seqs=load.seqs,
-            chunked_prefill=load.batched_tokens,
+            dp=load.rank.dp,
+            seqs=load.seqs * load.rank.dp,
+            chunked_prefill=load.batched_tokens * load.rank.dp,
             graphs=self._graphs(candidate, load.seqs),
             eager=not load.graphs,
         )
@@ -311,3 +351,8 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
     buffered = named.startswith("extra_buffer") if named != "auto" else buffered
     slots = rules.state_slots + (rules.buffered_slots if buffered else 0)
     return slots, None if most is None else int(most)
+
+
+def _world(rank: Rank) -> int:
+    """Its tensor parallel size, which counts the ranks of all groups."""
+    return rank.tp * rank.dp

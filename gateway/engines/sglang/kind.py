@@ -19,6 +19,12 @@ class SglangKind:
         """The last stages. Source: get_pp_indices in sglang/srt/distributed/utils.py."""
         return range(stages - extra, stages)
 
+    def ports(self, port: int, groups: int, /) -> frozenset[int]:
+        """Source: PortArgs.init_new in sglang/srt/server_args.py, which counts from 233 above the
+        port: six of 0.5.10.post1, seven of 0.5.23, and one for each group with a Rust server."""
+        derived = range(port + 233, port + 233 + 7 + groups) if groups > 1 else ()
+        return frozenset({port, *derived})
+
     def adapter_slots(self, adapters: int) -> int:
         """One slot for each adapter, and an extra slot for the bare model."""
         return adapters + 1

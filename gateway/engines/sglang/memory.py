@@ -28,6 +28,8 @@ _NCCL = 1024 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size
 # takes 10 % more.
 _VIT_LAYERS, _VIT_HIDDEN = 24, 1024
+# Graphs for larger batches take half as much again, where attention is data parallel.
+_MANY_GRAPHS = 300
 
 
 class MemoryClass(Value):
@@ -72,6 +74,9 @@ class MemoryRules(Value):
     multimodal_prefill_graphs: tuple[str, ...] = Field(
         (), description="multimodal ones whose prefill gets CUDA graphs"
     )
+    attention_dp: tuple[str, ...] = Field(
+        (), description="architectures with experts whose attention can be data parallel"
+    )
     no_prefill_graphs: tuple[str, ...] = Field((), description="others whose prefill gets none")
 
 
@@ -106,6 +111,7 @@ def static_memory(
     *,
     tp: int,
     pp: int = 1,
+    dp: int = 1,
     seqs: int | None = None,
     chunked_prefill: int | None = None,
     graphs: int | None = None,
@@ -113,8 +119,8 @@ def static_memory(
 ) -> StaticMemory:
     """The engine's own choice for a GPU of `gpu_mib` (the smallest, as nvidia-smi prints it).
 
-    `seqs`, `chunked_prefill` and `graphs`, the largest batch with a graph, are set by flags;
-    `eager` is --disable-cuda-graph.
+    `tp` counts the ranks of all `dp` groups. `seqs`, `chunked_prefill` and `graphs`, the largest
+    batch with a graph, are set by flags; `eager` is --disable-cuda-graph.
     """
     chunk = chunked_prefill or _size(rules, gpu_mib).chunked_prefill
     graphs = graphs or graph_batch(rules, gpu_mib, tp=tp, seqs=seqs)
@@ -123,6 +129,9 @@ def static_memory(
         reserved += graphs * 2
         if prefill_graphs(rules, model, pp):
             reserved += 1.5 * 1024 if model.mla else 8 * len(prefill_graph_sizes(chunk))
+    if dp > 1:
+        # srt/server_args.py:1294 (0.5.10.post1), srt/arg_groups/memory_hook.py:370 (0.5.23).
+        reserved += graphs * dp * (4.5 if graphs > _MANY_GRAPHS else 3)
     if gpu_mib > 60 * _GIB_IN_MIB:
         reserved = max(reserved, 10 * 1024)
     fraction = round((gpu_mib - reserved) / gpu_mib, 3)

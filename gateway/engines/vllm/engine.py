@@ -19,12 +19,19 @@ from gateway.domain import (
     Value,
 )
 from gateway.domain.units import GIB, MIB, gib
-from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
+from gateway.engines.common.candidate import (
+    Budget,
+    Candidate,
+    Default,
+    Footprint,
+    too_few_experts,
+)
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.planning_input import available_ram
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
+from gateway.engines.common.variant import Variant
 from gateway.engines.vllm import memory as vllm_memory
 from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
@@ -224,6 +231,22 @@ class VllmRules(VllmKind):
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
         """None: vLLM's graphs follow max_num_seqs."""
         return {}
+
+    def grouped_refusal(self, spec: ModelSpec, engine: Engine, ranks: int = 1) -> str:
+        """Dense models run as many engines then, which copies do better: `needs_dp_coordinator` in
+        vllm/config/vllm.py of 0.33.0."""
+        known = {"data-parallel-size", "enable-expert-parallel"} <= engine.flags.keys()
+        if not known:
+            return f"{engine.ref} has no data parallelism"
+        return too_few_experts(spec, ranks)
+
+    def layout_flags(self, variant: Variant, engine: Engine) -> dict[str, Scalar]:
+        return {"data-parallel-size": variant.dp} if variant.dp > 1 else {}
+
+    @property
+    def counts_groups(self) -> bool:
+        """Each group has a scheduler of its own: DPEngineCoreProc in vllm/v1/engine/core.py."""
+        return False
 
     def runner(self, candidate: Candidate) -> int:
         # The second runner cannot do ngram (_get_v2_model_runner_unsupported_features,

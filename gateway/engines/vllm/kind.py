@@ -19,6 +19,11 @@ class VllmKind:
         """The stages before the last one. Source: get_pp_indices in vllm/distributed/utils.py."""
         return range(stages - 1 - extra, stages - 1)
 
+    def ports(self, port: int, _groups: int, /) -> frozenset[int]:
+        """On one machine groups talk through files, and take free ports: launch_core_engines in
+        vllm/v1/engine/utils.py, get_open_ports_list in vllm/config/parallel.py."""
+        return frozenset({port})
+
     def adapter_slots(self, adapters: int) -> int:
         """As many slots as adapters."""
         return adapters

@@ -128,9 +128,12 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     forward = 4 * hidden + (widest + widest // 2) * item * tokens
     experts = 0
     if spec.experts:
-        inner = spec.experts.intermediate // load.rank.tp
+        # Groups of ranks gather the tokens of all for whole experts.
+        grouped = load.rank.dp > 1
+        inner = spec.experts.intermediate // (load.rank.expert_parts if grouped else load.rank.tp)
         rows = max(inner, spec.hidden) + max(2 * inner, spec.hidden)
-        experts = (spec.experts.per_token * rows + spec.hidden) * item * tokens
+        gathered = tokens * load.rank.dp
+        experts = (spec.experts.per_token * rows + spec.hidden) * item * gathered
     kinds = {group.kind for group in built.attention}
     sees = "vision" in kinds
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
@@ -172,7 +175,7 @@ def beside_bytes(
     through_host: the GPUs reach each other only through the host's memory.
     """
     nccl = _NCCL_THROUGH_HOST if through_host else _NCCL
-    beside = _CONTEXT + (nccl if load.rank.tp * load.rank.pp > 1 else 0)
+    beside = _CONTEXT + (nccl if load.rank.tp * load.rank.pp * load.rank.dp > 1 else 0)
     if load.runner == 2 and spec.generates:
         beside += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
@@ -231,7 +234,10 @@ def memory(
     beside it. So does the second runner of 0.26.0, whose profile_cudagraph_memory is 0
     (vllm/v1/worker/gpu/model_runner.py). beside_bytes: result of the function with this name.
     """
-    activation, ranks = activation_bytes(spec, built, load), load.rank.tp * load.rank.pp
+    activation, ranks = (
+        activation_bytes(spec, built, load),
+        load.rank.tp * load.rank.pp * load.rank.dp,
+    )
     overhead, beside = 2 * GIB, GIB // 2
     if load.device == "cuda":
         overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS

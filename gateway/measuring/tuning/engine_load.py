@@ -25,7 +25,7 @@ async def measure(
 ) -> BenchReport | None:
     """The report of a load process. None if a client sent a request or the engine failed."""
     plan = attempt.plan
-    planned = plan.speed.concurrency if plan.speed else min(32, plan.max_num_seqs.value)
+    planned = plan.speed.concurrency if plan.speed else min(32, plan.at_once)
     job: dict[str, object] = {
         "url": instance.url,
         "key": instance.key,

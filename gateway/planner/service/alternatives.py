@@ -108,8 +108,8 @@ def _room(decision: Decision) -> int:
 
 def _ranks(one: Plan | Rejected) -> int:
     if isinstance(one, Rejected):
-        return one.tensor_parallel * one.pipeline_parallel
-    return one.tensor_parallel.value * one.pipeline_parallel.value
+        return one.tensor_parallel * one.pipeline_parallel * one.data_parallel
+    return max(1, len(one.gpus))
 
 
 def _shorter(unplanned: Unplanned) -> Plan | None:

@@ -50,6 +50,7 @@ class WishFields(TypedDict, total=False):
     commits: dict[str, str]
     image: str | None
     tensor_parallel: int | None
+    data_parallel: int | None
     replicas: int | None
     goal: Goal
     concurrency: int | None

@@ -225,7 +225,7 @@ def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
         context=plan.max_model_len.value if plan is not None else None,
         bytes=plan.memory.promised_bytes if plan is not None else None,
         in_flight=routes.in_flight(attempt.instance_name) if attempt is not None else 0,
-        at_once=plan.max_num_seqs.value if plan is not None else None,
+        at_once=plan.at_once if plan is not None else None,
     )
 
 

@@ -33,6 +33,9 @@ class ToyKind:
     def stage_remainder(self, stages: int, extra: int) -> range:
         return range(min(stages, extra))
 
+    def ports(self, port: int, _groups: int, /) -> frozenset[int]:
+        return frozenset({port})
+
     def adapter_slots(self, adapters: int) -> int:
         return 2 * adapters
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Engine, Flag, Memory, Scalar
+from gateway.domain import Engine, Flag, Memory
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.refusal import Refused, VariantEvidence
-from gateway.engines.common.variant import Variant, plain
+from gateway.engines.common.variant import Variant
 from gateway.engines.vllm.engine import VllmRules
 from gateway.planner.repairs import has, lengthened, repairs
 from tests.support.makers import engine
@@ -46,35 +46,6 @@ def cures(
 
 def changes(variants: list[Variant]) -> list[str]:
     return [name for variant in variants for name in variant.reasons]
-
-
-# --- plain variants ---
-
-
-def test_without_a_wish_every_size_that_the_machine_has_is_tried() -> None:
-    assert [variant.tp for variant in plain(ENGINE, 4, {}, None)] == [1, 2, 3, 4]
-    assert [variant.tp for variant in plain(ENGINE, 100, {}, None)] == [1, 2, 3, 4, 5, 6, 7, 8]
-    # Without GPUs too there is one variant, which a gate then refuses in words.
-    assert plain(ENGINE, 0, {}, None) == (Variant(),)
-    assert plain(engine("cpu"), 0, {}, None) == (Variant(),)
-
-
-def test_what_the_user_set_is_in_every_variant() -> None:
-    args: dict[str, Scalar] = {
-        "pipeline-parallel-size": 2,
-        "enable-expert-parallel": True,
-        "kv-cache-dtype": "fp8",
-        "quantization": "fp8",
-    }
-    variants = plain(ENGINE, 8, {**args, "moe-backend": "triton", "linear-backend": "auto"}, None)
-    assert [variant.tp for variant in variants] == [1, 2, 3, 4]
-    assert {
-        (variant.pp, variant.ep, variant.kv_dtype, variant.quantization, variant.backends)
-        for variant in variants
-    } == {(2, True, "fp8", "fp8", (("moe-backend", "triton"),))}
-    assert all(variant.cost == 0 for variant in variants)
-    assert plain(ENGINE, 2, {"tensor-parallel-size": 16}, None)[0].tp == 16
-    assert [variant.tp for variant in plain(ENGINE, 4, {}, 3)] == [3]
 
 
 def test_a_change_says_why_and_costs() -> None:

@@ -79,7 +79,7 @@ CHOICES = [
 PLANNED = (
     "tensor-parallel-size dtype max-model-len max-num-seqs max-num-batched-tokens"
     " gpu-memory-utilization quantization kv-cache-memory-bytes enforce-eager"
-    " disable-custom-all-reduce pipeline-parallel-size"
+    " disable-custom-all-reduce pipeline-parallel-size data-parallel-size"
 )
 REFUSED = (
     "host port uds model served-model-name tokenizer api-key root-path ssl-keyfile"
@@ -89,7 +89,7 @@ REFUSED = (
     " hf-config-path revision code-revision tokenizer-revision otlp-traces-endpoint"
     " kv-transfer-config ec-transfer-config profiler-config enable-server-load-tracking"
     " compilation-config structured-outputs-config speculative-config lora-modules"
-    " data-parallel-size distributed-executor-backend scheduler-cls"
+    " data-parallel-rank distributed-executor-backend scheduler-cls"
 )
 SGLANG_REFUSED = (
     "model-path tokenizer-path served-model-name host port nccl-port dist-init-addr nnodes"
@@ -97,7 +97,7 @@ SGLANG_REFUSED = (
     " enable-custom-logit-processor model-loader-extra-config json-model-override-args log-level"
     " log-requests crash-dump-folder export-metrics-to-file delete-ckpt-after-loading api-key"
     " admin-api-key ssl-keyfile chat-template completion-template tool-server file-storage-path"
-    " lora-paths speculative-algorithm disaggregation-mode data-parallel-size enable-dp-attention"
+    " lora-paths speculative-algorithm disaggregation-mode enable-dp-attention"
     " base-gpu-id device grpc-mode use-ray config kv-events-config debug-tensor-dump-layers"
     " skip-tokenizer-init hicache-storage-backend enable-lmcache quantize-and-serve"
     " decrypted-config-file"

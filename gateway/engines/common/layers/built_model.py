@@ -12,6 +12,7 @@ from functools import cached_property
 from gateway.domain import AttentionGroup, TensorGroup
 from gateway.engines.common.quantization.block import LayerScheme
 from gateway.models.families.blueprint import Shard
+from gateway.models.rank import Rank
 from gateway.models.scheme import Kind, Scheme, round_up
 
 
@@ -74,6 +75,19 @@ class BuiltModel:
         return frozenset(
             layer.scheme.kind for layer in self.linears if isinstance(layer.scheme, Scheme)
         )
+
+
+def parts(layer: Linear, rank: Rank) -> int:
+    """Parts into which the ranks cut the layer.
+
+    Shared experts are whole beside groups of several ranks, which then deal the tokens among
+    themselves: is_sequence_parallel in vllm/model_executor/models/deepseek_v2.py,
+    use_sequence_parallel_moe in vllm/config/parallel.py. Models that cut them are counted too high.
+    """
+    if layer.experts:
+        return rank.expert_parts
+    dealt = rank.dp > 1 and rank.ep > 1 and ".shared_expert" in layer.name
+    return 1 if dealt else rank.tp
 
 
 def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:

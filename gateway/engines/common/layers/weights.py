@@ -18,7 +18,13 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from gateway.domain import TensorGroup
-from gateway.engines.common.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
+from gateway.engines.common.layers.built_model import (
+    BuiltModel,
+    Linear,
+    padded_vocab,
+    parts,
+    per_rank,
+)
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.models.rank import Rank
 from gateway.models.scheme import Scheme, round_up
@@ -147,8 +153,7 @@ def linear_bytes(
     scheme = layer.scheme
     if isinstance(scheme, UnknownScheme):
         return None
-    dealt = layer.experts > 0 and rank.ep > 1
-    cut = per_rank(layer, 1 if dealt else rank.tp)
+    cut = per_rank(layer, parts(layer, rank))
     if cut is None or undivided(layer, scheme, *cut, traits):
         return None
     k, n = padded_to or (

@@ -385,6 +385,7 @@ CONDITIONS: dict[str, Condition] = {
     "gated": _is("gated experts", _experts(lambda e: e.gated)),
     "bias": _is("experts with bias", _experts(lambda e: e.bias)),
     "ep": _is("expert parallelism", _experts(lambda e: e.ep)),  # ranks hold whole experts
+    "dp": _is("data parallelism", _experts(lambda e: e.dp)),  # ranks have requests of their own
     "max_experts": _at_most(
         "experts", _experts(lambda e: e.experts), "takes at most {2} {0}, not {1}"
     ),

@@ -8,12 +8,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.domain import AttentionGroup, Experts, LayerKernel, ModelSpec, TensorGroup
 from gateway.engines.common.kernels.gpus import GpuTable
-from gateway.engines.common.layers.built_model import BuiltModel, Linear, padded_vocab, per_rank
+from gateway.engines.common.layers.built_model import (
+    BuiltModel,
+    Linear,
+    padded_vocab,
+    parts,
+    per_rank,
+)
 from gateway.engines.common.layers.weights import TRAITS, linears_bytes
 from gateway.engines.common.speed.machine import NO_NAMES, KernelNames, SpeedTable
 from gateway.engines.common.speed.work import AttentionWork, Product, Work
@@ -103,8 +110,7 @@ def work_of(
         readings,
         layers,
         model.hidden * item,
-        rank.tp,
-        rank.pp,
+        (rank.tp, rank.pp, rank.dp),
     )
 
 
@@ -115,11 +121,12 @@ def _work(
     readings: tuple[AttentionWork, ...],
     layers: int,
     hidden_bytes: int,
-    tp: int,
-    pp: int,
+    ranks: tuple[int, int, int],
 ) -> Work:
-    """The same object for equal work."""
-    return Work(products, head, readings, layers, 2 * layers, hidden_bytes, tp, pp)
+    """The same object for equal work. ranks: of tensor parallelism, stages, groups."""
+    work = Work(products, head, readings, layers, 2 * layers, hidden_bytes, *ranks)
+    # Ranks of all groups exchange tokens for experts, instead of a sum within their own.
+    return work if work.dp == 1 else replace(work, reduces=2 * layers - work.expert_layers)
 
 
 def _product(
@@ -134,7 +141,7 @@ def _product(
 ) -> Product | None:
     scheme = layer.scheme
     dealt = layer.experts > 0 and rank.ep > 1
-    cut = per_rank(layer, 1 if dealt else rank.tp)
+    cut = per_rank(layer, parts(layer, rank))
     if size is None or cut is None or not isinstance(scheme, Scheme):
         return None
     k, n = cut

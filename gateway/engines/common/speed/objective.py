@@ -37,11 +37,18 @@ class PlanOutcome(NamedTuple):
 
 
 def plan_outcome(
-    memory: Memory, speed: Speed | None, context: int, gpus: int, count: int, needed: int
+    memory: Memory,
+    speed: Speed | None,
+    context: int,
+    gpus: int,
+    count: int,
+    needed: int,
+    groups: int = 1,
 ) -> PlanOutcome:
     """Results of `count` replicas of a plan. gpus: of one replica. needed: useful tokens of KV
-    cache; more do not count."""
-    kept = min(memory.kv_tokens * count, needed) if memory.kv_bytes_per_token else needed
+    cache; more do not count. groups: of ranks of one replica, with a KV cache each."""
+    held = memory.kv_tokens * count * groups
+    kept = min(held, needed) if memory.kv_bytes_per_token else needed
     return PlanOutcome(speed, context, kept, gpus * count)
 
 

@@ -54,7 +54,9 @@ def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
 def _worth(plan: Plan, wish: Wish, needed: int) -> float:
     context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
     return score(
-        plan_outcome(plan.memory, plan.speed, context, size, count, needed),
+        plan_outcome(
+            plan.memory, plan.speed, context, size, count, needed, plan.data_parallel.value
+        ),
         wish.goal,
         gpu_discount(wish.gpus),
     )

@@ -143,10 +143,10 @@ def clock_of(
     ):
         return None
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value
-    ep = tp if plan.expert_parallel.value else 1
-    rank = Rank(
-        tp, pp, ep, plan.dtype.value, plan.scope["kv_cache_dtype"], group[0].capability or ""
-    )
+    dp = plan.data_parallel.value
+    ep = tp * dp if plan.expert_parallel.value else 1
+    stored = plan.scope["kv_cache_dtype"]
+    rank = Rank(tp, pp, ep, plan.dtype.value, stored, group[0].capability or "", dp)
     built = build(
         loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
@@ -230,7 +230,9 @@ def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
         # Where reading takes most of the time, too many requests are between two outputs for
         # `at_once` to tell how many there are.
         expected_s = at_once * (served.steps * step_s + reads_s)
-        planned = (plan.speed.concurrency if plan.speed else 1) / plan.replicas.value
+        planned = (plan.speed.concurrency if plan.speed else 1) / (
+            plan.replicas.value * plan.data_parallel.value
+        )
         figure = "stream" if at_once < math.sqrt(planned) else "total"
         result[figure] = expected_s / (served.reading_s + served.writing_s)
     return {figure: bounded(ratio) for figure, ratio in result.items()}

@@ -158,22 +158,35 @@ class StepClock:
         is wanted.
         """
         work, table = self.work, self.table
-        seconds = 0.0
+        seconds, gathered = 0.0, self._gathered(tokens)
         for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
             # Of what all tokens take the same, nothing is asked: most layers are such, and this is
             # the innermost loop of planning.
-            read, limit = (
-                (item.read(tokens), item.busiest(tokens)) if item.experts else (item.bytes, 1.0)
-            )
+            count, read, limit = tokens, item.bytes, 1.0
+            if item.experts:
+                count, read, limit = gathered, item.read(gathered), item.busiest(gathered)
             seconds += max(
-                (read + item.passed * tokens) / memory,
-                item.flops * tokens * limit / flops,
+                (read + item.passed * count) / memory,
+                item.flops * count * limit / flops,
                 item.layers * least_s,
             )
         memory, flops, _ = self._head_rates
         seconds += max(work.head.bytes / memory, work.head.flops * logits / flops) / work.pp
         seconds += work.reduces * self._reduce_s(tokens) + work.layers * table.layer_s
+        if work.dp > 1:
+            seconds += work.expert_layers * self._exchange_s(gathered)
         return seconds
+
+    def _gathered(self, tokens: float) -> float:
+        """Tokens that meet in the layers with experts, where each group of ranks has so many. A
+        lone request has no company."""
+        return tokens * self.work.dp if tokens > 1 else tokens
+
+    def _exchange_s(self, tokens: float) -> float:
+        """Seconds in which all ranks get all tokens, and the sums of their experts come back: an
+        all-gather and a reduce-scatter, which are the halves of an all-reduce."""
+        wire, ranks = self.machine.wire, self.work.tp * self.work.dp
+        return 0.0 if wire is None else wire.all_reduce_s(ranks, tokens * self.work.hidden_bytes)
 
     def _reduce_s(self, tokens: float) -> float:
         """Seconds of one all-reduce."""

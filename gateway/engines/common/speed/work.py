@@ -73,7 +73,8 @@ class Work:
     """Work of one rank of the fullest stage.
 
     head: the product for logits, only for the last token of a request. reduces: number of
-    all-reduces of `hidden_bytes` for each token.
+    all-reduces of `hidden_bytes` for each token, by `tp` ranks. dp: groups of ranks whose tokens
+    all meet in the layers with experts.
     """
 
     products: tuple[Product, ...]
@@ -84,6 +85,7 @@ class Work:
     hidden_bytes: int
     tp: int
     pp: int
+    dp: int = 1
 
     @cached_property
     def expert_layers(self) -> int:

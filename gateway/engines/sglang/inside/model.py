@@ -78,7 +78,11 @@ def configured_of(given: Any, stage: int = 0) -> Configured:
         given
     )
     _ranks(
-        resolved(given, "tp_size"), resolved(given, "ep_size"), resolved(given, "pp_size"), stage
+        resolved(given, "tp_size"),
+        resolved(given, "ep_size"),
+        resolved(given, "pp_size"),
+        stage,
+        _groups(given),
     )
     for module, name in _STARTS.items():
         start = getattr(
@@ -94,12 +98,24 @@ def configured_of(given: Any, stage: int = 0) -> Configured:
     return Configured(given, model, loader()._get_quantization_config(model, load()))
 
 
-def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
-    """Groups of which only the size is real: the first rank of each, in this stage."""
+def _groups(given: Any) -> int:
+    """Groups of ranks with attention for requests of their own."""
+    if hasattr(given, "attn_dp_size"):
+        return int(resolved(given, "attn_dp_size"))
+    return int(resolved(given, "dp_size")) if resolved(given, "enable_dp_attention") else 1
+
+
+def _ranks(tp: int, ep: int, pp: int, stage: int, dp: int = 1) -> None:
+    """Groups of which only the size is real: the first rank of each, in this stage.
+
+    tp: of all `dp` groups together.
+    """
     state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
     for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
         if re.search(r"MOE_EP|MOE_TP", name):
             setattr(state, name, Group(ep if "EP" in name else tp // ep))
+        elif re.search(r"ATTN.*TP", name):
+            setattr(state, name, Group(tp // dp))
         elif re.search(r"TP|WORLD", name):
             setattr(state, name, Group(tp))
         elif name == "_PP":
@@ -109,15 +125,15 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
     attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
     known = {
         "_ATTN_TP_RANK": 0,
-        "_ATTN_TP_SIZE": tp,
+        "_ATTN_TP_SIZE": tp // dp,
         "_ATTN_DP_RANK": 0,
-        "_ATTN_DP_SIZE": 1,
-        "_LOCAL_ATTN_DP_SIZE": 1,
+        "_ATTN_DP_SIZE": dp,
+        "_LOCAL_ATTN_DP_SIZE": dp,
     }
-    known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": False}
+    known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": dp > 1}
     for name, value in known.items():
         setattr(attention, name, value)
-    attention._ATTN_TP_GROUP = Group(tp)
+    attention._ATTN_TP_GROUP = Group(tp // dp)
     with suppress(ImportError):
         context: Any = importlib.import_module("sglang.srt.runtime_context")
         values: dict[str, Any] = {}
@@ -126,14 +142,15 @@ def _ranks(tp: int, ep: int, pp: int, stage: int) -> None:
             if field == "pp_group":
                 values[field] = Group(pp, stage)
             elif field.endswith("_group"):
-                size = {"moe_ep_group": ep, "moe_tp_group": tp // ep}.get(
-                    field, tp if re.search("tp|world", field) else 1
-                )
+                own = {"moe_ep_group": ep, "moe_tp_group": tp // ep, "attn_tp_group": tp // dp}
+                size = own.get(field, tp if re.search("tp|world", field) else 1)
                 values[field] = Group(size)
             elif field.endswith("_rank"):
                 values[field] = stage if field == "pp_rank" else 0
         if values:
             context.get_parallel().override_permanently(**values)
+        with suppress(AttributeError):  # older versions have the module's own flag
+            context.get_flags().dp.enabled = dp > 1
 
 
 def bare_runner() -> Any:

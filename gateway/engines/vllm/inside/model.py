@@ -43,16 +43,20 @@ def parser() -> Any:
     raise RuntimeError("This version's parser is not where any known version has it.")
 
 
-def group_up(tp: int, pp: int = 1, stage: int = 0) -> None:
-    """Pretend to be a rank of `tp` in the stage of `pp` stages."""
+def group_up(tp: int, pp: int = 1, stage: int = 0, dp: int = 1) -> None:
+    """Pretend to be a rank of `tp` in the stage of `pp` stages, in the first of `dp` groups."""
     state: Any = importlib.import_module("vllm.distributed.parallel_state")
     item, group = Group(1), Group(tp)
     for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
-        if name in ("_WORLD", "_TP", "_EP", "_ETP"):
+        if name in ("_WORLD", "_TP"):
             setattr(state, name, group)
+        elif name in ("_EP", "_ETP"):
+            setattr(state, name, Group(tp * dp))
         elif name == "_PP":
             setattr(state, name, Group(pp, stage))
-        elif name in ("_DP", "_DCP", "_PCP", "_EPLB"):
+        elif name == "_DP":
+            setattr(state, name, Group(dp))
+        elif name in ("_DCP", "_PCP", "_EPLB"):
             setattr(state, name, item)
     state.get_node_count = lambda: 1
 
@@ -128,7 +132,12 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
     )
     configured = arguments.create_engine_config(usage)
     forget_backends()
-    group_up(arguments.tensor_parallel_size, arguments.pipeline_parallel_size, stage)
+    group_up(
+        arguments.tensor_parallel_size,
+        arguments.pipeline_parallel_size,
+        stage,
+        arguments.data_parallel_size,
+    )
     torch.set_default_dtype(configured.model_config.dtype)
     try:
         with vllm_config.set_current_vllm_config(configured), meta_mode(), torch.device("meta"):

@@ -11,7 +11,7 @@ from gateway.engines.common.open_flags import why_closed
         ("port", "the gateway sets it", "Leave it out."),
         ("revision", "names a file, a folder or an address", "--revision"),
         ("trust-remote-code", "loads code", "--allow-remote-code"),
-        ("data-parallel-size", "that the plan does not count", "--replicas"),
+        ("dp-size", "that the plan does not count", "--replicas"),
         ("speculative-config", "names a file", "--drafter"),
         ("ssl-keyfile", "clients reach the gateway", "Leave it out."),
         ("a-flag-of-tomorrow", "nobody has looked yet", "Leave it out."),

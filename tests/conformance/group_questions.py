@@ -1,0 +1,47 @@
+"""What a rank holds in vLLM where groups of ranks have requests of their own and share the experts:
+asked of its constructors.
+
+An answer has `weights`, bytes of one rank, and `experts`, their kernels with sizes; or `refused`,
+the engine's words.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.engines.inside.__main__ import words
+from gateway.engines.vllm.inside import answers as vllm_answers
+from tests.conformance.group_cases import CAPABILITIES, Groups, groups
+from tests.conformance.layer_cases import case
+from tests.conformance.model_cases import OLDER_BEFORE
+
+__all__ = ["CAPABILITIES", "OLDER_BEFORE", "answers", "questions"]
+
+
+def questions(version: str) -> list[Groups]:
+    return groups(version)
+
+
+def answers(version: str) -> list[Any]:
+    vllm_answers.stand_in_for_packages()
+    return [_answer(one) for one in questions(version)]
+
+
+def _answer(one: Groups) -> Any:
+    files = {"config.json": json.dumps(case(one.model, one.quant)).encode()}
+    command = [f"--tensor-parallel-size={one.tp}", f"--data-parallel-size={one.dp}"]
+    command += ["--dtype=bfloat16", "--max-model-len=512", "--enforce-eager"]
+    command += ["--enable-expert-parallel"] if one.whole else []
+    try:
+        said = vllm_answers.answer_of(files, command)
+    except Exception as error:  # an engine's refusal is an answer
+        return {"refused": words(error)[:200]}
+    return {"weights": said["weights"], "experts": experts_of(said)}
+
+
+def experts_of(said: dict[str, Any]) -> list[str]:
+    """The kernels of experts in an engine's answer, with the sizes of one expert."""
+    return sorted(
+        {f"{row['kernel']} {row['k']}x{row['n']}" for row in said["kernels"] if row["experts"]}
+    )

@@ -1,0 +1,44 @@
+"""What a rank holds in SGLang where groups of ranks have requests of their own and share the
+experts: asked of its constructors.
+
+Answers are those of group_questions.py.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gateway.engines.inside.__main__ import words
+from gateway.engines.sglang.inside import answers as sglang_answers
+from tests.conformance.group_cases import CAPABILITIES, Groups, groups
+from tests.conformance.group_questions import experts_of
+from tests.conformance.layer_cases import case
+from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, completed
+from tests.support.versions import since
+
+__all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]
+
+
+def questions(version: str) -> list[Groups]:
+    return groups(version)
+
+
+def answers(version: str) -> list[Any]:
+    return [_answer(version, one) for one in questions(version)]
+
+
+def _answer(version: str, one: Groups) -> Any:
+    files = {"config.json": json.dumps(completed(case(one.model, one.quant))).encode()}
+    command = [f"--tp-size={one.tp * one.dp}", "--dtype=bfloat16", "--context-length=512"]
+    command += (
+        [f"--attn-dp-size={one.dp}"]
+        if since(version, "0.5.21")
+        else [f"--dp-size={one.dp}", "--enable-dp-attention"]
+    )
+    command += [f"--ep-size={one.tp * one.dp}"] if one.whole else []
+    try:
+        said = sglang_answers.answer_of(files, command)
+    except Exception as error:  # an engine's refusal is an answer
+        return {"refused": words(error)[:200]}
+    return {"weights": said["weights"], "experts": experts_of(said)}

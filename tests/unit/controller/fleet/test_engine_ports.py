@@ -1,0 +1,21 @@
+"""The ports that an engine takes on its host."""
+
+from __future__ import annotations
+
+from gateway.controller.fleet.engine_ports import engine_ports
+from gateway.domain import EngineRef, int_choice
+from tests.support.makers import plan
+
+
+def test_sglang_derives_ports_for_groups_of_ranks() -> None:
+    """PortArgs.init_new in sglang/srt/server_args.py: from 233 above the port on."""
+    alone = plan().evolve(engine=EngineRef(kind="sglang", version="0.5.23", image="i"))
+    grouped = alone.evolve(data_parallel=int_choice(4, "test", "test"))
+    assert engine_ports(alone, 8001) == {8001}
+    taken = engine_ports(grouped, 8001)
+    assert {8001, 8234, 8240} <= taken
+    assert 8002 not in taken
+    # The next port would derive some of the same.
+    assert not taken.isdisjoint(engine_ports(grouped, 8002))
+    vllm = grouped.evolve(engine=EngineRef(kind="vllm", version="0.33.0", image="i"))
+    assert engine_ports(vllm, 8001) == {8001}
