@@ -58,10 +58,10 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
         )
     try:
         if source == "-":
-            failure, reader = diagnose(_pieces(sys.stdin.buffer), profiles.signatures, kind or None)
+            failure, reader = diagnose(_pieces(sys.stdin.buffer), profiles.signatures, engine)
         else:
             with Path(source).open("rb", buffering=0) as file:
-                failure, reader = diagnose(_pieces(file), profiles.signatures, kind or None)
+                failure, reader = diagnose(_pieces(file), profiles.signatures, engine)
     except OSError as error:
         raise BadRequest(
             f"The log {source} cannot be read: {error.strerror}.",

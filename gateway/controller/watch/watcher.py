@@ -137,7 +137,7 @@ class Watcher:
             await work.close()
 
     def _new_reader(self) -> LogReader:
-        reader = LogReader(self._signatures, self.attempt.plan.engine.kind)
+        reader = LogReader(self._signatures, str(self.attempt.plan.engine))
         # The log of a serving engine may be read from the middle, where users' words stand.
         if self.attempt.state == "ready":
             reader.serve()

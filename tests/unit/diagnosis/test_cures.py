@@ -173,3 +173,50 @@ def test_a_lever_ends_with_the_version_that_mends_the_fault() -> None:
     )
     told = [read(*lines, engine=f"vllm=={one}").steps for one in ("0.23.0", "0.24.0")]
     assert [any("0.24.0" in step for step in several) for several in told] == [True, False]
+
+
+REQUEST = (
+    "ERROR:    Exception in ASGI application",
+    "Traceback (most recent call last):",
+    '  File "/x/site-packages/starlette/middleware/errors.py", line 7, in __call__',
+    "    raise exc",
+    '  File "/x/site-packages/sglang/srt/function_call/frob_detector.py", line 7, in parse',
+    "    name = match.group(1)",
+)
+ALIVE = 'INFO:     10.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "kind"),
+    [
+        ("AttributeError: 'NoneType' object has no attribute 'group'", 3, "engine_bug"),
+        ("AttributeError: 'NoneType' object has no attribute 'group'", 1, "none"),
+        ("ValueError: The prompt is longer than the context.", 3, "none"),
+    ],
+)
+def test_a_fault_of_several_requests_is_named_while_the_engine_serves(
+    error: str, times: int, kind: str
+) -> None:
+    ready = "The server is fired up and ready to roll!"
+    failure = read(ready, ALIVE, *((*REQUEST, error, ALIVE) * times), engine="sglang")
+    assert failure.kind == kind
+    if kind != "none":
+        assert failure.proves == "nothing"
+        assert "3 requests failed so" in failure.message
+
+
+def test_what_carries_requests_is_no_fault_of_the_engine() -> None:
+    carried = (*REQUEST[:4], "RuntimeError: Unexpected ASGI message.", ALIVE)
+    ready = "The server is fired up and ready to roll!"
+    assert read(ready, ALIVE, *(carried * 5), engine="sglang").kind == "none"
+
+
+@pytest.mark.parametrize(
+    ("kind", "cure"),
+    [("weights_missing", "user"), ("tokenizer", "engine"), ("gpu_oom", "plan")],
+)
+def test_where_a_cure_lies_goes_with_the_failure(kind: str, cure: str) -> None:
+    assert CURES.cure(Case(kind, "load", "vllm", {})) == cure
+    drafted = Case("engine_bug", "load", "vllm", {"drafter": "yes"})
+    assert CURES.cure(drafted) == "plan"
+    assert CURES.cure(drafted._replace(values={})) == "engine"

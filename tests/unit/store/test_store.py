@@ -382,12 +382,19 @@ def test_what_was_measured_of_the_machine_takes_the_place_of_the_old_and_of_rati
 
 def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
-    for kind, at in (("plan_failed", 2.0), ("max_context", 3.0)):
+    capable, alone = {"engine": "v", "capability": "8.6"}, {"engine": "v", "model": "m"}
+    learnt = (
+        ("plan_failed", {"fingerprint": "p"}, 2.0),
+        ("max_context", {"fingerprint": "m"}, 3.0),
+        ("engine_fails", capable, 3.1),
+        ("engine_fails", alone, 3.2),
+    )
+    for kind, scope, at in learnt:
         one = store.add_attempt("a", 0, plan(), 8000, at)
         fact = Fact.model_validate(
             {
                 "kind": kind,
-                "scope": {"fingerprint": kind},
+                "scope": scope,
                 "value": 5,
                 "grade": "failed",
                 "source": "l",
@@ -402,7 +409,8 @@ def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: St
             fact,
         )
     store.forgive("a", 4.0)
-    assert [fact.kind for fact in store.facts()] == ["max_context"]
+    kept = [(fact.kind, fact.scope) for fact in store.facts()]
+    assert kept == [("max_context", {"fingerprint": "m"}), ("engine_fails", capable)]
     assert store.models()[0][3] == 4.0
     with pytest.raises(NotFound):
         store.forgive("b", 5.0)

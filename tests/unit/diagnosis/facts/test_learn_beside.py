@@ -56,6 +56,27 @@ def test_a_disturbed_start_teaches_nothing_and_a_disturbed_engine_nothing_of_mem
     assert not learn(starts, excuse(starts, kernel, "b came to its end"), 2.0)
 
 
+def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_again() -> None:
+    profiles, here = Profiles(), machine("h200")
+    wanted = ("vllm==0.26.0", "vllm==0.33.0")
+    engines = profiles.engines(wanted, device="cuda")
+    rules, model = profiles.rules(engines), published("llama-3.1-8b")
+    first = decide(model, here, engines, wish(), rules=rules).plans[0]
+    failure = Failure(kind="tokenizer", phase="load", message="It broke.", cure="engine")
+    facts = learn(attempt(plan=first), failure, 2.0)
+    (fact,) = (fact for fact in facts if fact.kind == "engine_fails")
+    assert set(fact.scope) == {"engine", "model"}
+    after = decide(model, here, engines, wish(), facts, rules=rules).plans
+    assert after
+    assert str(first.engine) not in {str(plan.engine) for plan in after}
+    other = decide(published("llama-3.2-1b"), here, engines, wish(), facts, rules=rules).plans
+    assert str(first.engine) in {str(plan.engine) for plan in other}
+    # Where sizes matter another plan of the engine may help.
+    for later in (failure.evolve(phase="graphs"), failure.evolve(cure="plan")):
+        taught = learn(attempt(plan=first), later, 2.0)
+        assert {fact.kind for fact in taught} == {"plan_failed"}
+
+
 def test_what_is_learned_says_what_the_engine_said_and_not_when() -> None:
     lines = [
         f"(EngineCore pid={pid}) ERROR 11-23 02:39:{pid} [core.py:1330] RuntimeError: no such op"
