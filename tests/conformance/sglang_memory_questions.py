@@ -1,5 +1,5 @@
-"""What SGLang sets by itself: models x memory of a GPU x tensor parallel size x requests, as its
-own ServerArgs resolves them.
+"""What SGLang sets by itself: models x memory of a GPU x tensor parallel size x requests x graphs,
+as its own ServerArgs resolves them.
 
 An answer is (chunked prefill size, largest CUDA graph batch, share of memory), or the engine's
 error.
@@ -44,6 +44,10 @@ NAMES = (
 # 6000, H200, B200, and more.
 MEMORIES = (16376, 23028, 24576, 32607, 40960, 46068, 81559, 81920, 97887, 143771, 183359, 294912)
 SIZES = (1, 2, 4, 8)
+# Largest batches of decoding that a plan asks graphs for, beyond SGLang's own choice.
+GRAPHS = (64, 200)
+
+Question = tuple[str, int, int, int | None, bool, int | None]
 
 
 def config_of(name: str) -> dict[str, Any]:
@@ -51,15 +55,17 @@ def config_of(name: str) -> dict[str, Any]:
     return config
 
 
-def questions(version: str) -> Iterator[tuple[str, int, int, int | None, bool]]:
-    """(model, MiB, tp, requests, no graphs)."""
+def questions(version: str) -> Iterator[Question]:
+    """(model, MiB, tp, requests, no graphs, largest batch with a graph)."""
     del version
     for name in NAMES:
         for memory in MEMORIES:
             for tp in SIZES:
-                yield name, memory, tp, None, False
-            yield name, memory, 1, 16, False
-            yield name, memory, 2, 256, True
+                yield name, memory, tp, None, False, None
+            yield name, memory, 1, 16, False, None
+            yield name, memory, 2, 256, True, None
+            for graphs in GRAPHS:
+                yield name, memory, 1, 256, False, graphs
 
 
 def answers(version: str) -> list[Any]:
@@ -67,8 +73,8 @@ def answers(version: str) -> list[Any]:
         return [_answer(Path(folder), question) for question in questions(version)]
 
 
-def _answer(folder: Path, question: tuple[str, int, int, int | None, bool]) -> Any:
-    name, memory, tp, seqs, eager = question
+def _answer(folder: Path, question: Question) -> Any:
+    name, memory, tp, seqs, eager, graphs = question
     model = folder / name
     if not model.is_dir():
         model.mkdir()
@@ -77,6 +83,10 @@ def _answer(folder: Path, question: tuple[str, int, int, int | None, bool]) -> A
     sglang_boot.state_memory(memory)
     given: dict[str, Any] = {"max_running_requests": seqs} if seqs else {}
     given |= {"disable_cuda_graph": True} if eager else {}
+    if graphs is not None:
+        known = getattr(arguments.ServerArgs, "__dataclass_fields__", {})
+        flag = "cuda_graph_max_bs"
+        given[flag if flag in known else f"{flag}_decode"] = graphs
     try:
         resolved = arguments.ServerArgs(
             model_path=str(model),

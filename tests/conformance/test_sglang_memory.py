@@ -36,8 +36,14 @@ def test_memory_settings_are_the_engines_own(version: str) -> None:
         for question, answer in zip(
             sglang_memory_questions.questions(version), answers, strict=True
         ):
-            name, mib, tp, seqs, eager = question
-            said = static_memory(MEMORY[version], mib, models[name], tp=tp, seqs=seqs, eager=eager)
+            name, mib, tp, seqs, eager, graphs = question
+            said = static_memory(
+                *(MEMORY[version], mib, models[name]),
+                tp=tp,
+                seqs=seqs,
+                graphs=graphs,
+                eager=eager,
+            )
             if [
                 said.chunked_prefill,
                 said.graph_batch,

@@ -15,6 +15,7 @@ from gateway.proxy.routing.table import ModelRoute
 from tests.support.dataplane import (
     ASK,
     CHAT,
+    DONE,
     LIMIT,
     Gateway,
     address,
@@ -161,6 +162,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: Ga
         for _ in range(10):
             await call.chunk(event("x"))
             await asyncio.sleep(0.001)
+        await call.chunk(DONE)
         await call.end()
 
     ask = raw_request(json.dumps(ASK).encode())
@@ -197,7 +199,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: Ga
 
 async def streams_once(call: Call) -> None:
     await call.start()
-    await call.chunk(event("a"))
+    await call.chunk(event("a") + DONE)
     await call.end()
 
 

@@ -175,6 +175,7 @@ async def test_a_response_stays_with_the_replica_that_made_it(gateway: Gateway) 
                     b"event: response.created\ndata:"
                     b' {"type":"response.created","response":{"id":"resp_%d"}}\n\n' % made
                 )
+                await call.chunk(b"event: response.completed\ndata: {}\n\n")
                 await call.end()
             else:
                 await call.reply(b'{"id":"resp_%d","object":"response"}' % made)
