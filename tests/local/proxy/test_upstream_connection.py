@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.proxy import head_cache
-from tests.support.dataplane import CHAT, Gateway, model, raw_request
+from tests.support.dataplane import CHAT, DONE, Gateway, model, raw_request
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call, Upstream
 
@@ -337,7 +337,8 @@ def test_what_is_around_a_body_has_a_bound(gateway: Gateway, name: str) -> None:
 def test_a_trailer_and_an_extension_reach_nobody_and_the_connection_lives_on(
     gateway: Gateway,
 ) -> None:
-    answer = CHUNKS + b"5;a=b\r\nworld\r\n0\r\nx-trailer: 1\r\ncontent-type: text/plain\r\n\r\n"
+    last = b"%x;a=b\r\n%b\r\n" % (len(DONE), DONE)
+    answer = CHUNKS + last + b"0\r\nx-trailer: 1\r\ncontent-type: text/plain\r\n\r\n"
     calls: list[Call] = []
 
     async def run(call: Call) -> None:
@@ -345,7 +346,7 @@ def test_a_trailer_and_an_extension_reach_nobody_and_the_connection_lives_on(
         await call.send(answer)
 
     data = asyncio.run(talk(gateway, run, 3))
-    assert [one.body for one in judged(data, 3)[:3]] == [b"helloworld"] * 3
+    assert [one.body for one in judged(data, 3)[:3]] == [b"hello" + DONE] * 3
     assert b"trailer" not in data
     assert b"text/plain" not in data
     assert len(set(map(id, calls))) == 1
