@@ -103,6 +103,21 @@ def test_the_sdk_gets_an_answer_streamed_and_whole(ready: Gateway) -> None:
             client.completions.create(model="demo", prompt="x" * 5000, max_tokens=1)
 
 
+def test_a_real_engine_keeps_responses(ready: Gateway) -> None:
+    responses = sdk(ready).responses
+    first = responses.create(model="demo", input="Hello", max_output_tokens=4)
+    assert responses.retrieve(first.id).id == first.id
+    following = responses.create(
+        model="demo", input="and", previous_response_id=first.id, max_output_tokens=4
+    )
+    assert following.previous_response_id == first.id
+    dropped = responses.create(model="demo", input="x", store=False, max_output_tokens=4)
+    with pytest.raises(openai.NotFoundError):
+        responses.retrieve(dropped.id)
+    later = responses.create(model="demo", input="x", background=True, max_output_tokens=4)
+    assert responses.retrieve(later.id).id == later.id
+
+
 def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     assert "demo" in ready.cli("ps").stdout
     shown = ready.cli("show", "demo")
