@@ -33,7 +33,11 @@ def main() -> None:
         from gateway.cli.registry import add_commands
 
         add_commands(app, *sys.argv[1:2])
-        cli()
+        try:
+            cli()
+        finally:
+            # Otherwise the end of the process searches all objects for cycles, twice.
+            gc.freeze()
 
 
 def _require_memory() -> None:

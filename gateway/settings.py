@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 
 from gateway import variables
 from gateway.domain.facts import EVENT_KINDS
-from gateway.domain.units import FOR_EVER, Duration
+from gateway.domain.units import FOR_EVER
+from gateway.domain.value import Duration
 from gateway.errors import BadFlag, SettingsError
 
 # Variables that are no setting: the settings file, and the command line's gateway.

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
+import msgspec
 import typer
 
 from gateway.cli.terminal import print_message
+from gateway.domain.record import FrozenRecord
 from gateway.errors import BadRequest
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -146,8 +146,7 @@ Hardwares = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class WishOptions:
+class WishOptions(FrozenRecord, frozen=True):
     """The options that describe a wish, for commands decorated with `with_option_groups`."""
 
     engine: Engines = None
@@ -199,8 +198,7 @@ class WishOptions:
         )
 
 
-@dataclass(frozen=True)
-class EndpointOptions:
+class EndpointOptions(FrozenRecord, frozen=True):
     """Engines that run elsewhere, and the reference to their key."""
 
     endpoint: Endpoints = None
@@ -247,12 +245,12 @@ def _loras(items: list[str] | None) -> dict[str, str | None]:
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each field of its parameters that are dataclasses."""
+    """The command with one option for each field of its parameters that are records."""
     command_signature = signature(command, eval_str=True)
     groups = {
         name: _field_options(parameter.annotation)
         for name, parameter in command_signature.parameters.items()
-        if dataclasses.is_dataclass(parameter.annotation)
+        if isinstance(parameter.annotation, type) and issubclass(parameter.annotation, FrozenRecord)
     }
 
     @wraps(command)
@@ -280,7 +278,7 @@ def _field_options(group: Any) -> list[Parameter]:
             default=field.default,
             annotation=hints[field.name],
         )
-        for field in dataclasses.fields(group)
+        for field in msgspec.structs.fields(group)
     ]
 
 

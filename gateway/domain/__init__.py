@@ -5,92 +5,126 @@ Sizes are bytes, lengths are tokens, times are Unix seconds.
 probe -> Hardware, catalog -> ModelSpec, user -> Wish, store -> Fact   into the planner
 Plan -> LaunchSpec -> Instance (what a host runs) and Attempt (what we remember of it)
 Observation -> Failure -> Fact                                         back into the planner
+
+A module is loaded when one of its names is first used: its classes take as long to make as a plan.
 """
 
 from __future__ import annotations
 
-from gateway.domain.answer import (
-    AskedAttention,
-    AskedCache,
-    AskedKernel,
-    EngineAnswer,
-    InquiryResult,
-    RehearsedStart,
-    ResolvedSettings,
-)
-from gateway.domain.engine import (
-    Advisory,
-    CacheDefault,
-    Engine,
-    Flag,
-    Install,
-    Method,
-    MethodRule,
-)
-from gateway.domain.facts import Fact, FactKind, Failure, Served
-from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
-from gateway.domain.model import (
-    Adapter,
-    AdapterLayer,
-    AttentionGroup,
-    Experts,
-    ModelSpec,
-    Quant,
-    QuantPlace,
-    Recurrent,
-    Shard,
-    TensorGroup,
-)
-from gateway.domain.plan import (
-    AdapterRef,
-    BoolChoice,
-    Cap,
-    Choice,
-    Decision,
-    EngineHere,
-    Estimate,
-    Holding,
-    IntChoice,
-    LayerAttention,
-    LayerKernel,
-    Memory,
-    ModelForm,
-    ModelRef,
-    Offer,
-    OpenQuestions,
-    Plan,
-    Question,
-    Refusal,
-    Rejected,
-    Rival,
-    RuleGap,
-    Sharing,
-    Speed,
-    StartSettings,
-    StrChoice,
-    WouldFit,
-    bool_choice,
-    int_choice,
-    str_choice,
-)
-from gateway.domain.running import (
-    Abilities,
-    Ability,
-    Asleep,
-    Attempt,
-    AttemptState,
-    Bench,
-    BenchKept,
-    BenchLevel,
-    BenchReport,
-    EngineProcess,
-    Instance,
-    LaunchSpec,
-    Mount,
-    Observation,
-)
-from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
-from gateway.domain.wish import NAME_PATTERN, Change, ChatTemplate, Policy, Wish
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gateway.domain.answer import (
+        AskedAttention,
+        AskedCache,
+        AskedKernel,
+        EngineAnswer,
+        InquiryResult,
+        RehearsedStart,
+        ResolvedSettings,
+    )
+    from gateway.domain.engine import (
+        Advisory,
+        CacheDefault,
+        Engine,
+        Flag,
+        Install,
+        Method,
+        MethodRule,
+    )
+    from gateway.domain.facts import Fact, FactKind, Failure, Served
+    from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
+    from gateway.domain.model import (
+        Adapter,
+        AdapterLayer,
+        AttentionGroup,
+        Experts,
+        ModelSpec,
+        Quant,
+        QuantPlace,
+        Recurrent,
+        Shard,
+        TensorGroup,
+    )
+    from gateway.domain.plan import (
+        AdapterRef,
+        BoolChoice,
+        Cap,
+        Choice,
+        Decision,
+        EngineHere,
+        Estimate,
+        Holding,
+        IntChoice,
+        LayerAttention,
+        LayerKernel,
+        Memory,
+        ModelForm,
+        ModelRef,
+        Offer,
+        OpenQuestions,
+        Plan,
+        Question,
+        Refusal,
+        Rejected,
+        Rival,
+        RuleGap,
+        Sharing,
+        Speed,
+        StartSettings,
+        StrChoice,
+        WouldFit,
+        bool_choice,
+        int_choice,
+        str_choice,
+    )
+    from gateway.domain.running import (
+        Abilities,
+        Ability,
+        Asleep,
+        Attempt,
+        AttemptState,
+        Bench,
+        BenchKept,
+        BenchLevel,
+        BenchReport,
+        EngineProcess,
+        Instance,
+        LaunchSpec,
+        Mount,
+        Observation,
+    )
+    from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
+    from gateway.domain.wish import NAME_PATTERN, Change, ChatTemplate, Policy, Wish
+
+# Module: its names here.
+_NAMES = {
+    "answer": (
+        "AskedAttention AskedCache AskedKernel EngineAnswer InquiryResult RehearsedStart "
+        "ResolvedSettings"
+    ),
+    "engine": "Advisory CacheDefault Engine Flag Install Method MethodRule",
+    "facts": "Fact FactKind Failure Served",
+    "hardware": "Gpu GpuProcess Hardware Link Pcie",
+    "model": (
+        "Adapter AdapterLayer AttentionGroup Experts ModelSpec Quant QuantPlace Recurrent "
+        "Shard TensorGroup"
+    ),
+    "plan": (
+        "AdapterRef BoolChoice Cap Choice Decision EngineHere Estimate Holding IntChoice "
+        "LayerAttention LayerKernel Memory ModelForm ModelRef Offer OpenQuestions Plan "
+        "Question Refusal Rejected Rival RuleGap Sharing Speed StartSettings StrChoice "
+        "WouldFit bool_choice int_choice str_choice"
+    ),
+    "running": (
+        "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel BenchReport "
+        "EngineProcess Instance LaunchSpec Mount Observation"
+    ),
+    "value": "MOST_BYTES EngineRef Grade Scalar Task Value",
+    "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
+}
+_PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "MOST_BYTES",
@@ -182,3 +216,11 @@ __all__ = [
     "int_choice",
     "str_choice",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"gateway.domain has no {name}")
+    value = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -7,9 +7,6 @@ ever.
 from __future__ import annotations
 
 import re
-from typing import Annotated
-
-from pydantic import BeforeValidator, Field
 
 MIB = 1024**2
 GIB = 1024**3
@@ -52,13 +49,6 @@ def in_words(seconds: float) -> str:
     whole = round(seconds)
     parts = [(whole // 3600, "h"), (whole % 3600 // 60, "m"), (whole % 60, "s")]
     return "".join(f"{count}{unit}" for count, unit in parts if count) or "0s"
-
-
-Duration = Annotated[
-    float,
-    BeforeValidator(duration),
-    Field(json_schema_extra={"examples": ["5m", "1h30m", 300, 0, -1]}),
-]
 
 
 def words(count: int) -> str:

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+)
 from pydantic_core import CoreSchema, PydanticCustomError, ValidationError, core_schema
+
+from gateway.domain.units import duration
 
 T = TypeVar("T")
 Scalar = str | int | float | bool
 Task = Literal["generate", "transcribe", "embed", "rerank", "classify"]
 Grade = Literal["guess", "predicted", "checked", "verified", "failed"]
+Duration = Annotated[
+    float,
+    BeforeValidator(duration),
+    Field(json_schema_extra={"examples": ["5m", "1h30m", 300, 0, -1]}),
+]
 # More memory than any machine has: a reading beyond it is a mistake.
 MOST_BYTES = 2**50
 

@@ -9,8 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
 from gateway.domain.image_name import tagged
-from gateway.domain.units import Duration
-from gateway.domain.value import Scalar, TextForm, Value
+from gateway.domain.value import Duration, Scalar, TextForm, Value
 
 Goal = Literal["balanced", "latency", "throughput", "context"]
 

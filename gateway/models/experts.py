@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.domain import ModelSpec
+from gateway.domain.record import FrozenRecord
 
 # The activation between the two products, where the engine's class of the family fixes it.
 # Source: models/gpt_oss.py, gemma4.py, nemotron_h.py of 0.33.0.
@@ -37,8 +37,7 @@ _ORIGINS = {
 _ORIGINS |= {"awq_marlin": "awq", "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt"}
 
 
-@dataclass(frozen=True)
-class ExpertTraits:
+class ExpertTraits(FrozenRecord, frozen=True):
     """Fields of MoeShape that config.json decides; "" for an unknown function or routing."""
 
     family: str

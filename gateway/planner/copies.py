@@ -89,7 +89,7 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
             return None
         sources = " and ".join(dict.fromkeys(clock.machine.source for clock in known))
         return replace(
-            known[0], machine=replace(known[0].machine, source=sources), beside=tuple(known[1:])
+            known[0], machine=known[0].machine.evolve(source=sources), beside=tuple(known[1:])
         )
     work = work_with(
         given.spec,

@@ -7,15 +7,20 @@ import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gateway.domain import Engine, Flag, LaunchSpec, Mount, Plan, Scalar
+from gateway.domain import Engine, Flag, Plan, Scalar
+from gateway.domain.record import FrozenRecord
 from gateway.domain.value import served_name
 from gateway.engines.common import engine_auth, resources
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.common.open_flags import why_closed
 from gateway.errors import BadFlag
+
+# Only for types: a plan does without the classes of running engines.
+if TYPE_CHECKING:
+    from gateway.domain import LaunchSpec, Mount
 
 _MAX_VALUE = 8192
 # Flags that no user gives, by the planner's names, like all names here.
@@ -110,8 +115,7 @@ def arguments(flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True)
-class LaunchInputs:
+class LaunchInputs(FrozenRecord, frozen=True):
     """The inputs of one start on a host. Paths are those that the engine sees.
 
     weights, drafter: model folders. templates: folder of chat templates. adapters: names and
@@ -141,6 +145,8 @@ def launch_spec(
     port: int,
 ) -> LaunchSpec:
     """The start of a plan's engine on one host."""
+    from gateway.domain.running import LaunchSpec  # not before a start
+
     environment, cache_bytes = inputs.environment, inputs.cache_bytes
     # Inside a container the engine listens on its only address; as a process, on loopback alone.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gateway.domain import Engine
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.variant import Variant
@@ -26,8 +27,7 @@ QUANTIZES_LATE = "quantizes_late"
 _MOST_CHANGES = 3
 
 
-@dataclass(frozen=True)
-class _RefusedVariant:
+class _RefusedVariant(FrozenRecord, frozen=True):
     """A refused variant of one engine version, and the flags that the user set."""
 
     variant: Variant

@@ -391,7 +391,7 @@ class Search:
         if answer is not None:
             self.gaps += gaps(ask(), candidate, refusal, answer)
         if answer is not None and not answer.refused:
-            checked = replace(candidate, evidence=evidence_of(answer, candidate.evidence))
+            checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
             planned = self._sized(checked, batch)
             if words := start_refusal(planned, answer):
                 sized = checked.evidence.sized(planned.memory)
@@ -484,10 +484,10 @@ class Search:
             rows = self._attention(built.attention, rank, variant, placed.devices.least)
             evidence = VariantEvidence(self._kernels(built, rank, variant), rows, method=method)
         for gpu in {gpu.capability: gpu for gpu in group if gpu.capability != capability}.values():
-            on_gpu = self._predicted(replace(placed, group=(gpu,))).evidence
+            on_gpu = self._predicted(placed.evolve(group=(gpu,))).evidence
             gate_kernels(on_gpu, engine, given.facts, gpu.capability)
             gate_alike(evidence, on_gpu, gpu)
-        return replace(placed, speculation=speculation, evidence=evidence)
+        return placed.evolve(speculation=speculation, evidence=evidence)
 
     def _proposed(self, candidate: Candidate, batch: Batch) -> Plan:
         """The plan of the candidate, without its drafter if there is no memory for both."""
@@ -503,8 +503,8 @@ class Search:
 
     def _without_drafter(self, candidate: Candidate, error: Refused) -> Plan:
         """The plan of the model alone; `error` is why. Raises Refused."""
-        alone = replace(
-            candidate, speculation=left_out(candidate.speculation, self.engine, str(error))
+        alone = candidate.evolve(
+            speculation=left_out(candidate.speculation, self.engine, str(error))
         )
         try:
             return propose(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from gateway.diagnosis.facts.scope import batch_scope
 from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
@@ -254,7 +253,7 @@ def _stage_bytes(footprint: Footprint, told: Budget, context: int) -> int:
     """Bytes that the engine takes of this stage's GPU with these flags of a budget."""
     candidate = footprint.candidate
     return candidate.rules.budget(
-        replace(footprint, candidate=replace(candidate, args={**candidate.args, **told.flags})),
+        footprint.evolve(candidate=candidate.evolve(args={**candidate.args, **told.flags})),
         context,
     ).bytes
 

@@ -21,11 +21,15 @@ failed in this way measures from then on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gateway.domain import Attempt, Hardware, Plan
+from gateway.domain import Hardware, Plan
+from gateway.domain.record import FrozenRecord
 from gateway.domain.units import MIB, gib
+
+# Only for types: a plan does without the classes of running engines.
+if TYPE_CHECKING:
+    from gateway.domain import Attempt
 
 # Difference of two readings of unchanged memory.
 _STEADY = 256 * MIB
@@ -52,8 +56,7 @@ _SHARED_PART = 0.85
 KEPT_BACK = 100
 
 
-@dataclass(frozen=True)
-class PlacedEngine:
+class PlacedEngine(FrozenRecord, frozen=True):
     """An engine that starts, serves or stops.
 
     stage: "loads" before its KV cache exists; "warms" while graphs and workspaces are made;
@@ -73,8 +76,7 @@ class PlacedEngine:
     sized: bool = False
 
 
-@dataclass(frozen=True)
-class PendingStart:
+class PendingStart(FrozenRecord, frozen=True):
     """An engine that waits for its start.
 
     order: the smaller starts first. proven: exactly this plan has generated tokens before.
@@ -90,8 +92,7 @@ class PendingStart:
     sized: bool = False
 
 
-@dataclass(frozen=True)
-class Blocked:
+class Blocked(FrozenRecord, frozen=True):
     """The model that a start waits for, its activity, and the GPU; None: any GPU."""
 
     model: str
@@ -226,8 +227,7 @@ def undisturbed(history: Iterable[Attempt]) -> Iterator[Attempt]:
 # --- the memory of GPUs as NVML reads it, with foreign processes ---
 
 
-@dataclass(frozen=True)
-class MemoryReading:
+class MemoryReading(FrozenRecord, frozen=True):
     """The memory of one GPU at one moment. processes: bytes by pid; None: the driver hides them."""
 
     uuid: str

@@ -10,7 +10,6 @@ srt/mem_cache/kv_cache_configurator.py of 0.5.23).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import NamedTuple
 
 from gateway.domain import Choice, Memory, int_choice
@@ -125,7 +124,7 @@ def _unsure_bytes(memory: Memory, used_bytes: int) -> int:
 
 def _with_requests(footprint: Footprint, requests: int) -> Footprint:
     """The footprint with so many requests at once."""
-    return replace(footprint, load=footprint.load._replace(seqs=requests))
+    return footprint.evolve(load=footprint.load._replace(seqs=requests))
 
 
 def _beyond(footprint: Footprint, asked: int, held: _States) -> str:

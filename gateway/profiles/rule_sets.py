@@ -30,6 +30,9 @@ class RuleSets:
     def __init__(self, documents: Documents, folder_of: Callable[[str], Path | None]) -> None:
         self._documents = documents
         self._folder_of = folder_of
+        # Of versions that extend each other, and of the files of one version.
+        self._rules: dict[Path, Mapping[str, Any]] = {}
+        self._sources: dict[Path, Any] = {}
 
     def read(self, folder: Path, name: str) -> Mapping[str, Any] | None:
         """The rules of one file with their sources; None: there is no such file.
@@ -40,7 +43,9 @@ class RuleSets:
             return None
         rules = self._inherited(folder, name, ())
         sources = folder / f"{SOURCES}.yaml"
-        known = self._documents.first(sources) if sources.is_file() else None
+        if sources not in self._sources:
+            self._sources[sources] = self._documents.first(sources) if sources.is_file() else None
+        known = self._sources[sources]
         if not known or name not in known:
             return rules
         try:
@@ -55,6 +60,12 @@ class RuleSets:
     def _inherited(self, folder: Path, name: str, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
         """The rules of the file, merged into those that it extends."""
         path = folder / f"{name}.yaml"
+        if path not in self._rules:
+            self._rules[path] = self._extended(path, heirs)
+        return self._rules[path]
+
+    def _extended(self, path: Path, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
+        name = path.stem
         rules = self._documents.first(path)
         if not isinstance(rules, dict):
             raise SettingsError(f"The rules {path} are not a mapping.", hint="Correct the file.")

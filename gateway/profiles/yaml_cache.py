@@ -1,6 +1,6 @@
-"""A JSON cache of YAML files, because YAML takes twenty times as long to read.
+"""A MessagePack cache of YAML files, because YAML takes twenty times as long to read.
 
-The cache is one JSON file that may be deleted at any time. Without it, and for a file that has
+The cache is one file that may be deleted at any time. Without it, and for a file that has
 changed since, the YAML file is read. A lookup decodes only its own file's part of the cache.
 """
 
@@ -23,12 +23,14 @@ class Documents:
 
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
-        # path, also with " (first document)" -> [mtime_ns, size, documents] in JSON
+        # path, also with " (first document)" -> [mtime_ns, size, documents] in MessagePack
         self._known: dict[str, msgspec.Raw] = {}
         self._fresh = False
         if cache is not None:
             with suppress(OSError, msgspec.DecodeError, RecursionError):
-                self._known = msgspec.json.decode(cache.read_bytes(), type=dict[str, msgspec.Raw])
+                self._known = msgspec.msgpack.decode(
+                    cache.read_bytes(), type=dict[str, msgspec.Raw]
+                )
 
     def read(self, path: Path) -> list[Any]:
         """All documents of the file. Raises SettingsError for what is not YAML."""
@@ -50,7 +52,7 @@ class Documents:
         stamp = [state.st_mtime_ns, state.st_size]
         if name in self._known:
             with suppress(msgspec.DecodeError, RecursionError):
-                match msgspec.json.decode(self._known[name]):
+                match msgspec.msgpack.decode(self._known[name]):
                     case [mtime, size, list(documents)] if [mtime, size] == stamp:
                         return documents
         documents = list(islice(_parsed(path), most))
@@ -59,10 +61,10 @@ class Documents:
         return documents
 
     def _keep(self, name: str, entry: list[Any]) -> None:
-        """Documents that JSON would change (a date, a number as a key) are left out."""
+        """Documents that MessagePack would change (a date) are left out."""
         with suppress(TypeError, ValueError, RecursionError):
-            text = msgspec.json.encode(entry)
-            if msgspec.json.decode(text) == entry:
+            text = msgspec.msgpack.encode(entry)
+            if msgspec.msgpack.decode(text) == entry:
                 self._known[name] = msgspec.Raw(text)
                 self._fresh = True
 
@@ -73,7 +75,7 @@ class Documents:
         beside = self._cache.with_name(f"{self._cache.name}.{os.getpid()}")
         with suppress(OSError):
             self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside.write_bytes(msgspec.json.encode(self._known))
+            beside.write_bytes(msgspec.msgpack.encode(self._known))
             beside.replace(self._cache)
 
 

@@ -8,13 +8,10 @@ lost. Calls block for a disk write, so the loop and the API make them in a threa
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-
-from pydantic import ValidationError
 
 from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
 from gateway.domain.grant import Grant
@@ -426,23 +423,6 @@ def _subject(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
     """Kind and scope of a fact."""
     fact = json.loads(text)
     return fact["kind"], tuple(sorted(fact["scope"].items()))
-
-
-def measured_facts(path: Path) -> list[Fact]:
-    """The measurements of this machine in a database that a gateway may use.
-
-    None if it cannot be read.
-    """
-    if not path.is_file():
-        return []
-    query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')='machine_speed' ORDER BY id"
-    try:
-        with contextlib.closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
-        ) as db:
-            return [Fact.model_validate_json(row[0]) for row in db.execute(query)]
-    except (sqlite3.Error, ValidationError):
-        return []
 
 
 def _forget_failed_plans(db: sqlite3.Connection, name: str) -> None:

@@ -119,7 +119,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
             "gateway.lock",
             "installation",
             "keys.json",
-            "profiles.json",
+            "profiles.msgpack",
             "hub",
         ),
         *(

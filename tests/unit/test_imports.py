@@ -37,6 +37,8 @@ UNUSED = {
             "gateway.planner.decide",
         }
     ),
+    # The parser of every command.
+    "gateway.cli.main": NEVER | {"pydantic", "gateway.domain.value", "sqlite3", "asyncio", "yaml"},
     # One for each core: it holds tables, and no values of the planner.
     "gateway.proxy.workers.worker": (
         NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"}
@@ -72,7 +74,8 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
         "FITSERVE_HOST_KIND": "docker",
     }
     loaded: list[set[str]] = []
-    for elsewhere in ((), (), ("--hardware", "2x3090")):
+    snapshot = ("--hardware", "2x3090")
+    for elsewhere in ((), (), snapshot, snapshot):
         done = subprocess.run(
             [*command, *elsewhere],
             cwd=ROOT,
@@ -101,4 +104,6 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
         )
         == set()
     )
+    running = {"gateway.domain.running", "gateway.store.store", "sqlite3"}
+    assert loaded[3] & ({"yaml"} | running) == set()
     assert loaded[2] & {"asyncio", "ssl", "gateway.planner.service.images"} == set()

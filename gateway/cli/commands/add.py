@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -22,13 +21,13 @@ from gateway.cli.options import (
     without_none,
 )
 from gateway.cli.present import show_decision
+from gateway.domain.record import FrozenRecord
 
 # An endpoint runs already, or it does not: no model has to load.
 _ENDPOINT_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True)
-class ServingOptions:
+class ServingOptions(FrozenRecord, frozen=True):
     """How the model is served: replicas and policy."""
 
     replicas: Annotated[
@@ -67,8 +66,7 @@ class ServingOptions:
         )
 
 
-@dataclass(frozen=True)
-class RunOptions:
+class RunOptions(FrozenRecord, frozen=True):
     """Whether the model is added, and how long the command waits for it."""
 
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan; add nothing.")] = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +21,7 @@ from gateway.cli.options import (
 )
 from gateway.cli.present import print_paragraph, show_changes
 from gateway.cli.terminal import print_message, say
+from gateway.domain.record import FrozenRecord
 
 # Options whose field of a wish has another name.
 _FIELDS = {
@@ -43,8 +43,7 @@ Wait = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class ServingChanges:
+class ServingChanges(FrozenRecord, frozen=True):
     """Changes of replicas and policy, and options to reset."""
 
     replicas: Annotated[int | None, typer.Option(min=1, help="Number of replicas.")] = None
@@ -90,8 +89,7 @@ class ServingChanges:
         )
 
 
-@dataclass(frozen=True)
-class ChangeOptions:
+class ChangeOptions(FrozenRecord, frozen=True):
     """Whether the change is made, and whether the command waits for it."""
 
     dry_run: DryRun = False

@@ -26,7 +26,7 @@ from gateway.machine.nvml import Nvml
 from gateway.machine.probe import probe
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
-from gateway.store.store import measured_facts
+from gateway.store.measured_facts import measured_facts
 
 _SHM_BYTES = GIB
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import replace
 from typing import Protocol
 
 from gateway.domain import Attempt, Failure, Hardware, Instance
@@ -97,7 +96,7 @@ class StartGate:
         now, before = time.monotonic(), self._holders
         running = {instance.name for instance in instances if instance.state == "running"}
         seen = self._engines.holders(running, self._begun, now)
-        known = (replace(one, sized=one.instance in self._sized) for one in seen)
+        known = (one.evolve(sized=one.instance in self._sized) for one in seen)
         self._holders = {one.instance: _keep_since(one, before.get(one.instance)) for one in known}
         # Engines that run since before the gateway's start disturb nobody by being seen.
         before = before if self._seen_once else self._holders
@@ -282,7 +281,5 @@ class StartGate:
 def _keep_since(one: PlacedEngine, before: PlacedEngine | None) -> PlacedEngine:
     """The engine with the time when its present stage began."""
     return (
-        replace(one, since=before.since)
-        if before is not None and before.stage == one.stage
-        else one
+        one.evolve(since=before.since) if before is not None and before.stage == one.stage else one
     )

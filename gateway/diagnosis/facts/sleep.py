@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from gateway.domain import Attempt, Fact, Plan
+from gateway.domain import Fact, Plan
 from gateway.domain.units import gib
+
+# Only for types: a plan does without the classes of running engines.
+if TYPE_CHECKING:
+    from gateway.domain import Attempt
 
 # The share of the expected memory that a sleep must free.
 _LEAST_SHARE = 0.8

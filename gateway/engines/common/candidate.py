@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -24,6 +23,7 @@ from gateway.domain import (
     Scalar,
     Value,
 )
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.kind import EngineKind
@@ -44,8 +44,7 @@ from gateway.models.workload import Workload
 from gateway.variables import words
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(FrozenRecord, frozen=True, dict=True):
     """A variant on its GPUs, before it is sized.
 
     args: the user's flags by canonical names. evidence: kernels and backends of the layers. part:
@@ -126,8 +125,7 @@ class Candidate:
         ):
             return ()
         return tuple(
-            replace(self, group=(gpu,), part=part, whole=self)
-            for part, gpu in enumerate(self.group)
+            self.evolve(group=(gpu,), part=part, whole=self) for part, gpu in enumerate(self.group)
         )
 
     @cached_property
@@ -218,8 +216,8 @@ def too_few_experts(spec: ModelSpec, ranks: int) -> str:
     return ""
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: results are cached for each object
-class Footprint:
+# Compared by identity: results are cached for each object.
+class Footprint(FrozenRecord, frozen=True, eq=False):
     """A candidate with what one rank of it holds, keeps and computes: all that its memory follows
     from."""
 

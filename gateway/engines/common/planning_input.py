@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from gateway.domain import (
     Wish,
 )
 from gateway.domain.plan import ALONE, RAM
+from gateway.domain.record import FrozenRecord, field
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.chat.inputs import inputs
 from gateway.engines.common.chat.parsers import ParserTable, Writing
@@ -64,8 +64,7 @@ class GroupMemory(NamedTuple):
     read: bool
 
 
-@dataclass(frozen=True)
-class PlanningInput:
+class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     """The input of `planner.decide`, which all engine versions and their variants share.
 
     hardware_name: of the machine, for the decision.
@@ -84,43 +83,37 @@ class PlanningInput:
     spec: ModelSpec
     hardware: Hardware
     wish: Wish
-    facts: KnownFacts = field(default_factory=KnownFacts)
-    claims: Mapping[str, int] = field(default_factory=dict)
+    facts: KnownFacts = KnownFacts()
+    claims: Mapping[str, int] = {}
     gpus: GpuTable | None = None
-    answers: Mapping[Question, EngineAnswer] = field(default_factory=dict)
+    answers: Mapping[Question, EngineAnswer] = {}
     pace: SpeedKnowledge | None = None
     parsers: ParserTable | None = None
-    global_env: Mapping[str, str] = field(default_factory=dict)
+    global_env: Mapping[str, str] = {}
     sharing: Sharing = ALONE
     adapters: tuple[Adapter, ...] = ()
     drafter: Drafter | None = None
     hardware_name: str = "this machine"
     # Clocks of planner/copies.py, by work and GPUs.
-    clocks: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
-    _groups: dict[tuple[int, ...], GroupMemory] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    _links: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    _unlinked_pair: dict[tuple[int, ...], tuple[int, int] | None] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    clocks: dict[Hashable, Any] = field(default_factory=dict)
+    _groups: dict[tuple[int, ...], GroupMemory] = field(default_factory=dict)
+    _links: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(default_factory=dict)
+    _unlinked_pair: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict)
 
     def changed(self, **fields: Any) -> PlanningInput:
         """A copy with other fields, without the values that were computed from the old ones."""
-        return replace(self, **fields, clocks={}, _groups={}, _links={}, _unlinked_pair={})
+        return self.evolve(**fields, clocks={}, _groups={}, _links={}, _unlinked_pair={})
 
     def with_spec(self, spec: ModelSpec) -> PlanningInput:
         """The same about another reading of the model."""
-        return self if spec is self.spec else replace(self, spec=spec)
+        return self if spec is self.spec else self.evolve(spec=spec)
 
     def with_env(self, env: Mapping[str, str]) -> PlanningInput:
         """For an engine with these variables, the gateway's among them."""
         facts = self.facts.for_env(words(env))
         if facts is self.facts and env == self.wish.env:
             return self
-        return replace(self, wish=self.wish.evolve(env=dict(env)), facts=facts)
+        return self.evolve(wish=self.wish.evolve(env=dict(env)), facts=facts)
 
     @cached_property
     def links(self) -> Mapping[frozenset[int], Link]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -71,7 +70,7 @@ class AnswerCache:
             self._script,
             source,
             question.model_dump(mode="json"),
-            gpus and asdict(gpus),
+            gpus and gpus.as_dict(),
         ]
         about += [
             [name, hashlib.sha256(content).hexdigest()] for name, content in model.by_name.items()

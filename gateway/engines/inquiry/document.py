@@ -7,13 +7,13 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from gateway.domain import EngineAnswer, Hardware, Question, StartSettings
+from gateway.domain.record import FrozenRecord
 
 MOST_LINE = 8 * 1024 * 1024
 """Bytes of one line of an answer; a version's flags and packages take 300 kB."""
@@ -21,8 +21,7 @@ MOST_BYTES = 64 * 1024 * 1024
 """Bytes of all answers: those about a hundred command lines take a tenth of it."""
 
 
-@dataclass(frozen=True)
-class ModelFiles:
+class ModelFiles(FrozenRecord, frozen=True):
     """The parts of a model that an inquiry gets: neither weights nor code.
 
     headers: a safetensors file without its data; None: no such file. quant_files: JSON of the files
@@ -42,8 +41,7 @@ class ModelFiles:
         return files | {name: json.dumps(content).encode() for name, content in beside.items()}
 
 
-@dataclass(frozen=True)
-class StatedGpus:
+class StatedGpus(FrozenRecord, frozen=True):
     """Equal GPUs that the engine answers for. They are stated, not used: a question does not
     disturb a serving GPU."""
 
@@ -86,7 +84,7 @@ def document(
         "env": dict(questions[0].env) if questions else {},
     }
     if gpus is not None:
-        asked["gpu"] = asdict(gpus)
+        asked["gpu"] = gpus.as_dict()
     if model is not None:
         files = {
             name: base64.b64encode(content).decode() for name, content in model.by_name.items()

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gateway.domain import AttentionGroup, ModelSpec, Recurrent
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.memory.states import state_bytes
 from gateway.engines.sglang.memory import MemoryRules, ModelTraits, kv_tokens
 
@@ -16,8 +16,7 @@ from gateway.engines.sglang.memory import MemoryRules, ModelTraits, kv_tokens
 _PROBE = 1 << 50
 
 
-@dataclass(frozen=True)
-class TokenPool:
+class TokenPool(FrozenRecord, frozen=True):
     """The KV cache of one rank: a pool of tokens in pages, and a pool of states with a share of its
     bytes."""
 

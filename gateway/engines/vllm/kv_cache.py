@@ -26,10 +26,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.domain import AttentionGroup, Recurrent
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.memory import states
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, longest
 from gateway.models.rank import Rank
@@ -43,8 +43,7 @@ _DS_MLA_BYTES = 656
 _DELTA_STEP = 64
 
 
-@dataclass(frozen=True)
-class BlockTable:
+class BlockTable(FrozenRecord, frozen=True):
     """Layers with equal content: `count` tables of blocks, each for one group of layers.
 
     A full layer keeps every token; a sliding one keeps its window and the tokens in flight. A state
@@ -69,8 +68,7 @@ class BlockTable:
         return self.count * -(-length // self.block)
 
 
-@dataclass(frozen=True)
-class Cache:
+class Cache(FrozenRecord, frozen=True):
     """The KV cache of one rank. `refused`: the reason that this version cannot hold these layers in
     one pool."""
 
@@ -182,7 +180,7 @@ def cache(
         return Cache(merged[0].block if merged else block, total, merged[:1], batches, aside)
     pages = _one_page(merged, "pages_are_padded" in traits)
     size = _group_size([table.layers for table in merged])
-    tables = tuple(replace(table, count=-(-table.layers // size)) for table in pages)
+    tables = tuple(table.evolve(count=-(-table.layers // size)) for table in pages)
     token_block = next((table.block for table in tables if table.kind == "full"), tables[0].block)
     refused = None
     if len({table.page for table in tables}) > 1:
@@ -265,9 +263,7 @@ def _with_states(
     token = kept[0].page // kept[0].block if kept else 0
     if token:
         block = max(block, step * -(-state // (step * token)))
-        kept = [
-            replace(table, page=table.page // table.block * block, block=block) for table in kept
-        ]
+        kept = [table.evolve(page=table.page // table.block * block, block=block) for table in kept]
     page = block * token or state
     return kept + [
         BlockTable("state", group.layers, block, page, states=states) for group in groups
@@ -288,9 +284,9 @@ def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
         return tuple(kept)
     result: dict[BlockTable, int] = {}
     for table in kept:
-        kind = replace(table, layers=0)
+        kind = table.evolve(layers=0)
         result[kind] = result.get(kind, 0) + table.layers
-    return tuple(replace(kind, layers=layers) for kind, layers in result.items())
+    return tuple(kind.evolve(layers=layers) for kind, layers in result.items())
 
 
 def _one_page(tables: Sequence[BlockTable], padded: bool) -> list[BlockTable]:
@@ -300,11 +296,11 @@ def _one_page(tables: Sequence[BlockTable], padded: bool) -> list[BlockTable]:
     result = []
     for table in tables:
         if table.kind == "state":
-            result.append(replace(table, page=largest))
+            result.append(table.evolve(page=largest))
         elif largest % table.page == 0:
-            result.append(replace(table, page=largest, block=table.block * (largest // table.page)))
+            result.append(table.evolve(page=largest, block=table.block * (largest // table.page)))
         else:
-            result.append(replace(table, page=largest) if padded else table)
+            result.append(table.evolve(page=largest) if padded else table)
     return result
 
 

@@ -8,16 +8,15 @@ A blueprint has no quantization: engines/common/layers/build.py adds the scheme 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gateway.domain import AttentionGroup, TensorGroup
+from gateway.domain.record import FrozenRecord
 
 Shard = Literal["column", "merged", "qkv", "row", "replicated", "expert_column", "expert_row"]
 
 
-@dataclass(frozen=True)
-class Built:
+class Built(FrozenRecord, frozen=True):
     """A linear layer of the model.
 
     modules: last names of the modules that a checkpoint stores for it, where they differ.
@@ -40,8 +39,7 @@ class Built:
     exact: bool = False
 
 
-@dataclass(frozen=True)
-class Blueprint:
+class Blueprint(FrozenRecord, frozen=True):
     """All layers and parameters that an engine builds.
 
     parameters: those outside of linear layers: embeddings, output head, norms, sinks, convolutions.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from gateway.domain import AttentionGroup, TensorGroup
+from gateway.domain.record import FrozenRecord
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
 from gateway.models.families.parts import ends, experts, layer_numbers, mlp, norms, router, tensor
@@ -88,8 +88,7 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
     return Blueprint(tuple(linears + found), tuple(groups), tuple(parameters))
 
 
-@dataclass(frozen=True)
-class _Heads:
+class _Heads(FrozenRecord, frozen=True):
     """Attention of one kind, in the layers `numbers`."""
 
     kind: Literal["full", "sliding"]

@@ -7,7 +7,6 @@ sizes have the defaults of Gemma4VisionConfig and Gemma4AudioConfig.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gateway.domain import TensorGroup
 from gateway.models.families.blueprint import Blueprint, Built
@@ -49,7 +48,7 @@ def gemma_towers(top: Fields) -> Blueprint:
                 for size in ("hidden_size", "intermediate_size")
             )
             if odd and method not in _ANY_SIZE:
-                found = [replace(layer, quantizable=False) for layer in found]
+                found = [layer.evolve(quantizable=False) for layer in found]
             linears, parameters = linears + found, parameters + inner
     return Blueprint(tuple(linears), (), tuple(parameters))
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import Any
 
+from gateway.domain.record import FrozenRecord
 from gateway.errors import BadModel
 from gateway.models.families import (
     decoder,
@@ -50,8 +50,7 @@ Varied = Callable[[Fields, str, str, Collection[str]], Blueprint]
 Renames = tuple[tuple[str, str], ...]
 
 
-@dataclass(frozen=True)
-class Nested:
+class Nested(FrozenRecord, frozen=True):
     """A model that nests its text model.
 
     outer_ties: the outer config decides whether the output head is tied, as
@@ -146,7 +145,7 @@ def blueprint_of(
         with suppress(BadModel):
             learned = structure_blueprint(structure, top)
             attention = guess.attention if ATTENTION in learned.guessed else learned.attention
-            return replace(learned, attention=attention)
+            return learned.evolve(attention=attention)
     return guess
 
 
@@ -191,7 +190,7 @@ def _exact_blueprint(
     around = nested.around(top)
     linears = around.linears
     if nested.plain in traits:
-        linears = tuple(replace(layer, quantizable=False) for layer in linears)
+        linears = tuple(layer.evolve(quantizable=False) for layer in linears)
     return Blueprint(
         inner.linears + linears,
         inner.attention + around.attention,

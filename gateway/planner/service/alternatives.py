@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.domain import Decision, ModelForm, ModelSpec, Plan, Quant, Rejected, Wish, WouldFit
+from gateway.domain.record import FrozenRecord
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.planner.sizes import lacks, wanted_context
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 # Variants that are read, seconds for all, reads at once, and forms that are shown.
 _MOST_READ, _LIMIT_S, _AT_ONCE, _MOST_TOLD = 8, 6.0, 4, 5
@@ -43,8 +45,7 @@ _SHAPES: dict[str, dict[str, Any]] = {
 _CONTEXT_FLAGS = {"max-model-len", "context-length"}
 
 
-@dataclass(frozen=True)
-class Unplanned:
+class Unplanned(FrozenRecord, frozen=True):
     """A model without a plan.
 
     decide: the decision for a form and a wish on this machine. decide_on_empty: the same without
@@ -140,6 +141,8 @@ def _shapes(unplanned: Unplanned) -> Iterator[tuple[str, str, Plan]]:
 
 def _variants(unplanned: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:
     """Quantized variants of the repository, as many as are read in time."""
+    from concurrent.futures import ThreadPoolExecutor, wait  # not before a repository is read
+
     repo, end = unplanned.wish.source or "", time.monotonic() + _LIMIT_S
     if not REPOSITORY.fullmatch(repo) or unplanned.spec.revision is None:
         return

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -20,6 +19,7 @@ from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Wish
 from gateway.domain.plan_request import PlanRequest, RunningPlan
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.correction import measured
 from gateway.errors import FitserveError, NeedsRemoteCode
@@ -152,8 +152,7 @@ class ModelPlanner:
         return served.learned(running.plan, running.traffic, clock, known, time.time())
 
 
-@dataclass(frozen=True)
-class ModelPlanning:
+class ModelPlanning(FrozenRecord, frozen=True):
     """A request, ready for decisions. `facts` hold on this machine."""
 
     profiles: Profiles

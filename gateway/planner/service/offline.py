@@ -112,7 +112,7 @@ class OfflinePlanner:
         settings = load_settings()
         data = settings.data
         profiles = Profiles(
-            settings.profiles_dir, cache=data / "profiles.json", learned=data / "learned"
+            settings.profiles_dir, cache=data / "profiles.msgpack", learned=data / "learned"
         )
         token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
         return cls(
@@ -213,7 +213,7 @@ class OfflinePlanner:
         """Measurements of this machine's GPUs, by UUID; snapshots have other UUIDs."""
         if self._settings is None or not machine.gpus:
             return []
-        from gateway.store.store import measured_facts  # not before there are GPUs
+        from gateway.store.measured_facts import measured_facts  # not before there are GPUs
 
         return measured_facts(self._settings.data / "fitserve.db")
 

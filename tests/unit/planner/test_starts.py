@@ -1,5 +1,4 @@
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,7 +136,7 @@ def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
     assert held(second, holder("m-r0", "G0", shape="another plan")) is None
     assert held(second, holder("n-r0", "G0", shape="plan")) is None
     assert held(second, holder("m-r0", "G0", shape="plan", stage="ends")) is None
-    assert held(replace(second, proven=True), holder("m-r0", "G0", shape="plan")) is None
+    assert held(second.evolve(proven=True), holder("m-r0", "G0", shape="plan")) is None
 
 
 def test_copies_of_a_plan_have_one_shape() -> None:

@@ -1,9 +1,9 @@
 """The cache of YAML files: it answers as the files do, and nothing that happens to it matters."""
 
-import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.errors import SettingsError
@@ -11,7 +11,7 @@ from gateway.profiles.profiles import Profiles
 from gateway.profiles.yaml_cache import Documents
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
-CACHE = "profiles.json"
+CACHE = "profiles.msgpack"
 
 
 @pytest.fixture
@@ -25,10 +25,10 @@ def test_what_was_kept_is_read_without_the_file(rules: Path, tmp_path: Path) -> 
     first = Documents(tmp_path / "made" / CACHE)
     assert first.read(rules) == [{"a": 1}, {"b": [2, "x"]}]
     first.save()
-    kept = json.loads((tmp_path / "made" / CACHE).read_text())
+    kept = msgspec.msgpack.decode((tmp_path / "made" / CACHE).read_bytes())
     assert kept[str(rules)][2] == [{"a": 1}, {"b": [2, "x"]}]
     kept[str(rules)][2] = ["from the cache"]
-    (tmp_path / "made" / CACHE).write_text(json.dumps(kept))
+    (tmp_path / "made" / CACHE).write_bytes(msgspec.msgpack.encode(kept))
     assert Documents(tmp_path / "made" / CACHE).read(rules) == ["from the cache"]
     assert Documents(tmp_path / "made" / CACHE).first(rules) == "from the cache"
     assert list((tmp_path / "made").iterdir()) == [tmp_path / "made" / CACHE]
@@ -38,9 +38,10 @@ def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
     first = Documents(tmp_path / CACHE)
     assert first.first(rules) == {"a": 1}
     first.save()
-    kept = json.loads((tmp_path / CACHE).read_text())
+    kept = msgspec.msgpack.decode((tmp_path / CACHE).read_bytes())
     ((name, entry),) = kept.items()
-    (tmp_path / CACHE).write_text(json.dumps({name: [*entry[:2], ["from the cache"]]}))
+    entry[2] = ["from the cache"]
+    (tmp_path / CACHE).write_bytes(msgspec.msgpack.encode({name: entry}))
     assert Documents(tmp_path / CACHE).first(rules) == "from the cache"
     assert Documents(tmp_path / CACHE).read(rules) == [{"a": 1}, {"b": [2, "x"]}]
 
@@ -54,11 +55,14 @@ def test_a_file_that_changed_is_read_anew(rules: Path, tmp_path: Path) -> None:
     assert Documents(tmp_path / CACHE).read(rules)[0] == {"a": 2}
 
 
-@pytest.mark.parametrize("content", ["", "nonsense", "[1]", '{"x": 1}', "null", "[" * 100_000])
-def test_a_broken_cache_is_as_good_as_none(rules: Path, tmp_path: Path, content: str) -> None:
-    (tmp_path / CACHE).write_text(content)
+@pytest.mark.parametrize(
+    "content", [b"", b"nonsense", b"\x91\x01", b"\x81\xa1x\x01", b"\xc0", b"\x91" * 100_000]
+)
+def test_a_broken_cache_is_as_good_as_none(rules: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / CACHE).write_bytes(content)
     assert Documents(tmp_path / CACHE).read(rules)[0] == {"a": 1}
-    (tmp_path / CACHE).write_text(json.dumps({str(rules): content}))
+    key = msgspec.msgpack.encode(str(rules))
+    (tmp_path / CACHE).write_bytes(b"\x81" + key + content)
     assert Documents(tmp_path / CACHE).read(rules)[0] == {"a": 1}
 
 
@@ -68,14 +72,25 @@ def test_a_cache_that_cannot_be_written_is_left_alone(rules: Path, tmp_path: Pat
     documents.save()
 
 
-def test_what_json_would_change_is_not_kept(rules: Path, tmp_path: Path) -> None:
+def test_numbers_of_items_are_kept(tmp_path: Path) -> None:
+    sources = tmp_path / "sources.yaml"
+    sources.write_text("linear: {kernels: {1: linear.py:10, 2: linear.py:20}}\n")
+    documents = Documents(tmp_path / CACHE)
+    read = documents.first(sources)
+    documents.save()
+    kept = msgspec.msgpack.decode((tmp_path / CACHE).read_bytes(), strict=False)
+    assert [*kept] == [f"{sources} (first document)"]
+    assert Documents(tmp_path / CACHE).first(sources) == read
+
+
+def test_what_the_cache_would_change_is_not_kept(rules: Path, tmp_path: Path) -> None:
     odd = tmp_path / "odd.yaml"
-    odd.write_text("1: one\nday: 2026-11-21\n")
+    odd.write_text("one: 1\nday: 2026-11-21\n")
     documents = Documents(tmp_path / CACHE)
     read = documents.read(odd)
     documents.read(rules)
     documents.save()
-    assert set(json.loads((tmp_path / CACHE).read_text())) == {str(rules)}
+    assert set(msgspec.msgpack.decode((tmp_path / CACHE).read_bytes())) == {str(rules)}
     assert Documents(tmp_path / CACHE).read(odd) == read
 
 

@@ -12,7 +12,8 @@ from gateway.domain import Bench, Cap, Change, Fact, Failure
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Damaged
-from gateway.store.store import Store, measured_facts
+from gateway.store.measured_facts import measured_facts
+from gateway.store.store import Store
 from tests.support.makers import plan, wish
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from pydantic import Field
 
 from gateway.domain import Choice, Engine, ModelSpec, StrChoice, Value
+from gateway.domain.record import FrozenRecord, field
 from gateway.engines.common.chat.repair import Repair
 
 NONE = "none"
@@ -65,17 +64,14 @@ class ParserTable(Value):
         return Writing(spec, tools, reasoning)
 
 
-@dataclass(frozen=True)
-class Writing:
+class Writing(FrozenRecord, frozen=True, eq=False):
     """How one model writes. None: its template teaches no dialect that is known."""
 
     spec: ModelSpec
     tools: Dialect | None
     reasoning: Dialect | None
     # All plans of an engine version have the same.
-    _told: dict[tuple[str, str | None, str], Choice[str]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    _told: dict[tuple[str, str | None, str], Choice[str]] = field(default_factory=dict)
 
     def tool_parser(self, engine: Engine) -> Choice[str]:
         """The parser of tool calls, or "none" with the reason."""

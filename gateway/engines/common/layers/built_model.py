@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gateway.domain import AttentionGroup, TensorGroup
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.quantization.block import LayerScheme
 from gateway.models.families.blueprint import Shard
 from gateway.models.rank import Rank
@@ -50,10 +51,8 @@ class Linear:
         return part
 
 
-@dataclass(
-    frozen=True, eq=False
-)  # compared by identity: engine versions that build alike share one
-class BuiltModel:
+# Compared by identity: engine versions that build alike share one.
+class BuiltModel(FrozenRecord, frozen=True, eq=False, dict=True):
     """A model as one engine version builds it. `others`: parameters outside of linear layers.
 
     Not `known`: the family is unknown, or the config contradicts the checkpoint's shapes. Then

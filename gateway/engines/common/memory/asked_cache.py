@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from gateway.domain import AskedCache
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.memory.kv_cache import longest
 
 
-@dataclass(frozen=True)
-class CountedCache:
+class CountedCache(FrozenRecord, frozen=True):
     """A `KvCache` of the engine's own answer: exact for the lengths in it, linear between them, in
     whole blocks."""
 

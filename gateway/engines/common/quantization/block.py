@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from gateway.domain.record import FrozenRecord
 from gateway.models.scheme import Kind, Scheme
 
 
-@dataclass(frozen=True)
-class UnknownScheme:
+class UnknownScheme(FrozenRecord, frozen=True):
     """A layer whose scheme these rules do not know, and why."""
 
     reason: str
@@ -36,8 +35,7 @@ def unknown(reason: str) -> UnknownScheme:
     return UnknownScheme(reason=reason)
 
 
-@dataclass(frozen=True)
-class Layer:
+class Layer(FrozenRecord, frozen=True):
     """A layer that is asked for: its name in the engine, the names of its modules in a checkpoint,
     and whether it has experts."""
 
@@ -53,8 +51,7 @@ class Mixed(Exception):
     """The parts of one fused layer differ, which engines refuse."""
 
 
-@dataclass(frozen=True)
-class Quantization:
+class Quantization(FrozenRecord, frozen=True):
     """The schemes of a checkpoint. `assumed`: an assumption that was needed because config.json is
     silent."""
 
@@ -94,8 +91,7 @@ class Quantization:
             return unknown(f"its quantization block is not understood ({type(error).__name__})")
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(FrozenRecord, frozen=True):
     """The quantization block of a checkpoint.
 
     renames: (checkpoint, engine) module paths of the engine's model class. packed: the checkpoint's

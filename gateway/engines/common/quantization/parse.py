@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from gateway.domain import Quant
@@ -40,9 +39,7 @@ def parse(
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
         result = reader(Block(quant.config, renames, packed, read, traits))
-        return replace(
-            result, numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config)))
-        )
+        return result.evolve(numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config))))
     except Untamed as error:
         untamed = str(error)
         return Quantization(lambda _: unknown(untamed))

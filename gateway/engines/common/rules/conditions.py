@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter
 
+from gateway.domain.record import FrozenRecord
 from gateway.engines.common.rules.subject import (
     AttentionQuery,
     LayerKind,
@@ -33,20 +33,24 @@ class Undecided(str):
     """No refusal: the subject lacks a value that the condition tests."""
 
 
-@dataclass(frozen=True)
-class Condition:
+class Condition(FrozenRecord, frozen=True):
     takes: TypeAdapter[Any]  # the type of its value in a profile
     test: Test
 
 
-_NAMES, _NUMBERS = TypeAdapter(tuple[str, ...]), TypeAdapter(tuple[int, ...])
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """Built when it is first asked: a plan by shipped rules asks none."""
+    return TypeAdapter(kind, config=ConfigDict(defer_build=True))
+
+
+_NAMES, _NUMBERS = _adapter(tuple[str, ...]), _adapter(tuple[int, ...])
 _NAME, _NUMBER, _YES_NO, _YES = (
-    TypeAdapter(str),
-    TypeAdapter(int),
-    TypeAdapter(bool),
-    TypeAdapter(Literal[True]),
+    _adapter(str),
+    _adapter(int),
+    _adapter(bool),
+    _adapter(Literal[True]),
 )
-_SIZE = TypeAdapter(Annotated[int, Field(ge=1)])
+_SIZE = _adapter(Annotated[int, Field(ge=1)])
 
 # --- what most conditions are made of: the part of the subject that is read, and how its value is
 # compared ---
@@ -328,7 +332,7 @@ CONDITIONS: dict[str, Condition] = {
     "capabilities": Condition(_NAMES, _capabilities),  # "9.0", or "12.*" for a family
     "min_capability": Condition(_NAME, _min_capability),
     "below_capability": Condition(_NAME, _below_capability),
-    "min_gib": Condition(TypeAdapter(float), _min_gib),  # memory of the smallest GPU
+    "min_gib": Condition(_adapter(float), _min_gib),  # memory of the smallest GPU
     "package": Condition(_NAME, _package),
     "variable": Condition(_NAME, _variable),  # an environment variable that is on
     "enabled": Condition(
@@ -337,7 +341,7 @@ CONDITIONS: dict[str, Condition] = {
     # The dtype of the computation.
     "dtypes": Condition(_NAMES, _dtypes),
     # How the weights of a layer are quantized: dense ones and experts.
-    "schemes": _one_of("schemes", _layer(lambda s: s.scheme.kind), TypeAdapter(tuple[Kind, ...])),
+    "schemes": _one_of("schemes", _layer(lambda s: s.scheme.kind), _adapter(tuple[Kind, ...])),
     "bits": _one_of("weights of bits", _layer(lambda s: s.scheme.bits), _NUMBERS),
     "weights": _one_of(
         "weights", _layer(lambda s: s.scheme.weights)
@@ -354,14 +358,14 @@ CONDITIONS: dict[str, Condition] = {
         "checkpoints of", _origins
     ),  # the quantizing program: quant_method, or "online"
     "layouts": _one_of("weights packed as", _layer(lambda s: s.scheme.layout)),
-    "act_order": _of_layer(_act_order, TypeAdapter(Literal["no", "yes", "unsharded"])),
+    "act_order": _of_layer(_act_order, _adapter(Literal["no", "yes", "unsharded"])),
     "groups": _one_of(
         "group size", _layer(lambda s: s.scheme.group), _NUMBERS
     ),  # -1: one for all inputs
     "min_group": _at_least("group size", _layer(lambda s: s.scheme.group), _BELOW),
     "group_is_full_k": _of_layer(_group_is_full_k, _YES),
     "whole_groups": _of_layer(
-        _whole_groups, TypeAdapter(Literal["layer", "rank", "rank unless one group"])
+        _whole_groups, _adapter(Literal["layer", "rank", "rank unless one group"])
     ),
     "block_groups": _of_layer(
         _block_groups, _NUMBERS
@@ -395,7 +399,7 @@ CONDITIONS: dict[str, Condition] = {
     "halved_groups": _of_experts(_halved_groups, _SIZE),
     # Attention.
     "layers": _one_of(
-        "layers of kind", _attention(lambda a: a.kind), TypeAdapter(tuple[LayerKind, ...])
+        "layers of kind", _attention(lambda a: a.kind), _adapter(tuple[LayerKind, ...])
     ),
     "mla": _is("MLA", _attention(lambda a: a.kind == "mla")),
     "sparse": _is("sparse attention", _attention(lambda a: a.sparse)),
@@ -429,7 +433,7 @@ CONDITIONS: dict[str, Condition] = {
     "recurrent": _one_of("recurrent layers of kind", _attention(lambda a: a.recurrent or "none")),
     "state_dtypes": _one_of("states in", _attention(lambda a: a.state_dtype)),
     "state_sizes": _one_of(
-        "states of", _attention(lambda a: a.state_size), TypeAdapter(tuple[tuple[int, int], ...])
+        "states of", _attention(lambda a: a.state_size), _adapter(tuple[tuple[int, int], ...])
     ),
     "max_chunk": _at_most("a prefill batch of", _attention(lambda a: a.chunk)),
 }

@@ -11,9 +11,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from gateway.domain import Bench, Estimate, Fact, LayerAttention, LayerKernel, Plan, Speed
+from gateway.domain import Estimate, Fact, LayerAttention, LayerKernel, Plan, Speed
+
+# Only for types: a plan does without the classes of running engines.
+if TYPE_CHECKING:
+    from gateway.domain import Bench
 
 # The fields of Speed that are measured. Of rates more is better, of seconds less.
 FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")

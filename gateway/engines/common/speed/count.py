@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -126,7 +125,7 @@ def _work(
     """The same object for equal work. ranks: of tensor parallelism, stages, groups."""
     work = Work(products, head, readings, layers, 2 * layers, hidden_bytes, *ranks)
     # Ranks of all groups exchange tokens for experts, instead of a sum within their own.
-    return work if work.dp == 1 else replace(work, reduces=2 * layers - work.expert_layers)
+    return work if work.dp == 1 else work.evolve(reduces=2 * layers - work.expert_layers)
 
 
 def _product(

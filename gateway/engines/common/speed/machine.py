@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
 from pydantic import Field
 
 from gateway.domain import Gpu, Link, Value
+from gateway.domain.record import FrozenRecord
 from gateway.domain.release import release
 from gateway.engines.common.kernels.cards import Card, CardTable
 from gateway.engines.common.speed.measured import Measured, Reduce, reach
 
 
-@dataclass(frozen=True)
-class Wire:
+class Wire(FrozenRecord, frozen=True):
     """The connection between the ranks of a plan.
 
     bytes_s: one direction of the slowest GPU. latency_s: between two ranks. more_s: added by each
@@ -43,8 +42,7 @@ class Wire:
         )
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(FrozenRecord, frozen=True):
     """One GPU of a group of equal ones.
 
     memory: bytes/s. flops: FLOP/s by format, without sparsity. source: origin of the figures.
@@ -204,8 +202,7 @@ class SpeedTable(Value):
         return named.get(name, others)
 
 
-@dataclass(frozen=True, eq=False)
-class SpeedKnowledge:
+class SpeedKnowledge(FrozenRecord, frozen=True, eq=False):
     """Knowledge of the speed of GPUs and engines."""
 
     cards: CardTable
@@ -264,8 +261,7 @@ def _ends(a: Gpu, b: Gpu) -> frozenset[int]:
     return frozenset((a.index, b.index))
 
 
-@dataclass(frozen=True)
-class _Peaks:
+class _Peaks(FrozenRecord, frozen=True):
     """Of one GPU, as on a data sheet. card: None where there is none. measured: which were
     measured, and the day."""
 

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from gateway.domain import Fact, Gpu, Link
+from gateway.domain.record import FrozenRecord
 
 # All values of facts are whole numbers: bytes/s, FLOP/s, nanoseconds.
 _NANO = 1e9
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(FrozenRecord, frozen=True):
     """In bytes/s, FLOP/s or seconds. day: as 2026-11-22."""
 
     value: float
     day: str
 
 
-@dataclass(frozen=True)
-class Reduce:
+class Reduce(FrozenRecord, frozen=True):
     """An all-reduce of `size` bytes takes latency_s + 2 (n - 1) / n x size / bytes_s."""
 
     latency_s: float

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+from gateway.domain.record import FrozenRecord
 
 
 class Product(NamedTuple):
@@ -68,8 +69,7 @@ class AttentionWork(NamedTuple):
         return window * window / 2 + (prompt - window) * window
 
 
-@dataclass(frozen=True, eq=False)  # compared by identity: plans share one
-class Work:
+class Work(FrozenRecord, frozen=True, eq=False, dict=True):  # compared by identity: plans share one
     """Work of one rank of the fullest stage.
 
     head: the product for logits, only for the last token of a request. reduces: number of

@@ -17,8 +17,8 @@ from gateway.measuring.calibration import measurement
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.settings import load_settings
 from gateway.store.data_folder import lock
+from gateway.store.measured_facts import measured_facts
 from gateway.store.recovery import open_store
-from gateway.store.store import measured_facts
 from tests.support import forked
 from tests.support.dataplane import refused_url
 from tests.support.fake_cuda import fake_cuda

@@ -3,8 +3,6 @@ faster as on a real machine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from gateway.engines.common.layers.build import build
@@ -81,14 +79,14 @@ def test_more_of_anything_takes_longer(name: str) -> None:
     assert clock.prompts_s(1, 8000, 8192) > prompt
     assert clock.prompts_s(1, 4000, 512) >= prompt
     assert StepClock(whole, H100, TABLE, NONE).decode_s(32, 1000) > base
-    assert StepClock(whole, replace(H100, memory=H100.memory / 2), TABLE).decode_s(32, 1000) > base
+    assert StepClock(whole, H100.evolve(memory=H100.memory / 2), TABLE).decode_s(32, 1000) > base
     assert clock.total_per_s(64, 1024, 256, 8192) > clock.total_per_s(8, 1024, 256, 8192)
 
 
 def test_ranks_that_reach_each_other_badly_gain_little() -> None:
     alone, both = StepClock(work("llama-3.1-8b"), H100, TABLE), work("llama-3.1-8b", tp=2)
     near = StepClock(both, H100, TABLE).decode_s(1, 1000)
-    far = StepClock(both, replace(H100, wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
+    far = StepClock(both, H100.evolve(wire=Wire(5e9, 100e-6)), TABLE).decode_s(1, 1000)
     assert near < alone.decode_s(1, 1000) < far
 
 
@@ -111,8 +109,8 @@ def test_a_window_is_all_that_a_long_context_costs() -> None:
 
 def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slowest() -> None:
     whole = work("llama-3.1-8b", pp=2)
-    slow = replace(
-        H100, memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()}
+    slow = H100.evolve(
+        memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()}
     )
     quick, late = (StepClock(whole, machine, TABLE) for machine in (H100, slow))
     both = StepClock(whole, H100, TABLE, beside=(late,))
@@ -204,7 +202,7 @@ def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_
         2 * StepClock(narrow, H100, whole).pairs_s(4096)
     )
     assert StepClock(wide, H100, half).pairs_s(4096) == StepClock(wide, H100, whole).pairs_s(4096)
-    small = replace(wide, readings=tuple(one._replace(small=True) for one in wide.readings))
+    small = wide.evolve(readings=tuple(one._replace(small=True) for one in wide.readings))
     quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
     assert StepClock(small, H100, quick).pairs_s(4096) == pytest.approx(
         StepClock(wide, H100, quick).pairs_s(4096) / 2

@@ -1,0 +1,29 @@
+"""Measurements of this machine's GPUs, read from a database that a gateway may use."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from gateway.domain import Fact
+
+
+def measured_facts(path: Path) -> list[Fact]:
+    """The measurements of this machine in a database that a gateway may use.
+
+    None if it cannot be read.
+    """
+    if not path.is_file():
+        return []
+    import sqlite3  # not before there is a database
+
+    query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')='machine_speed' ORDER BY id"
+    try:
+        with contextlib.closing(
+            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
+        ) as db:
+            return [Fact.model_validate_json(row[0]) for row in db.execute(query)]
+    except (sqlite3.Error, ValidationError):
+        return []

@@ -1,0 +1,44 @@
+"""gateway.domain.record: frozen records."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import pytest
+
+from gateway.domain.record import FrozenRecord, field
+
+
+class Pair(FrozenRecord, frozen=True, dict=True):
+    left: int
+    right: int = 2
+    seen: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def total(self) -> int:
+        return self.left + self.right
+
+
+class Alone(FrozenRecord, frozen=True, eq=False):
+    left: int
+
+
+def test_a_record_is_equal_by_content_and_cannot_be_changed() -> None:
+    assert Pair(1) == Pair(1, 2) != Pair(1, 3)
+    with pytest.raises(AttributeError):
+        Pair(1).left = 2  # type: ignore[misc]
+    Pair(1).seen["a"] = 1
+    assert Pair(1).seen == {}
+
+
+def test_a_copy_with_changes_computes_anew() -> None:
+    pair = Pair(1)
+    assert pair.total == 3
+    assert pair.evolve(left=5).total == 7
+    assert pair.as_dict() == {"left": 1, "right": 2, "seen": {}}
+
+
+def test_a_record_by_identity_is_a_key_of_its_own() -> None:
+    one, other = Alone(1), Alone(1)
+    assert one != other
+    assert len({one, other, one}) == 2
