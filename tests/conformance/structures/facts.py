@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from gateway.engines.inside.meta import folder_of
-from tests.conformance.structures.learn import LearnedRow, flatten, pattern_of
+from tests.conformance.structures.learn import LAYER_RULE, LearnedRow, flatten, pattern_of
 from tests.conformance.structures.observation import observe
 
 _NAME = re.compile(r"[A-Za-z_][\w.]*")
@@ -112,9 +112,21 @@ def _absent(base: Mapping[str, Any], fields: set[str]) -> dict[str, dict[str, An
         with suppress(Exception):
             values = [_value(read_config(_without(config, field)), field) for config in others]
             rule = _rule(field, values, others)
-            if rule is not None:
+            if rule is not None and not ("period" in rule and _follows(base, field, values[0])):
                 found[field] = rule
     return found
+
+
+def _follows(base: Mapping[str, Any], field: str, value: Any) -> bool:
+    """Whether the list that a config without the field gets follows from another field."""
+    prefix = field.rpartition(".")[0]
+    for name, number in _part(base, prefix).items():
+        if type(number) is int and LAYER_RULE.search(name):
+            changed = copy.deepcopy(dict(base))
+            _part(changed, prefix)[name] = number + 1
+            if _value(read_config(_without(changed, field)), field) != value:
+                return True
+    return False
 
 
 def _rule(field: str, values: list[Any], configs: list[Any]) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ LAYER_COUNTS = (
 _LAYER = re.compile(r"(?<=layers\.|blocks\.)\d+(?=[.#]|$)|(?<=\.h\.)\d+(?=[.#]|$)")
 _LAYER_WORD = re.compile(r"(?<=\.layer\.)\d+(?=[.#]|$)")
 # Fields by which layers differ; the engine may refuse every other value of one.
-_LAYER_RULE = re.compile(r"offset|period|first|replace|interval|step|freq|dense")
+LAYER_RULE = re.compile(r"offset|period|first|replace|interval|step|freq|dense")
 _FLAGS = ("bias", "exact", "shares", "sinks")
 
 
@@ -194,7 +194,7 @@ class _Learner:
         fields = {
             name
             for name, value in self._envs[first].items()
-            if isinstance(value, list) or (type(value) is int and _LAYER_RULE.search(name))
+            if isinstance(value, list) or (type(value) is int and LAYER_RULE.search(name))
         }
         for place, numbers in layers.items():
             away = self._difference(first, place)

@@ -185,6 +185,14 @@ def _changes(config: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
             values = [[1]]
         for other in values:
             yield path, other
+    # Model classes read this one also where the configuration class has no such field.
+    for path, part in [
+        ((), config),
+        *(((n,), v) for n, v in config.items() if isinstance(v, dict)),
+    ]:
+        heads, hidden = part.get("num_attention_heads"), part.get("hidden_size")
+        if type(heads) is int and type(hidden) is int and heads and "head_dim" not in part:
+            yield (*path, "head_dim"), 2 * hidden // heads
 
 
 def _other_integers(name: str, value: int) -> list[int]:
