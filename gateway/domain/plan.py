@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Generic, Literal, NamedTuple
 
 from pydantic import ConfigDict, Field
@@ -494,7 +492,7 @@ class OpenQuestions(NamedTuple):
 
     engine: EngineRef
     questions: tuple[Question, ...]
-    starts: Mapping[Question, StartSettings] = MappingProxyType({})
+    starts: tuple[tuple[Question, StartSettings], ...] = ()
 
 
 class Sharing(NamedTuple):

@@ -77,7 +77,7 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
             *refused.get(engine, [])[:_AT_ONCE],
         ]
         open_ones = tuple(dict.fromkeys(asked))
-        begun = {one: starts[one] for one in open_ones if one in starts}
+        begun = tuple((one, starts[one]) for one in open_ones if one in starts)
         found.append(OpenQuestions(engine, open_ones, begun))
     return tuple(found)
 

@@ -97,7 +97,7 @@ class EngineCheck:
                 self._model,
                 row.questions,
                 max(0, self._end - time.monotonic()),
-                row.starts,
+                dict(row.starts),
             )
         except HostError as error:
             self.problems[name] = str(error)
