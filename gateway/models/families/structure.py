@@ -250,7 +250,8 @@ def _parameters(reader: _Reader, rows: _Rows) -> Iterable[TensorGroup]:
 def _attention(reader: _Reader, rows: _Rows) -> Iterable[AttentionGroup]:
     for row, numbers in rows:
         if row["is"] == "attention":
-            window = reader.size(row["window"]) or None
+            # A null window is no window.
+            window = reader.size(row["window"]) if reader.term(row["window"]) else None
             kind = "sliding" if window and row["kind"] == "full" else row["kind"]
             alone = row["layers"] in ("all", "once")
             yield AttentionGroup(

@@ -50,7 +50,7 @@ def checked(forecast: Plan, start: RehearsedStart | None, **kv: int) -> Decision
 def test_the_start_of_an_open_plan_goes_along_with_its_question(forecast: Plan) -> None:
     (row,) = open_questions(decision())
     assert forecast.question in row.questions
-    start = row.starts[forecast.question]
+    start = dict(row.starts)[forecast.question]
     assert start == start_of(forecast)
     assert start.kv_bytes == forecast.memory.kv_bytes > 0
     assert f"--max-num-seqs={forecast.max_num_seqs.value}" in start.argv

@@ -192,7 +192,7 @@ def decided(
 
 def asked(decision: Decision) -> list[Question]:
     """What the decision leaves open."""
-    return [question for _, questions in open_questions(decision) for question in questions]
+    return [question for row in open_questions(decision) for question in row.questions]
 
 
 SAID = EngineAnswer(
