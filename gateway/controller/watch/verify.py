@@ -392,7 +392,7 @@ async def _classifies(
 ) -> None:
     """Raises _Refuted unless the model labels texts, or tokens of texts (/pooling of vLLM)."""
     body = {"model": name, "input": list(PROMPTS)}
-    path = "/classify" if plan.engine.kind.startswith("vllm") else "/v1/classify"
+    path = engine_kind(plan.engine.kind).classify_path
     try:
         answer = await client.post(f"{url}{path}", body, timeout_s)
         if answer.status in _NOT_SERVED:

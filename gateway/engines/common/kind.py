@@ -24,6 +24,10 @@ class EngineKind(Protocol):
     def thoughts(self) -> str:
         """The name of a model's thoughts in the engine's chat answers."""
 
+    @property
+    def classify_path(self) -> str:
+        """The path of the engine's server that labels texts."""
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The `extra` stages that the engine gives one layer more than the others."""
 

@@ -14,6 +14,7 @@ class SglangKind:
     # Source: get_default_sampling_params in sglang/srt/configs/model_config.py, 0.5.10 to 0.5.23.
     limits_answers = False
     thoughts = "reasoning_content"
+    classify_path = "/v1/classify"
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The last stages. Source: get_pp_indices in sglang/srt/distributed/utils.py."""

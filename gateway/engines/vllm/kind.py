@@ -14,6 +14,7 @@ class VllmKind:
     # Source: get_diff_sampling_param in vllm/config/model.py, 0.18.0 to 0.33.0.
     limits_answers = True
     thoughts = "reasoning"
+    classify_path = "/classify"
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The stages before the last one. Source: get_pp_indices in vllm/distributed/utils.py."""

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-import gateway.domain
+from gateway import domain
 from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "gateway" / "domain" / "__init__.py"
@@ -21,14 +21,14 @@ def test_every_name_that_type_checkers_see_is_found_in_its_module() -> None:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gateway.domain.")
     ]
     named = {name.name: node.module for node in imports for name in node.names}
-    assert named.keys() == {*gateway.domain.__all__}
+    assert named.keys() == {*domain.__all__}
     for name, module in named.items():
-        assert getattr(gateway.domain, name) is vars(sys.modules[str(module)])[name]
+        assert getattr(domain, name) is vars(sys.modules[str(module)])[name]
 
 
 def test_a_wrong_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match=r"gateway\.domain has no Plam"):
-        gateway.domain.Plam  # noqa: B018
+        domain.Plam  # noqa: B018
 
 
 def test_a_program_that_uses_no_value_loads_none() -> None:

@@ -199,7 +199,8 @@ def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
 def states_of(ref: str, name: str, sized: list[tuple[Footprint, Sizes]], **args: Any) -> int:
     """Requests at once by SGLang's states, with these flags."""
     sized.clear()
-    plan = first(name, "h200", ref, args={"max-running-requests": 4096, **args})
+    flags = {"max-running-requests": 4096, **args}
+    plan = first(name, "h200", ref, args=flags, text_only=True)
     footprint, sizes = sized[0]
     assert plan.max_num_seqs.value == 4096
     return footprint.cache.states(sizes.memory.kv_bytes) // max(
