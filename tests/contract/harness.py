@@ -9,7 +9,7 @@ from typing import Protocol
 
 from gateway.domain import Instance, LaunchSpec
 from gateway.hosts.host import Host
-from tests.support.patience import HANG_S, Patience
+from tests.support.patience import HANG_S, Patience, hang_s
 
 
 class Harness(Protocol):
@@ -92,7 +92,7 @@ async def request(instance: Instance, raw: bytes) -> tuple[int, bytes]:
     assert instance.url is not None
     address, _, port = instance.url.removeprefix("http://").rpartition(":")
     try:
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             reader, writer = await asyncio.open_connection(address, int(port))
             try:
                 writer.write(raw)

@@ -30,7 +30,7 @@ from gateway.hosts.docker.container import container_name
 from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE
 from tests.contract.harness import answering, find, until
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
@@ -46,7 +46,7 @@ async def harness(anyio_backend: str, tmp_path: Path) -> AsyncIterator[AgentHarn
 
 async def say(harness: AgentHarness, raw: bytes) -> list[dict[str, Any]]:
     """What the agent answers to these bytes, until it closes."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         reader, writer = await asyncio.open_unix_connection(harness.socket, limit=2**24)
         try:
             with contextlib.suppress(ConnectionError):
@@ -405,7 +405,7 @@ async def test_who_does_not_read_holds_up_nobody(harness: AgentHarness) -> None:
         one.send(b'{"call": "follow", "name": "a1"}\n')
     try:
         assert [instance.name for instance in await harness.host.list()] == ["a1"]
-        async with asyncio.timeout(HANG_S), aclosing(harness.host.follow("a1")) as lines:
+        async with asyncio.timeout(hang_s()), aclosing(harness.host.follow("a1")) as lines:
             async for line in lines:
                 if line == b"line 19999":
                     break
@@ -448,7 +448,7 @@ async def test_engines_and_logs_outlive_an_agent(harness: AgentHarness) -> None:
     )
     await answering(instance)
     async with aclosing(harness.host.follow("a1")) as lines:
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             assert [await anext(lines), await anext(lines)] == [b"one", b"two"]
         harness.kill_agent()
         for _ in range(2):
@@ -459,7 +459,7 @@ async def test_engines_and_logs_outlive_an_agent(harness: AgentHarness) -> None:
         harness.start_agent()
         assert await harness.host.list() == [instance]
         harness.kill_engine("a1")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             rest = [line async for line in lines]
     assert b"one" not in rest
     assert (await find(harness.host, "a1") or instance).state == "exited"

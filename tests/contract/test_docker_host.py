@@ -31,7 +31,7 @@ from tests.contract.harness import answering, exited, find, until
 from tests.support.docker_registry import Registry
 from tests.support.docker_wire import Wire
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
@@ -62,7 +62,7 @@ def program(harness: DockerHarness, script: str, **changes: Any) -> LaunchSpec:
 async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:
     """What a program prints until it ends."""
     await harness.host.start(spec)
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         return [line.decode() async for line in harness.host.follow(spec.name)]
 
 
@@ -490,7 +490,7 @@ async def test_a_log_is_followed_across_broken_connections(
     host = harness.restart(wire.url)
     await host.start(spec)
     given = []
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         async for line in host.follow(spec.name):
             given.append(line)
             if len(given) in (20, 150):
@@ -549,7 +549,7 @@ async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(
 
         await until("nothing more is taken", stands_still)
         assert taken < 2 * 1024**2, "of 4 MB"
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             rest = [line async for line in lines]
     assert len(rest) == count - 1
     assert wire.answered_bytes > 4 * 1024**2
@@ -601,7 +601,7 @@ async def test_leaving_a_pull_ends_it(harness: DockerHarness) -> None:
         pulling = asyncio.create_task(
             harness.host.prepare(engine, lambda text: seen.set() if " of " in text else None)
         )
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             await seen.wait()
             pulling.cancel()
             await asyncio.wait({pulling})

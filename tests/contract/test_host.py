@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.scripted_engine import DEAF
 
 from .harness import Harness, answering, exited, find, get, request, until
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 async def log_of(harness: Harness, name: str) -> list[bytes]:
     """The whole log of an engine that ends."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         return [line async for line in harness.host.follow(name)]
 
 
@@ -43,7 +43,7 @@ async def test_start_of_an_absent_name_runs_the_engine(harness: Harness) -> None
 
 
 async def test_start_returns_when_the_process_exists_not_when_it_answers(harness: Harness) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         instance = await harness.host.start(
             harness.make_spec("a1", script=["--start-delay", str(10 * HANG_S)])
         )
@@ -168,7 +168,7 @@ async def test_stop_of_an_absent_name_is_fine(harness: Harness) -> None:
 
 async def test_stop_ends_and_forgets_a_running_instance(harness: Harness) -> None:
     await answering(await harness.host.start(harness.make_spec("a1")))
-    async with asyncio.timeout(HANG_S):  # an engine that obeys SIGTERM is not waited for
+    async with asyncio.timeout(hang_s()):  # an engine that obeys SIGTERM is not waited for
         await harness.host.stop("a1", grace_s=10 * HANG_S)
     assert await harness.host.list() == []
     assert harness.members("a1") == 0
@@ -185,7 +185,7 @@ async def test_stop_leaves_an_engine_its_grace(harness: Harness) -> None:
     instance = await harness.host.start(harness.make_spec("a1", script=["--ignore-term"]))
     await answering(instance)
     stopping = asyncio.ensure_future(harness.host.stop("a1", grace_s=10 * HANG_S))
-    async with aclosing(harness.host.follow("a1")) as lines, asyncio.timeout(HANG_S):
+    async with aclosing(harness.host.follow("a1")) as lines, asyncio.timeout(hang_s()):
         while await anext(lines) != DEAF.encode():
             pass
     await answering(instance)
@@ -298,7 +298,7 @@ async def test_follow_gives_the_whole_log_and_ends_after_the_last_line(harness: 
 async def test_follow_gives_new_lines_as_they_come(harness: Harness) -> None:
     instance = await harness.host.start(harness.make_spec("a1"))
     await answering(instance)
-    async with aclosing(harness.host.follow("a1")) as lines, asyncio.timeout(HANG_S):
+    async with aclosing(harness.host.follow("a1")) as lines, asyncio.timeout(hang_s()):
         body = json.dumps({"model": "m", "prompt": "hello", "max_tokens": 2}).encode()
         head = (
             "POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length:"
@@ -313,7 +313,7 @@ async def test_follow_gives_new_lines_as_they_come(harness: Harness) -> None:
 
 async def test_follow_ends_when_the_instance_is_stopped(harness: Harness) -> None:
     await answering(await harness.host.start(harness.make_spec("a1", script=["--print", "hello"])))
-    async with aclosing(harness.host.follow("a1")) as lines, asyncio.timeout(HANG_S):
+    async with aclosing(harness.host.follow("a1")) as lines, asyncio.timeout(hang_s()):
         assert await anext(lines) == b"hello"
         await harness.host.stop("a1", grace_s=5)
         assert b"hello" not in [line async for line in lines]  # it ends, and begins nothing anew

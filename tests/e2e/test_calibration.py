@@ -16,7 +16,7 @@ from gateway.measuring.calibration.gpu_set import GpuSet, gpu_sets
 from gateway.measuring.calibration.measurement import Measurement, document, read_measurement
 from tests.e2e.conftest import ENGINE
 from tests.support.makers import machine
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 pytestmark = pytest.mark.engine
 SMALL: dict[str, object] = {
@@ -38,7 +38,7 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
 
     async def said(one: GpuSet) -> Measurement:
         asked = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             lines = [
                 line
                 async for line in ProcessHost(tmp_path).inquire(

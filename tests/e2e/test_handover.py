@@ -22,7 +22,7 @@ from tests.contract.process_harness import free_port
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts, stream, workers
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +67,7 @@ class Load:
     async def more(self, count: int) -> None:
         """Returns when so many more were answered."""
         wanted = self.answered + count
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while self.answered < wanted:
                 await asyncio.sleep(0.01)
 

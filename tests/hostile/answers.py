@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from tests.hostile.corpus import body_for, chunks, request
 from tests.hostile.engine import LoggedEngine, answer_to, whole_answer
 from tests.hostile.mutation import SHORT, changed
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 MARK = b"<<THE-MARK>>"
 """Stands in an answer for the mark of its request, which is as long: seven digits that no change to
@@ -326,7 +326,7 @@ class NotHttp(Exception):
 
 async def receive(reader: asyncio.StreamReader) -> Received | None:
     """The next answer; None when there is none. Raises NotHttp, TimeoutError."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as error:

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from tests.hostile.corpus import body_for, request
 from tests.hostile.extensions import CHUNKED, WEBSOCKET
 from tests.hostile.forms import forms, mutated_form
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 ADDRESS = "127.0.0.2"
 ATTEMPT_S = 20.0
@@ -207,7 +207,7 @@ def attackers(target: Target, each: int, pipe: Connection) -> None:
         pipe.send(None)
         await asyncio.to_thread(pipe.recv)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while len(attempts) < len(KINDS):
                     await asyncio.sleep(0.1)
         for task in tasks:

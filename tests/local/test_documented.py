@@ -18,7 +18,7 @@ from gateway.errors import FitserveError
 from tests.support.documented import Shown, others, program, shown
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.program import app
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -244,7 +244,7 @@ def test_every_other_command_runs_somewhere() -> None:
 async def _ready(bench: Bench) -> None:
     """The model `m` serves: commands before may have stopped or removed it."""
     gateway = bench.gateway
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             answer = await gateway.client.get("/admin/models/m")
             if answer.status_code == 404:

@@ -19,7 +19,7 @@ from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -125,7 +125,7 @@ async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_o
         """By model, what each copy has once all serve."""
         found = {}
         for name, copies in models.items():
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while True:
                     view = await gateway.show(name)
                     if [one["state"] for one in view["replicas"]] == ["ready"] * copies:
@@ -155,7 +155,7 @@ async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_o
         assert await placed(gateway) == before
         # The same where one engine alone is lost.
         next(engine for engine in world.engines.values() if engine.spec.model == "last").kill()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (
                 len([one for one in (await gateway.show("last"))["attempts"] if one["failure"]]) < 3
             ):
@@ -219,7 +219,7 @@ async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhi
     source = model_folder(tmp_path / "model", **SMALL)
     async with running(tmp_path, script, world, hardware=machine("3090")) as gateway:
         await gateway.add("first", source, engines=["vllm==0.26.0"])
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not world.engines:
                 await asyncio.sleep(0.02)
         before = await gateway.until("first", "starting")

@@ -20,7 +20,7 @@ from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import scripted_gateway
 from tests.support.dataplane import Gateway, until
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 
 def make(folder: Path, name: str) -> tuple[Path, Path]:
@@ -95,7 +95,7 @@ async def test_a_changed_certificate_is_shown_to_new_connections_and_old_ones_go
     assert await shown_at(port, trusting_all()) == cert.read_text()
     make(tmp_path / "now", "second.example")
     second = cert.read_text()
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while await shown_at(port, trusting_all()) != second:
             await asyncio.sleep(0.01)
         # Half of a pair: the one before stays in force.

@@ -13,7 +13,7 @@ import pytest
 from gateway import supervision
 from gateway.supervision import Setback, SupervisedTask
 from tests.support.log_lines import capture_logs
-from tests.support.patience import HANG_S, Clock
+from tests.support.patience import HANG_S, Clock, hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -70,7 +70,7 @@ async def test_work_goes_on_after_any_error(
 
     changes: list[str | None] = []
     work = SupervisedTask(step, "a test", lambda: changes.append(work.setback.problem), of="this")
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         await told.wait()
         while not work.is_done:
             await asyncio.sleep(0)
@@ -111,7 +111,7 @@ async def test_work_that_is_ended_ends_in_every_state() -> None:
             work = SupervisedTask(step, "a test")
             for _ in range(turns):
                 await asyncio.sleep(0)
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 await work.close()
             assert work.is_done
     del work

@@ -15,7 +15,7 @@ from gateway.domain import LaunchSpec
 from gateway.domain.units import GIB
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -50,7 +50,7 @@ async def add(
 
 async def ask(gateway: Running, name: str, **fields: Any) -> Any:
     body = {"model": name, "prompt": "hi", "max_tokens": 3, **fields}
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         return await gateway.client.post("/v1/completions", json=body)
 
 
@@ -184,14 +184,14 @@ def engines(world: World, name: str) -> int:
 
 
 async def counted(gateway: Running, requests: str) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while f"fitserve_requests_{requests}" not in (await gateway.client.get("/metrics")).text:
             await asyncio.sleep(0.02)
 
 
 async def serving(gateway: Running, name: str, copies: int) -> Any:
     """The model's view once so many of its copies serve."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             view = await gateway.show(name)
             if sum(one["state"] == "ready" for one in view["replicas"]) == copies:
@@ -254,7 +254,7 @@ async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) 
         ]
         await counted(gateway, 'in_flight{model="pair"} 8')
         asks = asyncio.create_task(ask(gateway, "c"))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (
                 "requests in flight are answered first"
                 not in (view := await gateway.show("pair"))["detail"]
@@ -295,7 +295,7 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
         assert (await gateway.show("c"))["state"] == "ready"
         (tmp_path / "hold-c").unlink()
         assert (await asked).status_code == 200
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while engines(gateway.world, "pair") < 2:
                 await asyncio.sleep(0.02)
         (tmp_path / "hold-pair").unlink()
@@ -315,7 +315,7 @@ async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, 
             await gateway.until("c", "stopped")
             assert (await ask(gateway, "c")).status_code == 200
             await serving(gateway, "pair", 1)
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while "1 of 2 copies serve; " not in (await gateway.show("pair"))["detail"]:
                     await asyncio.sleep(0.02)
             if how == "removed":
@@ -354,7 +354,7 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
             await add(gateway, tmp_path, "c")
             await gateway.until("c", "stopped")
             asked = asyncio.create_task(ask(gateway, "c"))
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while not told():
                     await asyncio.sleep(0.02)
             await asyncio.sleep(2.0)
@@ -421,7 +421,7 @@ async def test_a_copy_that_nobody_leaves_for_is_not_planned_anew_for_each_reques
         await gateway.until("c", "ready")
         await add(gateway, tmp_path, "pair", copies=2, args={"max-num-seqs": 1})
         await serving(gateway, "pair", 1)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while "1 of 2 copies serve; " not in (await gateway.show("pair"))["detail"]:
                 await asyncio.sleep(0.02)
         capsys.readouterr()
@@ -492,7 +492,7 @@ async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Pat
         for name in "cd":
             await add(gateway, tmp_path, name, pinned=True)
         # One waits for what the other engine still answers, and one for its turn.
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while "another model is unloaded" not in "".join(
                 [(await gateway.show(name))["detail"] for name in "cd"]
             ):

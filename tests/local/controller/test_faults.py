@@ -13,7 +13,7 @@ from gateway.domain import LaunchSpec
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
 from tests.support.paths import LOGS
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -141,7 +141,7 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
     asked = len(other.log)
     async with running(tmp_path, healthy, world) as gateway:
         answers = set()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while name in world.engines:
                 body = {"model": "m", "prompt": "hi", "max_tokens": 3}
                 answers.add((await gateway.client.post("/v1/completions", json=body)).status_code)

@@ -13,7 +13,7 @@ from gateway.domain import LaunchSpec
 from tests.support.fake_nvml import FakeNvml, two_3090
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -29,7 +29,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 async def lost(gateway: Running, count: int) -> list[str]:
     """What the gateway says of lost GPUs, once there are so many of them."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             here = (await gateway.client.get("/admin/hardware")).json()
             said = [gpu["lost"] for gpu in here["gpus"] if gpu["lost"]]
@@ -59,7 +59,7 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         if how == "xid":
             nvml.events.put((broken, 79))
         broken.error = pynvml.NVML_ERROR_GPU_IS_LOST
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
                 "failed",
                 "ready",
@@ -80,7 +80,7 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
         broken.error = None
         await lost(gateway, 0)
         nvml.events.put((nvml.cards[card(nvml, elsewhere)], 95))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
                 "failed",
                 "failed",
@@ -115,7 +115,7 @@ async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> 
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
         gpu = await started(gateway, tmp_path)
         nvml.events.put((nvml.cards[card(nvml, gpu)], 31))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not (
                 notes := [note for note in (await hardware(gateway))["notes"] if "Xid 31" in note]
             ):

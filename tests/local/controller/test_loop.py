@@ -15,7 +15,7 @@ from gateway.domain import Failure, Instance, LaunchSpec, Plan
 from gateway.errors import HostError
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryHost, World
-from tests.support.patience import HANG_S, Clock
+from tests.support.patience import HANG_S, Clock, hang_s
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -176,7 +176,7 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(
         await gateway.until("m", "ready")
         (first,) = gateway.world.engines
         gateway.world.engines[first].kill()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while len((await gateway.until("m", "ready"))["attempts"]) == 1:
                 await asyncio.sleep(0.02)
         # At once the first time; the second time it waits.
@@ -242,7 +242,7 @@ async def test_an_engine_that_belongs_to_no_model_is_stopped(tmp_path: Path) -> 
         await gateway.until("m", "ready")
     # Another data folder knows nothing of it, as when a database was set back.
     async with running(tmp_path / "two", healthy, world):
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while world.engines:
                 await asyncio.sleep(0.02)
 
@@ -288,7 +288,7 @@ async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_p
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
         await gateway.until("m", "ready")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while [one["state"] for one in (await gateway.show("m"))["replicas"]] != [
                 "ready",
                 "ready",
@@ -309,7 +309,7 @@ async def test_a_host_that_does_not_answer_is_told_and_survived(tmp_path: Path) 
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 503:
                 gateway.world.fail_next("list", HostError("Docker does not answer."))
                 await asyncio.sleep(0.01)
@@ -317,7 +317,7 @@ async def test_a_host_that_does_not_answer_is_told_and_survived(tmp_path: Path) 
             "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
         )
         assert answer.status_code == 200
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.02)
         assert len((await gateway.show("m"))["attempts"]) == 1

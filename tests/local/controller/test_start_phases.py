@@ -17,7 +17,7 @@ from gateway.store.engine_logs import log_path
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryEngine, MemoryHost, World
 from tests.support.paths import LOGS
-from tests.support.patience import HANG_S, Clock
+from tests.support.patience import Clock, hang_s
 from tests.support.process_engines import running_processes
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import Answer, EngineScript, FakeEngine
@@ -51,7 +51,7 @@ class Pull:
 
 async def shown(gateway: Running, words: str) -> None:
     """Once `fitserve ps` (the list) shows this; the model's own view says what it is busy with."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             (listed,) = (await gateway.client.get("/admin/models")).json()["data"]
             if words in listed["detail"]:
@@ -212,7 +212,7 @@ async def test_a_removed_model_ends_its_pull(tmp_path: Path) -> None:
     world.pull = ((0, "pulling engine:1: 3 of 10 GiB"), (600, "never"))
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while "pulling" not in (await gateway.show("m"))["detail"]:
                 await asyncio.sleep(0.02)
         await gateway.client.delete("/admin/models/m")

@@ -26,7 +26,7 @@ from gateway.machine.gpu_watch import GpuWatch
 from tests.support.dataplane import until
 from tests.support.log_lines import capture_logs
 from tests.support.memory_host import Method, World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -74,7 +74,7 @@ async def serves(gateway: Running, name: str) -> bool:
 
 async def tells(gateway: Running, name: str, words: str) -> None:
     """Returns when the state of the model says so."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while words not in (await gateway.show(name))["detail"]:
             await asyncio.sleep(0.01)
 
@@ -124,7 +124,7 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
         assert times > 0
         broken.clear()
         await gateway.until("bad", "ready")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.show("bad"))["detail"]:
                 await asyncio.sleep(0.01)
         assert await serves(gateway, "bad")
@@ -175,7 +175,7 @@ async def test_a_host_that_raises_anything_is_survived(tmp_path: Path, method: s
         await gateway.client.delete("/admin/models/m")
         await gateway.gone("m")
         assert await serves(gateway, "n")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)
 
@@ -215,7 +215,7 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
         )
         assert refused.status_code == 503
         broken.clear()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not await serves(gateway, "bad"):
                 await asyncio.sleep(0.01)
 
@@ -230,7 +230,7 @@ async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
         await gateway.until("m", "ready")
         broken = breaks(monkeypatch, owner, method, lambda *_: True)
         if owner is loop:
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while (await gateway.client.get("/readyz")).json()["problems"] != ["loop"]:
                     await asyncio.sleep(0.01)
         else:
@@ -238,7 +238,7 @@ async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
         assert (await gateway.client.get("/healthz")).status_code == 200
         assert await serves(gateway, "m")
         broken.clear()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200 or (
                 await gateway.show("m")
             )["detail"]:
@@ -257,7 +257,7 @@ async def test_when_the_loop_ends_health_fails(
         await gateway.until("m", "ready")
         for _ in range(3):
             world.fail_next("list", error)  # type: ignore[arg-type]
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/healthz")).status_code == 200:
                 await asyncio.sleep(0.01)
         assert (await gateway.client.get("/readyz")).json()["problems"] == ["loop"]
@@ -280,6 +280,6 @@ async def test_a_host_that_is_away_never_ends_the_loop(
     async with running(tmp_path, healthy, world) as gateway:
         await until(lambda: not world._faults["list"])
         assert (await gateway.client.get("/healthz")).status_code == 200
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.01)

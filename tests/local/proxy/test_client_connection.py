@@ -44,7 +44,7 @@ from tests.support.dataplane import (
     stage,
     until,
 )
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -71,7 +71,7 @@ async def talk(port: int, data: bytes) -> bytes:
 
 async def status(reader: asyncio.StreamReader) -> bytes:
     """The status and the beginning of the next answer, which has a content-length."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         head = await reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         return (
@@ -659,7 +659,7 @@ async def test_who_sends_all_of_a_body_before_it_reads_hears_that_there_is_no_me
     monkeypatch.setattr(client_connection, "bytes", none_left, raising=False)
     monkeypatch.setattr(IncomingRequest, "more", none_left)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         writer.transport.set_write_buffer_limits(0)
         writer.write(post(b"host: x", body=b"x" * 8_000_000))
         await writer.drain()
@@ -730,7 +730,7 @@ async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
             b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece
         )
         front = await only(gateway)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 401 ")
         assert b"connection: close\r\n" in answer
@@ -930,7 +930,7 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
             await asyncio.sleep(0)
         assert front.transport.get_write_buffer_size() <= held
         reader._transport.resume_reading()  # type: ignore[attr-defined]
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             for _ in range(asked + 1000):
                 head = await reader.readuntil(b"\r\n\r\n")
                 await reader.readexactly(

@@ -32,7 +32,7 @@ from tests.hostile.fuzz import (
     send,
 )
 from tests.hostile.strict import sent
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.served import Served, served
 
 pytestmark = pytest.mark.anyio
@@ -117,7 +117,7 @@ async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
         opened.append(number)
         writer.write(head[: (0, number % len(head), 1)[number % 3]])
         ended = asyncio.create_task(reader.read())
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not (await asyncio.wait((ended,), timeout=1))[0]:
                 if number % 3 == 2:
                     writer.write(b"a")

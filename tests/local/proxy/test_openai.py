@@ -26,7 +26,7 @@ from tests.support.dataplane import (
     streams_for_ever,
     until,
 )
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -163,7 +163,7 @@ async def test_an_event_stream_arrives_chunk_by_chunk_with_its_bytes_unchanged(
             assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
             assert "content-length" not in response.headers
             received = []
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 async for chunk in response.aiter_raw():
                     received.append(chunk)
                     turn.release()

@@ -32,7 +32,7 @@ from tests.support.dataplane import (
     streams_for_ever,
     until,
 )
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -445,7 +445,7 @@ async def test_a_hundred_streams_cancelled_at_once_leave_nothing_behind(gateway:
                 started.release()
 
         tasks = [asyncio.create_task(consume()) for _ in range(100)]
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             for _ in tasks:
                 await started.acquire()
         assert [gateway.routes.in_flight(f"m-{index}") for index in range(2)] == [50, 50]

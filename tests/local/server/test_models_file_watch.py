@@ -11,7 +11,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.server import models_file_watch
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -41,7 +41,7 @@ async def wishes(gateway: Running) -> dict[str, Any]:
 
 
 async def until(gateway: Running, names: set[str]) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while set(await wishes(gateway)) != names:
             await asyncio.sleep(0.02)
 
@@ -58,14 +58,14 @@ async def test_models_follow_the_file(tmp_path: Path, capfd: pytest.CaptureFixtu
         started = set(gateway.world.engines)
         # A mistake anywhere: nothing is otherwise, b stays.
         write(path, f"models:\n  c: {one % ''}\n  a: {one % 'contex: 1024'}\n")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while "`contex`; `context` may be meant" not in "".join(capfd.readouterr()):
                 await asyncio.sleep(0.02)
         assert set(await wishes(gateway)) == {"a", "b", "by-hand"}
         assert started <= set(gateway.world.engines)
         write(path, f"models:\n  a: {one % 'context: 1024'}\n  c: {one % ''}\n")
         await until(gateway, {"a", "c", "by-hand"})
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await wishes(gateway))["a"]["context"] != 1024:
                 await asyncio.sleep(0.02)
         await gateway.until("a", "ready")
@@ -101,13 +101,13 @@ async def test_a_file_that_is_being_written_takes_no_model_away(
         await until(gateway, set("abcd"))
         path.write_text("")
         to_write += lines
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while to_write:
                 assert set(await wishes(gateway)) == set("abcd")
                 await asyncio.sleep(0.01)
         await until(gateway, set("abcde"))
         path.write_text("")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while "a file without any says `models: {}`" not in "".join(capfd.readouterr()):
                 await asyncio.sleep(0.02)
         assert set(await wishes(gateway)) == set("abcde")
@@ -123,7 +123,7 @@ async def test_a_name_moves_from_one_model_to_another(tmp_path: Path) -> None:
     async with running(tmp_path, script, models_file=path) as gateway:
         await until(gateway, {"a", "b"})
         write(path, text % ("y", "x"))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while [one["aliases"] for _, one in sorted((await wishes(gateway)).items())] != [
                 ["y"],
                 ["x"],

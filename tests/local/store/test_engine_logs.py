@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.store import engine_logs
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +29,7 @@ async def test_a_log_that_is_followed_before_it_is_there_is_read_from_its_first_
             read.append(piece)  # noqa: PERF401 - it is looked at while it grows
 
     task = asyncio.create_task(reading())
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while looks < 3:
             await asyncio.sleep(0.01)
         assert read == []

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support.fake_engine import parse
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.scripted_engine import EngineScript, FakeEngine
 
 pytestmark = pytest.mark.anyio
@@ -190,7 +190,7 @@ async def test_requests_and_a_client_that_leaves_are_recorded(tmp_path: Path) ->
             "POST", "/v1/completions", json={"prompt": "second", "max_tokens": 4000, "stream": True}
         ) as stream:
             assert "data: " in await anext(stream.aiter_text())
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while b"\nclosed " not in record.read_bytes():
                 await asyncio.sleep(0.01)
     recorded = record.read_bytes()
@@ -215,7 +215,7 @@ async def test_a_client_that_does_not_read_stops_the_stream() -> None:
         writer.write(
             b"POST /v1/completions HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         )
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not (engine.connections and not next(iter(engine.connections)).writable.is_set()):
                 await asyncio.sleep(0.01)
         assert next(iter(engine.connections)).transport.get_write_buffer_size() < 1_000_000

@@ -32,7 +32,7 @@ from gateway.settings import Settings
 from tests.support.long_log import FATAL, long_log
 from tests.support.makers import GIB, attempt, engine, machine, planned, spec, wish
 from tests.support.paths import LOGS
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.planning import decide
 from tests.support.program import app
 
@@ -398,7 +398,7 @@ async def watched(name: str, *, ends: bool) -> Observation:
     )
     watcher = Watcher(failed_attempt(), "x", "http://127.0.0.1:1", context)
     try:
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while watcher.observation.proof is None and not watcher.observation.log_ended:
                 await woken.wait()
                 woken.clear()

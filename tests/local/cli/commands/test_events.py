@@ -13,7 +13,7 @@ import pytest
 
 from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder, running
 
 pytestmark = pytest.mark.anyio
@@ -41,7 +41,7 @@ async def test_what_happened_is_printed_with_its_proof_and_what_happens_follows(
         )
         assert following.stdout is not None
         kinds: list[str] = []
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while "engine.ready" not in kinds:
                 kinds.append(json.loads(await following.stdout.readline())["kind"])
             await gateway.client.delete("/admin/models/m")

@@ -13,7 +13,7 @@ from gateway.controller.steps.plan_steps import PlanSteps
 from gateway.profiles.profiles import Profiles
 from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder, running
 from tests.support.versions import SGLANG_REF
 
@@ -87,7 +87,7 @@ async def test_three_copies_wished_for_on_two_gpus(
     async with running(tmp_path, script, hardware=Profiles().hardware("2x3090")) as gateway:
         source = model_folder(tmp_path / "model")
         await gateway.add("r", source, engines=[SGLANG_REF], replicas=3, gpus=2, check=False)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while sum(one["state"] == "ready" for one in (await gateway.show("r"))["replicas"]) < 2:
                 await asyncio.sleep(0.02)
             while max((planned.count(index) for index in range(3)), default=0) < 4:

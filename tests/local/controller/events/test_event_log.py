@@ -14,7 +14,7 @@ import pytest
 from gateway.controller.events.event_log import EventLog
 from gateway.domain.facts import Event
 from gateway.store.recovery import open_store
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -30,7 +30,7 @@ async def test_what_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path)
     asyncio.get_running_loop().set_default_executor(busy)
     busy.submit(free.wait, HANG_S)
     log.tell([Event(at=time.time(), kind="gateway.stopped", words="The gateway stops.")])
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while not log._recording:
             await asyncio.sleep(0)
         closing = asyncio.create_task(log.close())

@@ -14,7 +14,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -61,7 +61,7 @@ class Receiver:
         await call.reply(b"")
 
     async def until(self, kind: str) -> None:
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while kind not in [one["type"] for one in self.taken]:
                 await asyncio.sleep(0.02)
 
@@ -103,7 +103,7 @@ async def test_what_happened_while_the_receiver_was_away_is_told_by_the_next_gat
         ) as gateway:
             await gateway.add("m", model_folder(tmp_path / "model"))
             await gateway.until("m", "ready")
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while not deaf.asked:
                     await asyncio.sleep(0.02)
         deaf._left = 0
@@ -125,13 +125,13 @@ async def test_one_that_took_nothing_yet_is_told_by_the_next_gateway_from_the_fi
     deaf = Receiver(503, refuses=10**6)
     async with Upstream(deaf) as upstream:
         async with running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")):
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while not deaf.asked:
                     await asyncio.sleep(0.02)
         deaf._left = 0
         async with (
             running(tmp_path, healthy, **settings(upstream.url, webhook_events="gateway.*")),
-            asyncio.timeout(HANG_S),
+            asyncio.timeout(hang_s()),
         ):
             while len(deaf.taken) < 3:
                 await asyncio.sleep(0.02)
@@ -152,7 +152,7 @@ async def test_a_receiver_that_is_gone_is_asked_no_more_and_no_secret_is_logged(
     ):
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not receiver.asked:
                 await asyncio.sleep(0.02)
     assert receiver.asked == 1

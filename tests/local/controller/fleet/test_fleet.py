@@ -16,7 +16,7 @@ from gateway.domain.grant import Grant
 from gateway.keys import digest_of
 from gateway.store.recovery import open_store
 from tests.support.makers import LLAMA_8B, machine
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.served import served
@@ -66,7 +66,7 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                 base_url=gateway.url, trust_env=False, timeout=HANG_S
             ) as client:
                 admin = {"authorization": f"Bearer {ADMIN}"}
-                async with asyncio.timeout(HANG_S):
+                async with asyncio.timeout(hang_s()):
                     while {
                         one["state"]
                         for one in (await client.get("/admin/models", headers=admin)).json()["data"]
@@ -150,7 +150,7 @@ async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many
             "third", source, engines=["vllm==0.26.0"], gpus=2, replicas=2, tensor_parallel=1
         )
         view = await gateway.until("third", "ready")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while [one["state"] for one in view["replicas"]] != ["ready", "ready"]:
                 await asyncio.sleep(0.05)
                 view = (await gateway.client.get("/admin/models/third")).json()

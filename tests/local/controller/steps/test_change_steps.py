@@ -14,7 +14,7 @@ import pytest
 from gateway.domain import LaunchSpec
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import MemoryEngine, World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import VLLM_REF
@@ -60,7 +60,7 @@ async def settled(gateway: Running, alone: int = 1) -> Any:
     """The model, once no change is under way and only so many engines run."""
     view: Any = None
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while True:
                 view = await gateway.show("m")
                 under_way = (
@@ -252,7 +252,7 @@ async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_pat
         await change(gateway, max_context=1024)
         said = await change(gateway, status=409, max_context=512)
         assert "is being changed already" in said["error"]["message"]
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while len(gateway.world.engines) < 2:
                 await asyncio.sleep(0.01)
         await gateway.client.delete("/admin/models/m")
@@ -263,7 +263,7 @@ async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_pat
 async def test_a_model_that_never_served_takes_the_new_wish_at_once(tmp_path: Path) -> None:
     async with running(tmp_path, failing(512)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), max_context=512)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not contexts(await gateway.show("m"), "failed"):
                 await asyncio.sleep(0.02)
         await change(gateway, max_context=256)
@@ -287,7 +287,7 @@ async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(
     async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
         await on_gpus(gateway, tmp_path)
         await change(gateway, max_context=256)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while started < 2:
                 await asyncio.sleep(0.01)
     async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
@@ -326,7 +326,7 @@ async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither
             assert answer.status_code == 409, answer.text
         answer = await gateway.client.patch("/admin/models/qwen3:8b", json={"aliases": ["other"]})
         assert (answer.status_code, answer.json()["anew"]) == (200, False)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (
                 await gateway.client.post(
                     "/v1/completions", json={"model": "other", "prompt": "hi"}

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.local.controller.test_loop import TOO_LONG, context_of
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def both(gateway: Running) -> Any:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             view = await gateway.show("m")
             if [one["state"] for one in view["replicas"]] == ["ready", "ready"]:
@@ -56,7 +56,7 @@ async def test_the_second_copy_of_a_new_plan_says_that_it_waits(tmp_path: Path) 
 
     async with running(tmp_path, slow) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             words = "waits for m, which is started for the first time with this plan"
             while words not in [one["busy_with"] for one in (await gateway.show("m"))["replicas"]]:
                 await asyncio.sleep(0.02)

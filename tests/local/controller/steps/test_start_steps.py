@@ -15,7 +15,7 @@ import yaml
 from gateway.domain import LaunchSpec
 from tests.support.makers import engine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, profiles_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -134,7 +134,7 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
     async def killed(gateway: Running) -> Any:
         (one,) = world.engines.values()
         one.kill()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (view := await gateway.until("m", "ready"))["attempts"][-1][
                 "id"
             ] == one.spec.attempt:

@@ -20,7 +20,7 @@ from gateway.proxy.access.endpoint_keys import EndpointKeys
 from gateway.proxy.routing.table import RoutedReplica
 from tests.support.dataplane import never_answers, refused_url, until
 from tests.support.log_lines import capture_logs
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -84,7 +84,7 @@ HOSTILE: dict[str, tuple[Script, str]] = {
 
 async def says(gateway: Running, name: str, words: str) -> None:
     """Returns when the state of the model says so."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while words not in (await gateway.show(name))["detail"]:
             await asyncio.sleep(0.02)
 

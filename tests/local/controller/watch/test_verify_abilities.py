@@ -17,7 +17,7 @@ from gateway.cli.present import show_model
 from gateway.domain import LaunchSpec
 from tests.support.makers import machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.sdk_calls import TOOL
@@ -156,7 +156,7 @@ async def test_a_plan_that_was_asked_once_is_not_asked_at_its_next_start(tmp_pat
         assert record.read_bytes().count(b"get_weather") == 2
         for engine in world.engines.values():
             engine.kill()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while len((view := await gateway.until("m", "ready"))["attempts"]) < 2:
                 await asyncio.sleep(0.02)
         assert states(view) == dict.fromkeys(ALL, "proven")

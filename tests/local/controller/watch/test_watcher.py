@@ -18,7 +18,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.support.paths import FAKE_ENGINE
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.process_engines import running_processes
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -43,7 +43,7 @@ async def processes(
 
 
 async def until_replicas(gateway: Running, *states: str) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while [one["state"] for one in (await gateway.show("m"))["replicas"]] != [*states]:
             await asyncio.sleep(0.02)
 
@@ -78,7 +78,7 @@ async def test_a_stopped_engine_gets_no_requests_and_its_clients_are_answered_by
         asking = [
             asyncio.create_task(gateway.client.post("/v1/completions", json=ASK)) for _ in range(8)
         ]
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (
                 "fitserve_requests_in_flight"
                 not in (page := (await gateway.client.get("/metrics")).text)
@@ -122,7 +122,7 @@ async def test_clients_hear_that_the_only_engine_froze_and_a_frozen_engine_is_re
         assert "[DONE]" not in "".join(told)
         answer = await plain
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while len((view := await gateway.show("m"))["attempts"]) == 1:
                 await asyncio.sleep(0.02)
         assert view["attempts"][0]["failure"]["kind"] == "hang"
@@ -161,7 +161,7 @@ async def test_an_engine_that_spins_is_replaced_once_it_was_mute_for_long(tmp_pa
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         assert (await gateway.client.post("/v1/completions", json=ASK)).status_code == 503
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while len(made) < 2:
                 await asyncio.sleep(0.02)
         view = await gateway.until("m", "ready")

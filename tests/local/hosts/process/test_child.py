@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from gateway.hosts.process.child import lines_of
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_who_leaves_a_flood_that_waits_to_be_read_has_left(tmp_path: Path) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         flood: Any = lines_of(("yes",), b"", cwd=tmp_path, env=os.environ)
         async with aclosing(flood) as lines:
             assert await anext(lines) == b"y"

@@ -14,7 +14,7 @@ from gateway.measuring.tuning import traffic, tuner
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -50,7 +50,7 @@ def served(token_s: float, **changes: float) -> tuple[tuple[str, float], ...]:
 
 async def learned(gateway: Running) -> list[Any]:
     """The facts, once there are any."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             rows = (await gateway.client.get("/admin/facts")).json()["data"]
             if found := [row["fact"] for row in rows if row["fact"]["kind"] == "speed_ratio"]:
@@ -60,7 +60,7 @@ async def learned(gateway: Running) -> list[Any]:
 
 async def looked(world: World, times: int) -> None:
     """Until the counters of its engine were read so often."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while (
             sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log)
             < times
@@ -86,7 +86,7 @@ async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path:
         assert fact["scope"]["figure"] == "stream"
         assert fact["scope"]["fingerprint"] == view["attempts"][0]["fingerprint"]
         assert fact["value"] == pytest.approx(1000 * 10 / expected, rel=0.05)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (speed := (await gateway.show("m"))["plan"]["speed"])["grade"] != "served":
                 await asyncio.sleep(0.02)
         assert speed["stream"]["value"] == pytest.approx(10, rel=0.05)
@@ -107,7 +107,7 @@ async def test_what_is_served_much_slower_than_another_plan_should_be_is_said(
         wish = {"engines": ["vllm==0.26.0"], "goal": "latency", "gpus": "all"}
         await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), **wish)
         await gateway.until("m", "ready")
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (rival := (await gateway.show("m"))["rival"]) is None:
                 await asyncio.sleep(0.02)
         assert rival["gain"] > 1.15

@@ -13,7 +13,7 @@ from gateway.domain import LaunchSpec
 from tests.local.cli.test_main import fitserve
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -165,6 +165,6 @@ async def test_a_plan_that_turns_out_slow_is_said_with_the_better_one(tmp_path: 
     async with running(
         tmp_path, engine, gateway.world, hardware=machine("2x3090"), nvml=two_3090()
     ) as gateway:
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.show("m"))["rival"] is None:
                 await asyncio.sleep(0.05)

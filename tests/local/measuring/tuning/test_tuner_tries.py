@@ -16,7 +16,7 @@ from gateway.domain import LaunchSpec
 from gateway.measuring.tuning import tuner
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S, Clock
+from tests.support.patience import HANG_S, Clock, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import SGLANG_REF, VLLM_REF
@@ -70,7 +70,7 @@ async def attempts(gateway: Running, *states: str) -> list[Any]:
     found: list[Any] = []
     ready = states.index("ready")
     try:
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while True:
                 found = (await gateway.show("m"))["attempts"]
                 alone = len(found) > ready and list(gateway.world.engines) == [
@@ -126,7 +126,7 @@ async def test_a_plan_that_is_no_faster_is_not_tried_again(tmp_path: Path) -> No
         old = await added(gateway, tmp_path)
         first, second = await attempts(gateway, "ready", "stopped")
         assert first["id"] == old["id"]
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (await gateway.show("m"))["rival"] is not None:
                 await asyncio.sleep(0.02)
         assert second["engine"] != first["engine"]
@@ -167,7 +167,7 @@ async def test_nothing_is_tried_while_a_request_runs(
             assert (await anext(lines)).startswith("data: {")
             for _ in range(10):
                 clock.now, looks = clock.now + HANG_S, clock.looks
-                async with asyncio.timeout(HANG_S):
+                async with asyncio.timeout(hang_s()):
                     while clock.looks < looks + 3:
                         await asyncio.sleep(0.02)
             assert len((await gateway.show("m"))["attempts"]) == 1
@@ -194,7 +194,7 @@ async def test_a_gateway_that_ends_after_the_change_leaves_the_new_engine(tmp_pa
 
     async with tuned(tmp_path, deaf, world=world, stop_grace_s=HANG_S) as gateway:
         await added(gateway, tmp_path)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
                 "stopped",
                 "ready",
@@ -210,7 +210,7 @@ async def test_a_gateway_that_ends_in_a_trial_leaves_one_engine(tmp_path: Path) 
     world = World()
     async with tuned(tmp_path, paced(SLOW, FAST), world=world) as gateway:
         old = await added(gateway, tmp_path)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while len(world.engines) < 2:
                 await asyncio.sleep(0.01)
     async with tuned(tmp_path, paced(SLOW, FAST), world=world, auto_tune=False) as gateway:
@@ -235,7 +235,7 @@ async def test_replicas_are_tuned_one_after_the_other(tmp_path: Path, name: str)
         }
         await gateway.add("m", folder, **wish)
         served: list[set[str]] = []
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while True:
                 found = (await gateway.show("m"))["attempts"]
                 ready = [one for one in found if one["state"] == "ready"]

@@ -19,7 +19,7 @@ from gateway.models.catalog.hub import Hub
 from gateway.models.catalog.hub_cache import HubCache
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import layer, model, safetensors, sharded_model
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +83,7 @@ def runs(pid: int) -> bool:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while not condition():
             await asyncio.sleep(0.05)
 
@@ -160,7 +160,7 @@ async def test_cancelling_ends_the_transfer_at_once_and_the_next_download_keeps_
     await until((folder / SHARDS[0]).exists)
     await until(lambda: any("name: 10." in said for said in reports))
     task.cancel()
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         with pytest.raises(asyncio.CancelledError):
             await task
     assert children(os.getpid()) == []

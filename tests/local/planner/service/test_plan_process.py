@@ -42,7 +42,7 @@ from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import wish
 from tests.support.model_files import CONFIG, model, write
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 pytestmark = pytest.mark.anyio
@@ -84,7 +84,7 @@ def of(pid: int, name: str) -> str:
 
 async def planned(planner: MachinePlanner, folder: Path | str, **fields: Any) -> PlanResult:
     hardware = fields.pop("hardware", "2x3090")
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         return await planner.plan(
             PlanRequest(wish(source=str(folder), **fields), machine_name=hardware)
         )
@@ -258,7 +258,7 @@ async def under_way(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while not condition():
             await asyncio.sleep(0.05)
 
@@ -334,7 +334,7 @@ async def test_who_leaves_while_a_large_answer_comes_ends_it_too(
     async with planning(tmp_path) as planner:
         asked = asyncio.create_task(planned(planner, tmp_path))
         # asyncio stops to read where so much waits to be taken.
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not made or len(made[0].stdout._buffer) < 1 << 20:
                 await asyncio.sleep(0)
         asked.cancel()

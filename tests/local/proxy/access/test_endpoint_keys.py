@@ -16,7 +16,7 @@ from gateway.domain import LaunchSpec
 from gateway.proxy.access.endpoint_keys import FOLDER
 from gateway.store.backup import write_backup
 from tests.support.log_lines import capture_logs
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -71,7 +71,7 @@ def lay(folder: Path, key: str) -> None:
 
 async def says(gateway: Running, words: str) -> str:
     """The detail of the model's state once it has these words."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while words not in (detail := str((await gateway.show("m"))["detail"])):
             await asyncio.sleep(0.02)
     return detail
@@ -171,7 +171,7 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
             assert (await asked(gateway))[0] == 200
             # And back, in the middle of a client's connection.
             door.key, before = KEY, len(engine.requests)
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 while (answer := await asked(gateway))[0] == 200:
                     await asyncio.sleep(0)
             assert len(engine.requests) > before

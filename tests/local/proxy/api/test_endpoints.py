@@ -21,7 +21,7 @@ from tests.support.dataplane import (
     refused_url,
     stage,
 )
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call
 
 pytestmark = pytest.mark.anyio
@@ -280,7 +280,7 @@ async def test_a_long_form_goes_on_before_it_is_complete(gateway: Gateway) -> No
         data = form_request(body)
         writer.write(data[: len(data) // 2])
         await writer.drain()
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not upstream.calls:
                 await asyncio.sleep(0.01)
         assert upstream.requests == []
@@ -331,7 +331,7 @@ async def test_a_model_behind_a_long_file_does_not_change_the_first(gateway: Gat
         data = form_request(body)
         at = len(data) // 2
         writer.write(data[:at])
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not upstream.calls:
                 await asyncio.sleep(0.01)
         writer.write(data[at:])

@@ -27,7 +27,7 @@ from tests.support.dataplane import (
     streams_for_ever,
     until,
 )
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call
 
 pytestmark = pytest.mark.anyio
@@ -42,7 +42,7 @@ def there(gateway: Gateway, work: Coroutine[Any, Any, Any]) -> Any:
 
 async def shown(gateway: Gateway, phase: str) -> RequestInFlight:
     """The one request, once it is so far."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             rows: list[RequestInFlight] = there(gateway, gateway.plane.requests()).data
             if [row.phase for row in rows] == [phase]:

@@ -27,7 +27,7 @@ import httpx
 import pytest
 
 from tests.local.proxy.routing.test_responses import OTHER, OWNER, bearer
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.served import Served, served, worker_pids
 from tests.support.upstream import Call, Upstream
 
@@ -108,7 +108,7 @@ async def gateway_of_workers(folder: Path) -> AsyncIterator[Served]:
 async def deaths(folder: Path, chance: random.Random) -> None:
     """Kills one worker after the other, each when all are there."""
     for _ in range(DEATHS):
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while len(pids := await asyncio.to_thread(worker_pids, folder / "data")) < WORKERS:
                 await asyncio.sleep(0.05)
         await asyncio.sleep(chance.uniform(0.05, 0.3))

@@ -20,7 +20,7 @@ import pytest
 
 from gateway.proxy.shared_memory import SharedMemory
 from tests.local.proxy.routing.test_responses import OTHER, OWNER, Engine, bearer, make, uses
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.served import served
 from tests.support.upstream import Call, Upstream
 
@@ -87,7 +87,7 @@ async def ask(client: httpx.AsyncClient, key: str) -> httpx.Response:
 
 async def until(check: Any) -> None:
     """It comes true: reports of workers are half a second old."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while not await check():
             await asyncio.sleep(0.05)
 

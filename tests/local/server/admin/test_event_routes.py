@@ -13,7 +13,7 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -63,7 +63,7 @@ async def stream(gateway: Running, **query: Any) -> AsyncIterator[dict[str, Any]
 
 async def until(events: AsyncIterator[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         async for event in events:
             found.append(event)
             if event.get("kind") == kind:
@@ -149,7 +149,7 @@ async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path
 
     # Longer than the test may take: a stream that does not end by itself holds the server up for so
     # long.
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as gateway:
             listening = asyncio.Event()
             # With a client that outlives the gateway.
@@ -169,7 +169,7 @@ async def test_who_asks_for_what_is_gone_hears_that(tmp_path: Path) -> None:
         newest = (await kept(gateway))[-1]["id"]
         for after in (1, newest + 1000):
             events = stream(gateway, after=after)
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 first = await anext(events)
             assert (first["event"], first["newest"], first["sse_id"]) == ("resync", newest, newest)
             await events.aclose()  # type: ignore[attr-defined]
@@ -188,7 +188,7 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
         ]
         assert await kept(gateway, model="b", after=of_b[0]["id"], last=1) == [of_b[1]]
         listening = stream(gateway, model="b", last=1)
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             assert (await anext(listening))["id"] == of_b[-1]["id"]
         await gateway.client.delete("/admin/models/a")
         await gateway.client.delete("/admin/models/b")

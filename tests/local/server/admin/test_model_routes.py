@@ -16,7 +16,7 @@ from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.server.admin import model_routes
 from tests.support.adapters import make_adapter
 from tests.support.dataplane import refused_url
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -356,7 +356,7 @@ async def test_logs_come_whole_in_part_and_as_they_grow(tmp_path: Path) -> None:
             assert await anext(lines) == "first line"
             (engine,) = gateway.world.engines.values()
             engine.say("a new line")
-            async with asyncio.timeout(HANG_S):
+            async with asyncio.timeout(hang_s()):
                 async for line in lines:
                     if line == "a new line":
                         break

@@ -13,7 +13,7 @@ import pytest
 from gateway.domain import LaunchSpec
 from tests.local.cli.test_main import fitserve
 from tests.support.dataplane import CHAT, never_answers, streams_for_ever
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -36,7 +36,7 @@ async def works(call: Call) -> None:
 
 async def listed(one: Running, count: int) -> list[dict[str, Any]]:
     """The requests in flight, once there are so many."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while len(rows := (await one.client.get("/admin/requests")).json()["data"]) != count:
             await asyncio.sleep(0.02)
     return list(rows)
@@ -64,7 +64,7 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
                 asyncio.create_task(one.client.post(CHAT, json=body | more, headers=headers))
             )
             await listed(one, len(asking))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while (rows := await listed(one, 2))[1]["phase"] != "answering":
                 await asyncio.sleep(0.02)
         assert [(row["id"], row["model"], row["key"], row["address"]) for row in rows] == [

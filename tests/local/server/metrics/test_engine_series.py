@@ -11,7 +11,7 @@ from gateway.domain import LaunchSpec
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -41,7 +41,7 @@ def telling(spec: LaunchSpec) -> EngineScript:
 
 async def page(gateway: Running, wanted: str) -> dict[str, float]:
     """The page of metrics, once it has this series."""
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         while True:
             lines = (await gateway.client.get("/metrics")).text.splitlines()
             found = {
@@ -117,7 +117,7 @@ async def test_the_page_has_what_gpus_do(tmp_path: Path, monkeypatch: pytest.Mon
         assert (await page(gateway, f'fitserve_gpu_errors_total{{gpu="{uuid}",xid="13"}}')) != {}
         nvml.events.put((hot, 79))
         assert (await page(gateway, f'fitserve_gpu_lost{{gpu="{uuid}"}}')) != {}
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while True:
                 answer = await gateway.client.get("/admin/events", params={"follow": "false"})
                 kinds = [event["kind"] for event in answer.json()["data"]]

@@ -13,7 +13,7 @@ import pytest
 from gateway.domain import LaunchSpec
 from gateway.server.page import live_state, live_stream
 from tests.support.dataplane import ASK, CHAT, event
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -52,7 +52,7 @@ class Page:
         raise EOFError
 
     async def until(self, state: str) -> dict[str, Any]:
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while [model["state"] for model in self.state.get("models", ())] != [state]:
                 await self.next()
         return self.state
@@ -113,7 +113,7 @@ async def test_a_request_in_flight_is_told_once_and_again_when_it_goes_on(tmp_pa
         await page.until("ready")
         assert page.state["requests"] == {"data": [], "more": 0}
         asking = asyncio.create_task(one.client.post(CHAT, json={**ASK, "stream": True}))
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             while not page.state["requests"]["data"]:
                 await page.next()
             # While nothing becomes of it, the page hears of other things alone.
@@ -154,7 +154,7 @@ async def test_nothing_is_looked_at_without_a_page_and_once_for_all_of_them(
                 seen.append(numbers)
             # A page that was looked for by itself would have numbers of its own.
             assert all(one & seen[0] for one in seen[1:])
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(hang_s()):
             before = -1
             while looks != before:
                 before = looks
@@ -172,7 +172,7 @@ async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None
             await page.next()
             await one.client.delete("/admin/keys/eye", headers=admin)
             with pytest.raises(EOFError):
-                async with asyncio.timeout(HANG_S):
+                async with asyncio.timeout(hang_s()):
                     while True:
                         await page.next()
         assert (
@@ -183,7 +183,7 @@ async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None
 
 
 async def test_a_gateway_that_stops_does_not_wait_for_its_pages(tmp_path: Path) -> None:
-    async with asyncio.timeout(HANG_S):
+    async with asyncio.timeout(hang_s()):
         async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as one:
             client = httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=HANG_S)
             answer = await client.send(client.build_request("GET", "/admin/live"), stream=True)
