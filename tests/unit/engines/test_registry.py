@@ -29,6 +29,7 @@ class ToyKind:
     stage_layers_env = "TOY_STAGE_LAYERS"
     limits_answers = False
     thoughts = "reasoning"
+    classify_path = "/classify"
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         return range(min(stages, extra))
