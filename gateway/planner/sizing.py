@@ -152,7 +152,9 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
     if free < promised:
         reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are to be had"
         raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
-    beside = rules.divided(footprint, 0).beside_bytes
+    # The former number of requests may be lower than the batch's: states limit it.
+    load = footprint.load._replace(seqs=before.max_num_seqs.value)
+    beside = rules.divided(footprint.evolve(load=load), 0).beside_bytes
     flag = f"--{candidate.engine.spelling.get(_SHARE, _SHARE)}="
     share = next((item.removeprefix(flag) for item in before.argv if item.startswith(flag)), None)
     if share is not None and beside == before.memory.beside_bytes:

@@ -60,16 +60,17 @@ OURS = {
 }
 
 # Flags that take free text or JSON and were read: they only tune, and groups of ranks, which plans
-# count. Any other flag with an open value
-# is ours, so that a new version's flags stay closed until somebody has looked.
+# count. Any other flag with an open value is ours: a new version's flags stay closed until somebody
+# has looked.
 REVIEWED = (
-    "allowed-media-domains attention-config attn-dp-size aux-output-config cohere-format cpu-"
-    " offload-params data-parallel-size default-chat-template-kwargs diffusion-config disable-"
-    " access-log-for-endpoints eplb-config fingerprint-value hf-overrides ignore-patterns ir-op-"
-    " priority kernel-config kv-cache-dtype-skip-layers limit-mm-data-per-request limit-mm-per-"
-    " prompt lora-target-modules media-io-kwargs mm-processor-kwargs numa-bind-cpus offload-"
-    " params override-attention-dtype override-generation-config pooler-config quantization-"
-    " config reasoning-config reasoning-effort-map response-role show-hidden-metrics-for-version"
+    "allowed-media-domains attention-config attn-dp-size aux-output-config cohere-format"
+    " cpu-offload-params data-parallel-size default-chat-template-kwargs diffusion-config"
+    " disable-access-log-for-endpoints eplb-config fingerprint-value hf-overrides ignore-patterns"
+    " ir-op-priority kernel-config kv-cache-dtype-skip-layers limit-mm-data-per-request"
+    " limit-mm-per-prompt lora-target-modules media-io-kwargs mm-processor-kwargs numa-bind-cpus"
+    " offload-params override-attention-dtype override-generation-config pooler-config"
+    " quantization-config reasoning-config reasoning-effort-map response-role"
+    " show-hidden-metrics-for-version"
 )
 
 # Flags of which only these values are safe: the others name a folder, a server or a package of

@@ -1,8 +1,11 @@
 """Why a flag is closed, in words that are true of it."""
 
+import re
+
 import pytest
 
-from gateway.engines.common.open_flags import why_closed
+from gateway.engines.common.open_flags import REVIEWED, why_closed
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize(
@@ -21,3 +24,13 @@ def test_a_refusal_says_its_own_reason(name: str, why: str, instead: str) -> Non
     said, do = why_closed(name)
     assert why in said
     assert instead in do
+
+
+def test_every_reviewed_flag_is_one_of_a_described_engine() -> None:
+    texts = [
+        path.read_text()
+        for folder in ("engines", "engine_diffs")
+        for path in (ROOT / "profiles" / folder).rglob("*.yaml")
+    ]
+    known = set(re.findall(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", "\n".join(texts)))
+    assert {*REVIEWED.split()} - known == set()
