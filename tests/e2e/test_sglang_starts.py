@@ -69,9 +69,11 @@ def planned(engine: str) -> tuple[int, str, list[Start]]:
     for name, fields in checkpoints():
         spec = read_model("m", None, fields, None, None, (), None)
         args = {profile.spelling["enforce-eager"]: True} if name == EAGER else {}
-        decision = decide(spec, machine, [profile], wish(args=args), rules=rules)
+        decision = decide(spec, machine, [profile], wish(args=args, text_only=True), rules=rules)
         starts += [
-            Start(name, fields, plan.argv, plan.tensor_parallel.value) for plan in decision.plans
+            # Groups of ranks are a part of SGLang's tensor parallel size.
+            Start(name, fields, plan.argv, plan.tensor_parallel.value * plan.data_parallel.value)
+            for plan in decision.plans
         ]
     gpu = machine.gpus[0]
     assert gpu.total_bytes is not None
