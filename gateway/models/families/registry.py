@@ -140,13 +140,13 @@ def blueprint_of(
     if exact is not None:
         return exact
     top = Fields(config, source)
-    guess = _guessed_blueprint(top, traits)
     if structure:
         with suppress(BadModel):
             learned = structure_blueprint(structure, top)
-            attention = guess.attention if ATTENTION in learned.guessed else learned.attention
-            return learned.evolve(attention=attention)
-    return guess
+            if ATTENTION not in learned.guessed:
+                return learned
+            return learned.evolve(attention=_guessed_blueprint(top, traits).attention)
+    return _guessed_blueprint(top, traits)
 
 
 def _guessed_blueprint(top: Fields, traits: Collection[str]) -> Blueprint:

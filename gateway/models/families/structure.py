@@ -118,7 +118,8 @@ def _value(node: ast.expr, config: _Config, number: int) -> Any:
             return _value(body if _value(test, config, number) else other, config, number)
         case ast.BinOp(left=left, op=operator, right=right):
             pair = _value(left, config, number), _value(right, config, number)
-            if any(isinstance(part, bool) for part in pair):
+            # A text times a number would be as long as a config wants.
+            if any(type(part) is not int for part in pair):
                 raise TypeError(ast.unparse(node))
             return _OPERATORS[type(operator)](*pair)
         case ast.Compare(left=left, ops=[operator], comparators=[right]):

@@ -165,7 +165,7 @@ class _Learner:
         matches = [_most_similar(seed, clusters.get(pattern, ())) for clusters in self._clusters]
         held = {place: match for place, match in enumerate(matches) if match is not None}
         layers: str | None = "once"
-        of, when = None, self._when(matches)
+        of, when = None, self._condition(matches)
         if seed.layers is not None:
             of = self._count_field(pattern)
             # No such layer is an empty set of layers, where one term says so.
@@ -177,7 +177,7 @@ class _Learner:
         sizes = {name: self._size(name, held) for name in seed.sizes}
         return LearnedRow(pattern, dict(seed.kind), when, layers, of, sizes, held[min(held)].sizes)
 
-    def _when(self, matches: Sequence[Cluster | None]) -> str | None:
+    def _condition(self, matches: Sequence[Cluster | None]) -> str | None:
         present = [match is not None for match in matches]
         differing = [
             changed

@@ -157,6 +157,10 @@ def test_a_field_changes_what_it_decides(changes: dict[str, Any], read: Any) -> 
         {"num_hidden_layers": 10**9},
         {"intermediate_size": -4},
         {"intermediate_size": True},
+        # Neither a text nor a list is repeated or filled in.
+        {"head": "ab"},
+        {"head": [1, 2]},
+        {"intermediate_size": "%9d"},
         {"num_attention_heads": 0},
         {"kinds": ["slide"]},
         {"kinds": 7},
@@ -187,3 +191,13 @@ def test_a_term_is_no_program(term: str) -> None:
     rows = [{**ROWS[0], "k": term}]
     with pytest.raises(BadModel):
         made(CONFIG, rows=rows)
+
+
+def test_a_structure_needs_no_guess() -> None:
+    """Its fields may have names that no other family has."""
+    config = {name: value for name, value in CONFIG.items() if name != "num_attention_heads"}
+    structure = STRUCTURE | {"aliases": {"count_of_heads": "num_attention_heads"}}
+    with pytest.raises(BadModel):
+        blueprint_of(config | {"count_of_heads": 8}, "m")
+    blueprint = blueprint_of(config | {"count_of_heads": 8}, "m", structure=json.dumps(structure))
+    assert blueprint.linears[0].heads == 8
