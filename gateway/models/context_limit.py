@@ -157,7 +157,7 @@ def _scaled(found: ContextLimit, fields: Fields, traits: Collection[str]) -> Con
             factor = 1.0
         return _times(found, factor, name)
     for one in blocks:
-        kind = one.get("rope_type", one.get("type"))
+        kind = str(one.get("rope_type", one.get("type")))
         factor = _number(one.get("factor")) or 1.0
         original = one.get("original_max_position_embeddings")
         if kind == "yarn" and YARN_SCALES in traits and type(original) is int and original > 0:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.planner_port import PlannerPort
@@ -134,6 +135,8 @@ class SleepSteps:
             return
         watcher.note(sleeping=False)
         await self._save(replica, attempt.evolve(asleep=None))
+        # Its requests are let through from here on: the state says so at the same moment.
+        replica.status = Rest("ready")
         replica.woken, replica.blocked, replica.takes, replica.requested_copies = (
             (at, time.time()),
             None,
