@@ -108,6 +108,16 @@ def test_yarn_once_multiplied_the_original_length() -> None:
     assert context_limit(fields, traits=[FIRST_LENGTH]).tokens == 40960
 
 
+@pytest.mark.parametrize("kind", [None, ["yarn"], 3])
+@pytest.mark.parametrize("traits", [(), [YARN_SCALES], [FIRST_LENGTH]])
+def test_a_kind_of_rope_that_is_no_text_is_an_unknown_kind(kind: object, traits: list[str]) -> None:
+    rope = {"rope_type": kind, "factor": 2.0}
+    fields = {"model_type": "qwen3", "max_position_embeddings": 4096, "rope_parameters": rope}
+    assert context_limit(fields, traits=traits).tokens == 8192
+    by_layer = {"full_attention": {"rope_type": {"a": kind}, "factor": 2.0}}
+    assert context_limit({**fields, "rope_parameters": by_layer}).tokens == 8192
+
+
 def test_an_endless_length_is_none() -> None:
     fields = {"model_type": "llama", "max_position_embeddings": 9, "model_max_length": 10**30}
     assert context_limit(fields).tokens == 9
