@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis import remedy
+from gateway.diagnosis.lines.pattern_index import PatternIndex
 from gateway.diagnosis.reasons import reasons
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import (
@@ -74,6 +75,7 @@ class Cures:
         self.rows = rows
         self.remedies = {row.kind: row for row in reversed(rows.remedies)}
         self._lines = _compiled((row, row.pattern) for row in rows.circumstances)
+        self._line_index = PatternIndex([pattern.pattern for _, pattern in self._lines])
         self._frames = _compiled((row, row.frames) for row in rows.circumstances)
         self._messages = _compiled((row, row.message) for row in rows.circumstances)
 
@@ -87,7 +89,8 @@ class Cures:
 
     def in_line(self, text: str) -> dict[str, Scalar]:
         """The circumstances that a line of a start shows."""
-        return _read_groups(self._lines, text)
+        several = [self._lines[at] for at in self._line_index.candidates(text)]
+        return _read_groups(several, text)
 
     def in_shape(self, shape: Shape) -> dict[str, Scalar]:
         """The circumstances that the traceback and the message of a failure show."""

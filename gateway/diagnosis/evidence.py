@@ -149,9 +149,11 @@ class LogEvidence:
 
     def process(self, name: str) -> ProcessTrace:
         """The process of that name; beyond a bound the first one."""
-        if name not in self.processes and len(self.processes) >= _MOST_PROCESSES:
-            name = next(iter(self.processes))
-        return self.processes.setdefault(name, ProcessTrace())
+        if name not in self.processes:
+            if len(self.processes) >= _MOST_PROCESSES:
+                return next(iter(self.processes.values()))
+            self.processes[name] = ProcessTrace()
+        return self.processes[name]
 
     def disregards(self, process: ProcessTrace) -> bool:
         """Whether errors of this process prove nothing, because the engine serves."""

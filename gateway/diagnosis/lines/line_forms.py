@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from gateway.diagnosis.lines.pattern_index import IndexedPattern
+
 EXCEPTION = re.compile(
     r"(?:\w+\.)*(?P<name>\w*(?:Error(?:_\w+)?|Exception|Exit|Interrupt|Expired|OutOfResources"
     r"|CompilerFailed|IsEnabled|(?<=[a-z])Timeout)"
@@ -74,7 +76,7 @@ COMPLAINT = re.compile(
 FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
 # An error by its level or its own words, not a text of a user about it.
 LOUD = re.compile(r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:")
-HARMLESS = re.compile(
+HARMLESS = IndexedPattern(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA"
     r" initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
     # A task whose exception was never retrieved: its traceback follows.

@@ -1,0 +1,135 @@
+"""An index of regular expressions by text that each of their matches contains. Pure.
+
+A log line is searched for the few expressions that can match it, not for hundreds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+Gram = tuple[str, ...]
+_OFFSETS = range(4)
+_SHORTEST = 2
+# So few needles are looked for one by one: that is faster than an index.
+_FEW = 64
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<least>\d*),?\d*\})[?+]?")
+_CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
+_GROUP = re.compile(r"\((?:\?(?:P<\w+>|[a-z]*:)|(?!\?))")
+# Lookarounds, references to groups and flags.
+_ASIDE = re.compile(r"\(\?(?:[=!]|<[=!]|P=\w+|[a-z]+(?=\)))")
+
+
+class PatternIndex:
+    """Which of several regular expressions may match a text. Case never matters."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        demands = [needles(pattern) for pattern in patterns]
+        self.unindexed = tuple(at for at, several in enumerate(demands) if not several)
+        """Expressions that may match any text."""
+        usage = Counter(gram for several in demands for one in several for gram in grams(one))
+        index: dict[Gram, list[int]] = {}
+        short: dict[str, list[int]] = {}
+        for at, several in enumerate(demands):
+            for needle in several:
+                if len(needle) < len(_OFFSETS) or sum(map(len, demands)) <= _FEW:
+                    short.setdefault(needle, []).append(at)
+                else:
+                    rarest = min(grams(needle), key=lambda one: (usage[one], one))
+                    index.setdefault(rarest, []).append(at)
+        self._index, self._grams = index, frozenset(index)
+        self._numbers, self._short = short, tuple(short)
+        # The reader asks several times about one line.
+        self._last: tuple[str, Sequence[int]] = "", self.unindexed
+
+    def candidates(self, text: str) -> Sequence[int]:
+        """The numbers of the expressions that may match, in order."""
+        if text != self._last[0]:
+            self._last = text, self._find(text.lower())
+        return self._last[1]
+
+    def _find(self, lower: str) -> Sequence[int]:
+        known = self._grams & grams(lower) if self._grams else frozenset[Gram]()
+        found = {at for gram in known for at in self._index[gram]}
+        for needle in self._short:
+            if needle in lower:
+                found.update(self._numbers[needle])
+        return sorted(found.union(self.unindexed)) if found else self.unindexed
+
+
+class IndexedPattern:
+    """A regular expression of many alternatives, which most texts cannot match."""
+
+    def __init__(self, pattern: str, flags: re.RegexFlag = re.NOFLAG) -> None:
+        self._pattern = re.compile(pattern, flags)
+        self._index = PatternIndex([pattern])
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """The first match in a text."""
+        return self._pattern.search(text) if self._index.candidates(text) else None
+
+
+def grams(text: str) -> frozenset[Gram]:
+    """The parts of a text that are four characters long."""
+    return frozenset(zip(*(text[at:] for at in _OFFSETS), strict=False))
+
+
+def needles(pattern: str) -> tuple[str, ...]:
+    """Small-letter texts of which each match of an expression contains at least one.
+
+    Empty where no text of two characters is certain.
+    """
+    found, _ = _alternatives(pattern, 0)
+    return tuple(found)
+
+
+def _alternatives(pattern: str, at: int) -> tuple[list[str], int]:
+    """The needles of alternatives from a place on, and the place of their end."""
+    branches: list[list[str]] = []
+    while True:
+        found, at = _sequence(pattern, at)
+        branches.append(found)
+        if pattern[at : at + 1] != "|":
+            break
+        at += 1
+    certain = all(branches)
+    return ([needle for found in branches for needle in found] if certain else []), at
+
+
+def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
+    """The needles of one alternative, and the place of its end."""
+    several: list[list[str]] = []
+    run = ""
+    while at < len(pattern) and pattern[at] not in "|)":
+        character, found, at = _atom(pattern, at)
+        quantifier = _QUANTIFIER.match(pattern, at)
+        optional = False
+        if quantifier is not None:
+            at = quantifier.end()
+            optional = quantifier[0][0] in "*?" or quantifier["least"] in ("", "0")
+        if character and not optional:
+            run += character
+        if found and not optional:
+            several.append(found)
+        if not character or quantifier is not None:
+            several.append([run])
+            run = ""
+    several.append([run])
+    certain = [found for found in several if min(map(len, found)) >= _SHORTEST]
+    return max(certain, key=lambda found: min(map(len, found)), default=[]), at
+
+
+def _atom(pattern: str, at: int) -> tuple[str, list[str], int]:
+    """One atom of an expression: its character if it is certain, the needles of a group, and the
+    place of its end."""
+    if pattern[at] == "\\":
+        escaped = pattern[at + 1]
+        return ("" if escaped.isalnum() else escaped.lower()), [], at + 2
+    if pattern[at] == "[" and (one := _CLASS.match(pattern, at)):
+        return "", [], one.end()
+    aside = _ASIDE.match(pattern, at)
+    if group := aside or _GROUP.match(pattern, at):
+        found, end = _alternatives(pattern, group.end())
+        return "", ([] if aside else found), end + 1
+    return ("" if pattern[at] in ".^$" else pattern[at].lower()), [], at + 1

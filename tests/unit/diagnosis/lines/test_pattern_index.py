@@ -1,0 +1,101 @@
+"""The index finds each expression that matches, and few others."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.lines.pattern_index import IndexedPattern, PatternIndex, needles
+from gateway.diagnosis.signatures import Signatures
+from gateway.profiles.profiles import Profiles
+from tests.support.paths import LOGS
+
+ROWS = Profiles().signatures.rows
+PATTERNS = [
+    *(row.pattern for row in ROWS.texts),
+    *(row.pattern for row in ROWS.progress),
+    *(row.pattern for row in ROWS.cures.circumstances if row.pattern),
+]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("Frob failed", ("frob failed",)),
+        (r"a frob|\d+ jobs? done", ("a frob", " done")),
+        (r"(?:frob|job) \w+ (?i:Cannot Start)", ("cannot start",)),
+        (r"(?P<x>frobs|jobs) \d", ("frobs", "jobs")),
+        (r"(?:frob)?job{2}s*\.py", ("job",)),
+        (r"(?!frob)(?<=job)x[frob|]+\d", ()),
+        (r"frob(?:s(?:alad)*|bed)end", ("frob",)),
+        (r"frob|\w+", ()),
+        (r"x{,3}frobs{0,2}", ("frob",)),
+        (r"(?i)Frob\[7\]", ("frob[7]",)),
+    ],
+)
+def test_a_needle_stands_in_each_match(pattern: str, expected: tuple[str, ...]) -> None:
+    assert needles(pattern) == expected
+
+
+def lines() -> Iterator[str]:
+    for log in sorted(LOGS.glob("*.log")):
+        yield from dict.fromkeys(log.read_text(errors="replace").splitlines())
+
+
+def test_no_expression_that_matches_is_left_out() -> None:
+    several = [re.compile(pattern) for pattern in PATTERNS]
+    index = PatternIndex(PATTERNS)
+    texts = [*lines(), *(example for row in ROWS.texts for example in row.examples)]
+    found = 0
+    for text in texts[::3]:
+        matching = {at for at, one in enumerate(several) if one.search(text)}
+        assert matching <= set(index.candidates(text)), text
+        found += len(matching)
+    assert found > len(texts) / 2
+
+
+def test_an_indexed_pattern_finds_what_its_pattern_finds() -> None:
+    pattern = IndexedPattern(r"frob|job (?P<at>\d)", re.IGNORECASE)
+    found = pattern.search("a JOB 7")
+    assert found is not None
+    assert found["at"] == "7"
+    assert pattern.search("a task") is None
+
+
+class CountedPattern:
+    """An expression that counts its searches."""
+
+    searches = 0
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+
+    def search(self, text: str) -> re.Match[str] | None:
+        CountedPattern.searches += 1
+        return self._pattern.search(text)
+
+    def match(self, text: str) -> re.Match[str] | None:
+        CountedPattern.searches += 1
+        return self._pattern.match(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(EngineCore pid=7) ERROR 03-14 10:22:05 [core.py:13] job {} has failed, and that is bad",
+        "ERROR: job number {} cannot be done",
+        "ValueError: job {} is not what was wanted",
+    ],
+)
+def test_a_line_is_searched_for_few_of_all_texts(line: str) -> None:
+    signatures = Signatures(ROWS)
+    counted = [(row, CountedPattern(pattern)) for row, pattern in signatures._texts]
+    object.__setattr__(signatures, "_texts", counted)
+    searches = []
+    for number in (500, 1000):
+        CountedPattern.searches = 0
+        diagnose(["\n".join(map(line.format, range(number))).encode()], signatures)
+        searches.append(CountedPattern.searches)
+    assert searches[1] <= 8 * 1000 < len(counted) * 1000 / 20
+    assert searches[1] <= 2.1 * searches[0] + 100
