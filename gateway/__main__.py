@@ -20,6 +20,11 @@ _UMASK = 0o077
 _MIN_MIB = 256
 
 
+# Commands that need no pydantic for right input (`gateway/domain/base.py`).
+_LEAN = (["plan"], ["matrix"])
+_WITH_PYDANTIC = "_FITSERVE_WITH_PYDANTIC"
+
+
 def main() -> None:
     os.umask(_UMASK)
     if sys.argv[1:2] == ["serve"]:
@@ -28,6 +33,10 @@ def main() -> None:
         serve(take_over="--take-over" in sys.argv)
     else:
         gc.set_threshold(_OBJECTS)
+        from gateway.domain.base import NeedsPydantic, become_lean
+
+        if sys.argv[1:2] in _LEAN and os.environ.pop(_WITH_PYDANTIC, None) is None:
+            become_lean()
         from gateway.cli.main import app
         from gateway.cli.main import main as cli
         from gateway.cli.registry import add_commands
@@ -35,6 +44,13 @@ def main() -> None:
         add_commands(app, *sys.argv[1:2])
         try:
             cli()
+        except NeedsPydantic:
+            sys.stdout.flush()
+            os.execve(  # noqa: S606
+                sys.executable,
+                [sys.executable, *sys.orig_argv[1:]],
+                {**os.environ, _WITH_PYDANTIC: "1"},
+            )
         finally:
             # Otherwise the end of the process searches all objects for cycles, twice.
             gc.freeze()

@@ -13,9 +13,15 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
-
 from gateway import variables
+from gateway.domain.base import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
 from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import FOR_EVER
 from gateway.domain.value import Duration

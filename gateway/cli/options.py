@@ -325,9 +325,8 @@ def absolute_source(source: str | None) -> str | None:
 
 def read_wish(**fields: Any) -> Any:
     """The Wish with these fields. Raises BadRequest."""
-    from pydantic import ValidationError
-
     from gateway.domain import Wish
+    from gateway.domain.base import ValidationError
     from gateway.domain.value import first_problem
 
     try:

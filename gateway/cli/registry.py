@@ -10,7 +10,8 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+
+from gateway.cli.plain_values import PlainCommand, PlainGroup
 
 # Section: command: function, or `app` of a group, in gateway/cli/commands.
 SECTIONS = {
@@ -72,7 +73,7 @@ Examples:
 Commands under "Serve models" and "Look" ask the running gateway (FITSERVE_URL)."""
 
 
-class SectionedGroup(TyperGroup):
+class SectionedGroup(PlainGroup):
     """The program, whose help lists commands by section and ends with examples."""
 
     # The base class names the parameter `ctx`.
@@ -91,7 +92,7 @@ class SectionedGroup(TyperGroup):
         formatter.write(f"\n{EXAMPLES}\n")
 
 
-class CommandWithSettings(TyperCommand):
+class CommandWithSettings(PlainCommand):
     """A command whose help ends with the list of settings."""
 
     # The base class names the parameter `ctx`.
@@ -125,4 +126,4 @@ def add_commands(app: typer.Typer, only: str = "") -> None:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(name, **OPTIONS.get(name, {}))(command)
+            app.command(name, **{"cls": PlainCommand, **OPTIONS.get(name, {})})(command)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pydantic import Field
-
+from gateway.domain.base import Field
 from gateway.domain.plan import Question, StartSettings
 from gateway.domain.value import Value
 

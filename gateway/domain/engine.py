@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
+from gateway.domain.base import Field
 from gateway.domain.model import QuantPlace
 from gateway.domain.value import Scalar, Value
 

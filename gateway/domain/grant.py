@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
-
+from gateway.domain.base import ConfigDict, Field
 from gateway.domain.value import TextForm, Value
 from gateway.domain.wish import ModelName
 from gateway.keys import Scope

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from pydantic import ConfigDict, Field
-
+from gateway.domain.base import ConfigDict, Field
 from gateway.domain.value import MOST_BYTES, Value
 
 

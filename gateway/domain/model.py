@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
+from gateway.domain.base import Field
 from gateway.domain.value import Task, Value
 
 GENERATING: tuple[Task, ...] = ("generate", "transcribe")

@@ -7,8 +7,7 @@ import json
 from functools import lru_cache
 from typing import Generic, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
-
+from gateway.domain.base import ConfigDict, Field
 from gateway.domain.value import EngineRef, Grade, T, Task, Value
 
 

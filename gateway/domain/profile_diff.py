@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
-
+from gateway.domain.base import Field
 from gateway.domain.engine import Engine, Flag, Method
 from gateway.domain.release import release
 from gateway.domain.value import Scalar, Value

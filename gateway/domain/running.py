@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
-
+from gateway.domain.base import ConfigDict, Field
 from gateway.domain.facts import Failure
 from gateway.domain.plan import Plan
 from gateway.domain.value import EngineRef, Grade, Value, served_name

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
-
+from gateway.domain.base import Field, field_validator, model_validator
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
 from gateway.domain.image_name import tagged
 from gateway.domain.value import Duration, Scalar, TextForm, Value

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-from pydantic import ImportString, TypeAdapter
+from importlib import import_module
 
 from gateway.engines.common.candidate import EngineRules, RulesOfFiles
 from gateway.engines.registry import entry
 
-_BY_NAME: TypeAdapter[Any] = TypeAdapter(ImportString[Any])
-
 
 def rules_class(kind: str) -> type[RulesOfFiles]:
     """Class of the kind's rules."""
-    found: type[RulesOfFiles] = _BY_NAME.validate_python(entry(kind).rules)
+    module, _, name = entry(kind).rules.partition(":")
+    found: type[RulesOfFiles] = getattr(import_module(module), name)
     return found
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from pydantic import Field
-
 from gateway.domain import Value
+from gateway.domain.base import Field
 from gateway.machine.nvml import Nvml, text_of
 
 # Reasons of lowered clocks that are trouble. Source: nvml.h, nvmlClocksEventReasons. A busy card

@@ -19,9 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
-
 from gateway.domain import Failure, Hardware, Value
+from gateway.domain.base import Field
 from gateway.domain.hardware import XidTable
 from gateway.logging import Logger
 from gateway.machine.allowed_devices import VARIABLES, AllowedDevices

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from gateway.domain import AttentionGroup, ModelSpec, TensorGroup, Value
+from gateway.domain.base import Field
 
 DraftMethod = Literal["eagle", "eagle3", "dflash", "dspark", "mtp", "draft_model"]
 

@@ -26,21 +26,14 @@ from gateway.domain.image_name import AllowedImages, repository
 from gateway.domain.profile_diff import ProfileDiff, apply_diff, derive_profile
 from gateway.domain.release import release
 from gateway.engines.common.candidate import EngineRules
-from gateway.engines.common.rules.check import TRUSTED
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.profiles.rule_sets import RuleSets
-from gateway.profiles.tables import ProfileTables, validated
+from gateway.profiles.tables import ProfileTables, shipped, validated
 
 # A version as part of a file name, which cannot leave its folder.
 _WORD = re.compile(r"[\w.+-]{1,60}", re.ASCII)
 _VERSION = re.compile(r"\d+(\.\d+)+[A-Za-z0-9.+-]{0,40}")
-
-
-def shipped() -> Path:
-    """The folder of the shipped profiles: in the package, or beside it in a source checkout."""
-    inside = Path(__file__).parent / "data"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "profiles"
 
 
 # Files of the form before `failures/`, and where their rows stand now.
@@ -261,10 +254,8 @@ class Profiles(ProfileTables):
             ruled = self.engine(ref).guessed_from or ref
             folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
             kind = rules_class(ref.partition("==")[0])
-            # Tests check the shipped files, so only a user's own files are checked at run time.
-            context = {TRUSTED: folder.is_relative_to(shipped())}
             found: dict[str, Any] = {
-                name: validated(folder / f"{name}.yaml", file, rules, context)
+                name: validated(folder / f"{name}.yaml", file, rules)
                 for name, file in kind.FILES.items()
                 if (rules := self._rule_sets.read(folder, name)) is not None
             }

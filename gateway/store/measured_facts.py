@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from gateway.domain import Fact
+from gateway.domain.base import ValidationError
 
 
 def measured_facts(path: Path) -> list[Fact]:

@@ -29,7 +29,7 @@ import httpx
 
 from gateway.domain import Hardware
 from gateway.planner.sizes import UNSURE
-from gateway.profiles.profiles import shipped
+from gateway.profiles.tables import shipped
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import LLAMA_8B

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import ValidationError
-
 from gateway.domain import EngineAnswer, Hardware, Question, StartSettings
+from gateway.domain.base import ValidationError
 from gateway.domain.record import FrozenRecord
 
 MOST_LINE = 8 * 1024 * 1024

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-
 from gateway.domain import Value
+from gateway.domain.base import Field
 from gateway.engines.common.rules.check import Check, RuleFile
 
 BackendOption = Literal["attention", "prefill", "decode"]

@@ -14,9 +14,8 @@ import math
 from collections.abc import Iterable
 from functools import lru_cache
 
-from pydantic import Field
-
 from gateway.domain import AttentionGroup, Value
+from gateway.domain.base import Field
 from gateway.domain.units import MIB
 
 _GIB_IN_MIB = 1024

@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
-
 from gateway.domain import Value
+from gateway.domain.base import Field, model_validator
 from gateway.engines.common.rules.check import Check, RuleFile, Undecided, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject
 

@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
-from pydantic import ValidationError
-
 from gateway.domain import (
     ChatTemplate,
     Decision,
@@ -25,6 +23,7 @@ from gateway.domain import (
     Scalar,
     Wish,
 )
+from gateway.domain.base import ValidationError
 from gateway.domain.image_name import exact
 from gateway.domain.plan_request import PlanRequest
 from gateway.domain.value import first_problem

@@ -12,7 +12,8 @@ from gateway.domain import AttentionGroup, Engine, LayerAttention, Plan
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
+from gateway.profiles.tables import shipped
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import published

@@ -19,7 +19,8 @@ from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
 from gateway.planner.decide import _ranked
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, LEAST_USEFUL
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
+from gateway.profiles.tables import shipped
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.examples import quicker

@@ -14,7 +14,8 @@ from gateway.engines.common.candidate import Budget, Footprint
 from gateway.models.spec import read_model
 from gateway.planner import sizing
 from gateway.planner.sizes import Batch, Sizes
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
+from gateway.profiles.tables import shipped
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.paths import MODELS

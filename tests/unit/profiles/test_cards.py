@@ -10,7 +10,8 @@ import pytest
 
 from gateway.engines.common.kernels.cards import Card
 from gateway.errors import SettingsError
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
+from gateway.profiles.tables import shipped
 from tests.support.fake_nvml import MIB
 
 TABLE = Profiles().cards

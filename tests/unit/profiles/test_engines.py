@@ -15,7 +15,8 @@ from gateway.engines.common.kernels.compiled import runs
 from gateway.engines.inquiry.learned import keep
 from gateway.errors import BadFlag, NotFound, SettingsError
 from gateway.planner.flags import check_args
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
+from gateway.profiles.tables import shipped
 from tests.support.paths import ROOT
 from tests.support.versions import NEWEST_VLLM, VLLM_REF, since
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.engines.common.kernels.gpus import GpuTraits
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
+from gateway.profiles.tables import shipped
 
 TABLE = Profiles().gpus
 SNAPSHOTS = sorted(path.stem for path in (shipped() / "hardware").glob("*.json"))

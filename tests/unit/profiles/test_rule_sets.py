@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.engines.common.rules.check import TRUSTED
+from gateway.domain.value import TRUSTED
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import SettingsError
-from gateway.profiles.profiles import Profiles, shipped
+from gateway.profiles.profiles import Profiles
 from gateway.profiles.rule_sets import RuleSets, merged
+from gateway.profiles.tables import shipped
 from gateway.profiles.yaml_cache import Documents
 
 RULES = shipped() / "engines"

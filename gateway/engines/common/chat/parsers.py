@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
 from gateway.domain import Choice, Engine, ModelSpec, StrChoice, Value
+from gateway.domain.base import Field
 from gateway.domain.record import FrozenRecord, field
 from gateway.engines.common.chat.repair import Repair
 

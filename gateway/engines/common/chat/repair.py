@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pydantic import Field
-
+from gateway.domain.base import Field
 from gateway.domain.value import Value
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
-
 from gateway.domain import Value
+from gateway.domain.base import Field, model_validator
 
 # How far apart two readings of one card's memory are at most: ECC takes 6 % of it.
 _SAME_MEMORY = 0.1

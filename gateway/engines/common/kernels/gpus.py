@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Literal
 
-from pydantic import Field
-
 from gateway.domain import Value
+from gateway.domain.base import Field
 from gateway.models.scheme import Kind
 
 Format = Literal["bf16", "fp8", "fp4", "mxfp8"]

@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple, Self, get_args
 
-from pydantic import Field, model_validator
-
 from gateway.domain import Refusal, Value
+from gateway.domain.base import Field, model_validator
 from gateway.engines.common.kernels.preference import Move, preferred
 from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
 from gateway.engines.common.rules.subject import Subject, numbers

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter
-
+from gateway.domain.base import ConfigDict, Field, TypeAdapter
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.rules.subject import (
     AttentionQuery,

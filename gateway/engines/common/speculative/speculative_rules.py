@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
-
 from gateway.domain import AttentionGroup, Choice, LayerAttention, Refusal, Value
+from gateway.domain.base import Field
 
 
 class Targets(Value):

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from pydantic import Field
-
 from gateway.domain import Gpu, Link, Value
+from gateway.domain.base import Field
 from gateway.domain.record import FrozenRecord
 from gateway.domain.release import release
 from gateway.engines.common.kernels.cards import Card, CardTable

@@ -1,0 +1,66 @@
+"""Values of options that need no converter of typer: its converters import pydantic."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
+_MISSING = object()
+
+
+class PlainValues:
+    """Reads None, texts, lists of texts and whole numbers; leaves all else to typer.
+
+    It stands where typer keeps the converter of an option (`_runtime_param`, since typer 0.27).
+    """
+
+    # The names are those of typer.
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        found = _plain(value, param)
+        if found is not _MISSING:
+            return found
+        param._runtime_param = None  # noqa: SLF001
+        return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _plain(value: Any, param: Any) -> Any:
+    kind, info = param.type_descriptor.annotation, param.type_descriptor.parameter_info
+    if value is None:
+        return () if param.multiple or param.nargs == -1 else None
+    if info.parser is not None or info.path_type is not None or info.resolve_path:
+        return _MISSING
+    if kind is str and type(value) is str:
+        return value
+    if kind == list[str] and type(value) in (list, tuple) and {type(one) for one in value} <= {str}:
+        return [*value]
+    if kind is int and type(value) is str and _WHOLE.fullmatch(value) and not info.clamp:
+        least, most, number = info.min, info.max, int(value)
+        if (least is None or number >= least) and (most is None or number <= most):
+            return number
+    return _MISSING
+
+
+def read_plainly(params: list[Any]) -> list[Any]:
+    """The parameters of a command, whose plain values are read without typer's converters."""
+    for param in params:
+        if getattr(param, "_runtime_param", _MISSING) is None:
+            param._runtime_param = PlainValues()  # noqa: SLF001
+    return params
+
+
+class PlainCommand(TyperCommand):
+    """A command with plain values."""
+
+    # The base class names the parameter `ctx`.
+    def get_params(self, ctx: Any) -> list[Any]:
+        return read_plainly(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands with plain values."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return read_plainly(super().get_params(ctx))

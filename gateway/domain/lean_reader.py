@@ -1,0 +1,383 @@
+"""Data as values of a lean process, where pydantic would take the data as they are.
+
+A reader of a type returns the value, or raises Inexact: then only pydantic can say what the data
+are, or that they are wrong. Trusted data (shipped files, which tests validate) are only converted:
+mappings to values, lists to tuples, whole numbers to floats.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+from gateway.domain.base import bare, refuse
+from gateway.domain.lean_class import (
+    BeforeValidator,
+    FieldInfo,
+    SecretStr,
+    ValueType,
+    run_checks,
+)
+
+Reader = Callable[[Any], Any]
+
+
+class Inexact(Exception):
+    """Only pydantic can read the data."""
+
+
+def read_value(kind: Any, data: Any, *, trusted: bool) -> Any:
+    """Data as a value of the class. Raises NeedsPydantic."""
+    try:
+        return _reader_of_class(kind, trusted)(data)
+    except Inexact as error:
+        refuse(f"{kind.__name__}: {error}")
+
+
+def read_fields(kind: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """All fields of a value, of some by name. Raises NeedsPydantic."""
+    try:
+        return _fields_reader(kind, False)(data)
+    except Inexact as error:
+        refuse(f"{kind.__name__}: {error}")
+
+
+@cache
+def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    fields: dict[str, FieldInfo] = kind.model_fields
+    config = kind.model_config
+    readers: dict[str, tuple[str, Reader | None]] = {}
+    for name, field in fields.items():
+        reader = _reader_of_field(kind, field, trusted)
+        if field.alias is None or config.get("populate_by_name"):
+            readers[name] = name, reader
+        if field.alias is not None:
+            readers[field.alias] = name, reader
+    template = {
+        name: None if field.is_required or field.default_factory else field.default
+        for name, field in fields.items()
+    }
+    if config.get("validate_default"):
+        for name, field in fields.items():
+            if (reader := readers[name][1]) is not None and not field.is_required:
+                template[name] = reader(field.get_default())
+    required = [name for name, field in fields.items() if field.is_required]
+    made = {name: field.default_factory for name, field in fields.items() if field.default_factory}
+    ignores = config.get("extra") == "ignore"
+
+    def read(data: dict[str, Any]) -> dict[str, Any]:
+        values = template.copy()
+        for name, factory in made.items():
+            values[name] = factory()
+        left = set(required) if required else ()
+        for key, value in data.items():
+            if key not in readers:
+                if ignores:
+                    continue
+                raise Inexact(f"unknown field {key}")
+            name, reader = readers[key]
+            values[name] = value if reader is None else reader(value)
+            if left:
+                left.discard(name)
+        if left:
+            raise Inexact(f"no {', '.join(left)}")
+        return values
+
+    return read
+
+
+@cache
+def _reader_of_class(kind: Any, trusted: bool) -> Reader:
+    if hasattr(kind, "read_root"):
+        return lambda data: (
+            data if isinstance(data, kind) else kind.read_root(data, trusted=trusted)
+        )
+    checked = not trusted and any(not mark.fields for mark in kind.validators.values())
+
+    def read_one(data: Any) -> Any:
+        if type(data) is dict:
+            value = bare(kind, _fields_reader(kind, trusted)(data))
+            if checked:
+                run_checks(value)
+            return value
+        if isinstance(data, kind):
+            return data
+        raise Inexact(f"{kind.__name__} of {type(data).__name__}")
+
+    return read_one
+
+
+def _reader_of_field(kind: Any, field: FieldInfo, trusted: bool) -> Reader | None:
+    """The reader of a field with its limits and the class's validators of it."""
+    reader = reader_of(type_of(field), trusted)
+    if trusted:
+        return reader
+    steps = [
+        (mark.mode, getattr(kind, attribute))
+        for attribute, mark in kind.validators.items()
+        if field.name in mark.fields
+    ]
+    if any(mode not in ("before", "after") for mode, _ in steps):
+        return _refuse_all
+    before = [_guarded(function) for mode, function in steps if mode == "before"]
+    after = [_guarded(function) for mode, function in steps if mode == "after"]
+    return _chain([*before, reader, _limited(field.limits), *after])
+
+
+def type_of(field: FieldInfo) -> Any:
+    """The type that the field's annotation names."""
+    return _evaluated(field.annotation, field.module)
+
+
+@cache
+def _evaluated(annotation: str, module: str) -> Any:
+    try:
+        return eval(annotation, vars(sys.modules[module]))  # noqa: S307
+    except NameError as error:
+        raise Inexact(str(error)) from None
+
+
+def _chain(readers: Iterable[Reader | None]) -> Reader | None:
+    chain = tuple(reader for reader in readers if reader is not None)
+    if len(chain) < 2:
+        return chain[0] if chain else None
+
+    def read(value: Any) -> Any:
+        for reader in chain:
+            value = reader(value)
+        return value
+
+    return read
+
+
+def _guarded(function: Reader) -> Reader:
+    """A validator: what it refuses, pydantic refuses with a message."""
+
+    def read(value: Any) -> Any:
+        try:
+            return function(value)
+        except (ValueError, TypeError) as error:
+            raise Inexact(str(error)) from None
+
+    return read
+
+
+def _refuse_all(value: Any) -> Any:
+    raise Inexact(type(value).__name__)
+
+
+@cache
+def reader_of(kind: Hashable, trusted: bool) -> Reader | None:
+    """The reader of a type; None: any data are taken as they are."""
+    if kind is Any or kind is object or isinstance(kind, TypeVar):
+        return None
+    if isinstance(kind, ValueType):
+        return _reader_of_class(kind, trusted)
+    if kind is float:
+        return _read_float
+    if kind is None or kind in _SCALARS:
+        return None if trusted else _unchanged(type(None) if kind is None else kind)
+    if kind in (Path, SecretStr):
+        return _made_of_text(kind)
+    origin = get_origin(kind)
+    if origin is Annotated:
+        return _annotated(kind, trusted)
+    if origin is Literal:
+        return None if trusted else _one_of(get_args(kind))
+    if origin in (Union, types.UnionType):
+        return _union(get_args(kind), trusted)
+    if origin is tuple:
+        return _tuple(get_args(kind), trusted)
+    if origin is list:
+        return _list(reader_of(get_args(kind)[0], trusted))
+    if origin in (dict, Mapping):
+        return _mapping(*(reader_of(part, trusted) for part in get_args(kind)))
+    return _refuse_all
+
+
+_SCALARS = (str, int, bool, type(None))
+
+
+def _read_float(value: Any) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        return float(value)
+    raise Inexact("a number is expected")
+
+
+@cache
+def _unchanged(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is kind:
+            return value
+        raise Inexact(f"{kind.__name__} of {type(value).__name__}")
+
+    return read
+
+
+def _made_of_text(kind: type) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is str:
+            return kind(value)
+        if isinstance(value, kind):
+            return value
+        raise Inexact(f"{kind.__name__} of {type(value).__name__}")
+
+    return read
+
+
+def _one_of(values: tuple[Any, ...]) -> Reader:
+    def read(value: Any) -> Any:
+        for allowed in values:
+            if value == allowed and type(value) is type(allowed):
+                return value
+        raise Inexact("none of the allowed values")
+
+    return read
+
+
+def _annotated(kind: Any, trusted: bool) -> Reader | None:
+    reader = reader_of(kind.__origin__, trusted)
+    if trusted:
+        before = [one.function for one in kind.__metadata__ if isinstance(one, BeforeValidator)]
+        return _chain([*before, reader])
+    before, after = [], []
+    for one in kind.__metadata__:
+        if isinstance(one, BeforeValidator):
+            before.append(_guarded(one.function))
+        elif isinstance(one, FieldInfo):
+            after.append(_limited(one.limits))
+        elif hasattr(one, "check"):
+            after.append(_guarded(one.check))
+        else:
+            return _refuse_all
+    return _chain([*before, reader, *after])
+
+
+# Words of a declaration that limit nothing.
+_WORDS = {"description", "examples", "json_schema_extra", "title", "exclude", "exclude_if"}
+_LIMITS: dict[str, Callable[[Any, Any], bool]] = {
+    "ge": lambda value, limit: value >= limit,
+    "gt": lambda value, limit: value > limit,
+    "le": lambda value, limit: value <= limit,
+    "lt": lambda value, limit: value < limit,
+    "min_length": lambda value, limit: len(value) >= limit,
+    "max_length": lambda value, limit: len(value) <= limit,
+    # pydantic's `$` is the end of the text, Python's also stands before a last line break.
+    "pattern": lambda value, limit: (
+        value.isascii() and "\n" not in value and re.search(limit, value) is not None
+    ),
+    "allow_inf_nan": lambda value, limit: limit or math.isfinite(value),
+}
+
+
+def _limited(limits: dict[str, Any]) -> Reader | None:
+    """A reader that takes values within the limits, and None."""
+    wanted = {name: limit for name, limit in limits.items() if name not in _WORDS}
+    if not wanted:
+        return None
+    if wanted.keys() - _LIMITS.keys():
+        return _refuse_all
+    tests = tuple((_LIMITS[name], limit) for name, limit in wanted.items())
+
+    def read(value: Any) -> Any:
+        if value is not None and not all(test(value, limit) for test, limit in tests):
+            raise Inexact("beyond its limits")
+        return value
+
+    return read
+
+
+def _tuple(kinds: tuple[Any, ...], trusted: bool) -> Reader:
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        reader = reader_of(kinds[0], trusted)
+
+        def read_all(value: Any) -> Any:
+            if type(value) is not list and type(value) is not tuple:
+                raise Inexact(f"a list of {type(value).__name__}")
+            return tuple(value) if reader is None else tuple([reader(item) for item in value])
+
+        return read_all
+    readers = [reader_of(kind, trusted) for kind in kinds]
+
+    def read_each(value: Any) -> Any:
+        if type(value) not in (list, tuple) or len(value) != len(readers):
+            raise Inexact(f"{len(readers)} items of {type(value).__name__}")
+        return tuple(
+            item if reader is None else reader(item)
+            for reader, item in zip(readers, value, strict=True)
+        )
+
+    return read_each
+
+
+def _list(reader: Reader | None) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not list:
+            raise Inexact(f"a list of {type(value).__name__}")
+        return value.copy() if reader is None else [reader(item) for item in value]
+
+    return read
+
+
+def _mapping(keys: Reader | None, values: Reader | None) -> Reader:
+    def read(value: Any) -> Any:
+        if type(value) is not dict:
+            raise Inexact(f"a mapping of {type(value).__name__}")
+        if values is None:
+            return value.copy() if keys is None else {keys(key): one for key, one in value.items()}
+        if keys is None:
+            return {key: values(one) for key, one in value.items()}
+        return {keys(key): values(one) for key, one in value.items()}
+
+    return read
+
+
+def _union(kinds: tuple[Any, ...], trusted: bool) -> Reader | None:
+    """A reader by the type of the data, where one member of the union takes this type."""
+    readers = [reader_of(kind, trusted) for kind in kinds]
+    if all(reader is None for reader in readers):
+        return None
+    by_type: dict[type, Reader | None] = {}
+    for kind, reader in zip(kinds, readers, strict=True):
+        for one in _exact_types(kind):
+            by_type[one] = _refuse_all if by_type.get(one, reader) != reader else reader
+    if float in by_type:  # a whole number is a float where the union has no int
+        by_type.setdefault(int, by_type[float])
+    classes = tuple(kind for kind in kinds if isinstance(kind, type))
+
+    def read(value: Any) -> Any:
+        kind = type(value)
+        if kind in by_type:
+            reader = by_type[kind]
+            return value if reader is None else reader(value)
+        if isinstance(kind, ValueType) and isinstance(value, classes):
+            return value
+        raise Inexact(f"none of a union takes {kind.__name__}")
+
+    return read
+
+
+def _exact_types(kind: Any) -> Iterable[type]:
+    """The types of data that this member of a union takes as they are."""
+    while get_origin(kind) is Annotated:
+        kind = kind.__origin__
+    origin = get_origin(kind) or kind
+    if origin is Literal:
+        return {type(value) for value in get_args(kind)}
+    if origin is Path:
+        return (str, type(Path()))
+    if origin is SecretStr:
+        return (str, SecretStr)
+    if origin in (tuple, list):
+        return (list, tuple)
+    if isinstance(origin, ValueType):
+        return (dict,)
+    return (origin,) if isinstance(origin, type) else ()
