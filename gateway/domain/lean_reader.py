@@ -93,16 +93,47 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
 
 
 @cache
+def _fields_converter(kind: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The reader of trusted fields, whose names are known and complete."""
+    fields: dict[str, FieldInfo] = kind.model_fields
+    if kind.model_config.get("extra") == "ignore" or any(one.alias for one in fields.values()):
+        return _fields_reader(kind, True)
+    template = {name: field.default for name, field in fields.items()}
+    made = {name: field.default_factory for name, field in fields.items() if field.default_factory}
+    readers = [
+        (name, reader)
+        for name, field in fields.items()
+        if (reader := _reader_of_field(kind, field, True)) is not None
+    ]
+
+    def convert(data: dict[str, Any]) -> dict[str, Any]:
+        values = template | data
+        for name, reader in readers:
+            if name in data:
+                values[name] = reader(data[name])
+        for name, factory in made.items():
+            if name not in data:
+                values[name] = factory()
+        return values
+
+    return convert
+
+
+@cache
 def _reader_of_class(kind: Any, trusted: bool) -> Reader:
     if hasattr(kind, "read_root"):
         return lambda data: (
             data if isinstance(data, kind) else kind.read_root(data, trusted=trusted)
         )
     checked = not trusted and any(not mark.fields for mark in kind.validators.values())
+    read: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     def read_one(data: Any) -> Any:
+        nonlocal read  # made when it is needed: a class may have values of its own as fields
         if type(data) is dict:
-            value = bare(kind, _fields_reader(kind, trusted)(data))
+            if read is None:
+                read = _fields_converter(kind) if trusted else _fields_reader(kind, False)
+            value = bare(kind, read(data))
             if checked:
                 run_checks(value)
             return value
@@ -135,8 +166,18 @@ def type_of(field: FieldInfo) -> Any:
     return _evaluated(field.annotation, field.module)
 
 
-@cache
 def _evaluated(annotation: str, module: str) -> Any:
+    if set(_WORD.findall(annotation)) <= _BUILT_IN:
+        return _evaluated_in("builtins", annotation)
+    return _evaluated_in(module, annotation)
+
+
+_WORD = re.compile(r"\w+")
+_BUILT_IN = {"str", "int", "float", "bool", "None", "tuple", "list", "dict"}
+
+
+@cache
+def _evaluated_in(module: str, annotation: str) -> Any:
     try:
         return eval(annotation, vars(sys.modules[module]))  # noqa: S307
     except NameError as error:

@@ -137,9 +137,9 @@ def _valid(name: str, wanted: Any) -> Any:
 
 def _immutable(value: Any) -> Any:
     """The value of one condition of a file that is known to be valid."""
-    if isinstance(value, list):
-        return tuple(_immutable(item) for item in value)
-    if isinstance(value, Mapping):
+    if type(value) is list:
+        return tuple([_immutable(item) for item in value])
+    if type(value) is dict:
         return Check.trusted({name: _immutable(condition) for name, condition in value.items()})
     return value
 
