@@ -33,7 +33,7 @@ def main() -> None:
         serve(take_over="--take-over" in sys.argv)
     else:
         gc.set_threshold(_OBJECTS)
-        from gateway.domain.base import NeedsPydantic, become_lean
+        from gateway.domain.base import NeedsPydantic, become_lean, is_lean
 
         if sys.argv[1:2] in _LEAN and os.environ.pop(_WITH_PYDANTIC, None) is None:
             become_lean()
@@ -44,16 +44,20 @@ def main() -> None:
         add_commands(app, *sys.argv[1:2])
         try:
             cli()
-        except NeedsPydantic:
-            sys.stdout.flush()
-            os.execve(  # noqa: S606
-                sys.executable,
-                [sys.executable, *sys.orig_argv[1:]],
-                {**os.environ, _WITH_PYDANTIC: "1"},
-            )
+        except (NeedsPydantic, Exception):
+            if not is_lean():
+                raise
+            _begin_anew()
         finally:
             # Otherwise the end of the process searches all objects for cycles, twice.
             gc.freeze()
+
+
+def _begin_anew() -> None:
+    """Run the same command with pydantic."""
+    sys.stdout.flush()
+    command = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(command[0], command, {**os.environ, _WITH_PYDANTIC: "1"})  # noqa: S606
 
 
 def _require_memory() -> None:

@@ -223,7 +223,8 @@ def reader_of(kind: Hashable, trusted: bool) -> Reader | None:
     if kind is float:
         return _read_float
     if kind is None or kind in _SCALARS:
-        return None if trusted else _unchanged(type(None) if kind is None else kind)
+        scalar: Any = type(None) if kind is None else kind
+        return None if trusted else _unchanged(scalar)
     if kind in (Path, SecretStr):
         return _made_of_text(kind)
     origin = get_origin(kind)

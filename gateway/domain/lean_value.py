@@ -3,6 +3,7 @@ calls."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import msgspec
@@ -111,6 +112,9 @@ class BaseModel(metaclass=ValueType):
         if name.startswith("model_"):
             refuse(f"{type(self).__name__}().{name}")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return ((name, one) for name, one in self.__dict__.items() if not name.startswith("_"))
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

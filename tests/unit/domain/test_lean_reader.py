@@ -185,6 +185,7 @@ def test_a_value_is_frozen_and_equal_by_content() -> None:
     assert value == lean(x=1) != lean(x=2)
     assert len({value, lean(x=1), value.evolve(x=2)}) == 2
     assert repr(value) == "Lean(x=1)"
+    assert dict(value) == {"x": 1}
     with pytest.raises(NeedsPydantic):
         value.x = 2
     with pytest.raises(NeedsPydantic):
