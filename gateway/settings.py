@@ -156,6 +156,15 @@ class Settings(BaseModel):
             " default: an eighth of it, at least 4 GiB or a quarter"
         ),
     )
+    prepared_engines: int = Field(
+        1,
+        ge=0,
+        le=8,
+        description=(
+            "most processes that have imported an engine and fork the next start (without Docker);"
+            " each takes 0.5 to 1.5 GiB; 0: none"
+        ),
+    )
     start_timeout_s: float = Field(
         1800, gt=0, description="a start without a new log line for so long has failed"
     )

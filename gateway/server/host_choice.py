@@ -30,4 +30,4 @@ async def choose_host(settings: Settings, instance: str, allowed: AllowedImages)
             return DockerHost(network=settings.docker_network, instance=instance, allowed=allowed)
     from gateway.hosts.process.host import ProcessHost
 
-    return ProcessHost(settings.data)
+    return ProcessHost(settings.data, settings.prepared_engines)

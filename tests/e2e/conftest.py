@@ -106,6 +106,8 @@ class Gateway:
             "FITSERVE_DATA_DIR": str(data),
             "FITSERVE_PORT": str(self.port),
             "FITSERVE_HOST_KIND": "process",
+            # A prepared process would look like an engine, and take the time of other tests.
+            "FITSERVE_PREPARED_ENGINES": "0",
         }
         keep = {
             name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")

@@ -16,6 +16,7 @@ from gateway.domain import Engine, Hardware
 from gateway.domain.release import release
 from gateway.domain.units import GIB, gib
 from gateway.engines.common.planning_input import left_bytes
+from gateway.hosts.process.prepared.pool import PreparedView
 
 # Engines raise their own limit to this number: set_ulimit in vllm/utils/system_utils.py:264
 # (0.33.0) and sglang/srt/utils/common.py:2585 (0.5.23).
@@ -306,6 +307,25 @@ def toolchains(environments: Sequence[Toolchain]) -> list[MachineCheck]:
                 MachineCheck("compiler", "ok", f"{toolchain.engine}: {toolchain.compiler}{built}")
             )
     return checks
+
+
+def prepared_engines(views: Sequence[PreparedView], most: int) -> MachineCheck | None:
+    """The processes that have imported an engine; None where no start is to be prepared."""
+    if not most:
+        return None
+    if not views:
+        return MachineCheck(
+            "prepared engines", "ok", "none: the first start in an environment is a plain one"
+        )
+    words = []
+    for view in views:
+        size = gib(view.pss_bytes) if view.pss_bytes is not None else "unknown memory"
+        left = short_list(sorted(view.refused))
+        words.append(
+            f"{view.engine} (process {view.pid}, {size}, {view.modules} modules"
+            f"{f'; left to the fork: {left}' if left else ''})"
+        )
+    return MachineCheck("prepared engines", "ok", "; ".join(words))
 
 
 def disk(free: Mapping[str, tuple[str, int | None]]) -> list[MachineCheck]:

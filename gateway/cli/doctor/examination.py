@@ -20,6 +20,7 @@ from gateway.errors import HostError
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import available
+from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.machine.environment import engine_dir, is_installed
 from gateway.machine.gpu_watch import allowed_devices
 from gateway.machine.nvml import Nvml
@@ -72,6 +73,7 @@ def examine(
         *_cgroups(hardware, docker=docker),
         _engines(settings, engines, installed, docker=docker),
         *checks.toolchains(toolchains),
+        _prepared(settings) if not in_containers else None,
         _memory(hardware),
         _shm(hardware, docker=in_containers),
         checks.open_files(*limits["open files"]),
@@ -89,6 +91,14 @@ def examine(
 
 def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
     return readings.toolchain(engine.ref, engine_dir(settings.data, engine), settings.engine_env)
+
+
+def _prepared(settings: Settings) -> MachineCheck | None:
+    pool = PreparedEngines(settings.data, settings.prepared_engines)
+    try:
+        return checks.prepared_engines(pool.views(), settings.prepared_engines)
+    finally:
+        pool.close()
 
 
 def _free(settings: Settings) -> dict[str, tuple[str, int | None]]:

@@ -7,6 +7,7 @@
     DATA/run/NAME/               its working directory, empty at first
     DATA/caches/                 its compiled code and its HOME, as the user's HOME may hold secrets
     DATA/home/                   the HOME of an engine without a cache
+    DATA/prepared/               processes that have imported an engine, and fork the next ones
 
 The engine listens on loopback, which every user of the machine reaches. So each start makes a key,
 and the engine answers only with it. The key is in the environment or a file, never on the command
@@ -43,13 +44,17 @@ from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.caches import Caches
 from gateway.hosts.process.log_file import LogFileReader, trim
+from gateway.hosts.process.prepared.pool import PreparedEngines
+from gateway.hosts.process.prepared.process_start import ProcessStart
 from gateway.hosts.process.records import Record, Records
-from gateway.machine.environment import COMPLETE, engine_dir, is_installed, variables
+from gateway.machine.environment import COMPLETE, engine_dir, installed, is_installed, variables
 from gateway.store import atomic_file
 
 POLL_S = 0.05
 FOLLOW_S = 0.1
 """Seconds between looks at a log without new lines: ten such logs cost about 1 % of a core."""
+NOTED_S = 1.0
+"""Seconds that the exit code of a dead engine may take to be noted by its parent."""
 KILL_S = 10.0
 """Seconds that SIGKILL may take. More means a process stuck in a driver."""
 
@@ -66,7 +71,8 @@ class ProcessHost:
 
     kind: str = "process"
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, most_prepared: int = 0) -> None:
+        """most_prepared: most processes that have imported an engine, and fork the next ones."""
         data_dir = data_dir.absolute()
         self._data = data_dir
         self._records = Records(data_dir / "instances")
@@ -74,6 +80,7 @@ class ProcessHost:
         self._run = data_dir / "run"
         self._home = data_dir / "home"
         self._caches = Caches(data_dir)
+        self._prepared = PreparedEngines(data_dir, most_prepared) if most_prepared else None
         self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lock = threading.RLock()
@@ -110,6 +117,8 @@ class ProcessHost:
 
     async def list(self) -> list[Instance]:
         records = await run_to_end(self._find_all)
+        if self._prepared is not None:
+            await run_to_end(self._prepared.tend, records, self._identities())
         return [record.instance for record in records]
 
     async def stop(self, name: str, grace_s: float) -> None:
@@ -172,7 +181,19 @@ class ProcessHost:
         return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", asked)
 
     async def close(self) -> None:
-        """Nothing to close: no connection to the engines exists."""
+        """No connection to the engines exists. Prepared processes wait for the next gateway."""
+        if self._prepared is not None:
+            await run_to_end(self._prepared.close)
+
+    def _identities(self) -> dict[str, str]:
+        """The identity of each installed environment, by engine."""
+        found = {}
+        for folder in installed(self._data):
+            kind, _, version = folder.rpartition("-")
+            engine = EngineRef(kind=kind, version=version)
+            with suppress(HostError):
+                found[str(engine)] = self._identity(engine)
+        return found
 
     def _identity(self, engine: EngineRef) -> str:
         environment = engine_dir(self._data, engine)
@@ -241,11 +262,22 @@ class ProcessHost:
             return record
         code = None
         process = record.holder
-        if process is not None:
+        if record.forked:
+            code = self._exit_code(record)
+        elif process is not None:
             ended, code = procfs.reap(process.pid)
             if not ended:
                 return record
         return self._records.write(record.evolve(exited=True, exit_code=code))
+
+    def _exit_code(self, record: Record) -> int | None:
+        """The exit code of a forked engine. Its parent notes the code, and only then reaps it."""
+        deadline = time.monotonic() + NOTED_S
+        while record.holder is not None and time.monotonic() < deadline:
+            if (code := self._records.exit_code(record)) is not None:
+                return code
+            time.sleep(POLL_S)
+        return self._records.exit_code(record)
 
     def _forget(self, record: Record) -> None:
         with as_host_error(), self._lock:
@@ -307,17 +339,19 @@ class ProcessHost:
         self._records.write(record)
         child: subprocess.Popen[bytes] | None = None
         try:
+            argv = self._argv(spec, record.key)
+            env = variables(argv[0], self._home) | kept | _engine_variables(spec, record.key)
+            if (forked := self._fork(spec, record, argv, env)) is not None:
+                return forked
             # Several writers, and `trim`, can share the file only if all append.
             with log.open("ab") as output:
                 child = subprocess.Popen(
-                    self._argv(spec, record.key),
+                    argv,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     cwd=self._run / spec.name,
-                    env=variables(spec.argv[0], self._home)
-                    | kept
-                    | _engine_variables(spec, record.key),
+                    env=env,
                     start_new_session=True,
                 )
             open_files.restore_fd_limit(child.pid)
@@ -343,6 +377,43 @@ class ProcessHost:
         # pid.
         child.returncode = 0
         return record
+
+    def _fork(
+        self, spec: LaunchSpec, record: Record, argv: tuple[str, ...], env: dict[str, str]
+    ) -> Record | None:
+        """The record of an engine that a prepared process forked; None: a plain start is due.
+
+        The engine begins after its record is on the disk. Raises OSError if that fails.
+        """
+        if self._prepared is None:
+            return None
+        start = ProcessStart(
+            engine=str(spec.engine),
+            identity=self._identity(spec.engine),
+            model=spec.model,
+            argv=argv,
+            env=env,
+            key_env=spec.key_env,
+            cwd=str(self._run / spec.name),
+            log=str(self._log(spec.name)),
+            exit_file=str(self._records.exit_file(spec.name)),
+        )
+        engine = self._prepared.fork(start)
+        if engine is None:
+            return None
+        with engine:
+            open_files.restore_fd_limit(engine.pid)
+            process = procfs.read(engine.pid)
+            if process is None:
+                return None
+            forked = record.evolve(pid=process.pid, start_ticks=process.start_ticks, forked=True)
+            self._records.write(forked)
+            try:
+                engine.go()
+            except OSError:
+                self._records.write(record)
+                return None
+        return forked
 
     def _cache(self, spec: LaunchSpec) -> Path:
         return self._caches.path(

@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 
 PROC = Path("/proc")
+_LISTEN = "0A"
+"""The state of a listening socket. Source: include/net/tcp_states.h of Linux."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,18 @@ def _writes(pid: int, wanted: os.stat_result) -> bool:
                     if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
                         return True
     return False
+
+
+def listening_ports() -> frozenset[int]:
+    """The TCP ports on which programs of this machine listen."""
+    ports = set()
+    for table in ("tcp", "tcp6"):
+        with suppress(OSError):
+            for row in (PROC / "net" / table).read_text().splitlines()[1:]:
+                _, local, _, state, *_ = row.split()
+                if state == _LISTEN:
+                    ports.add(int(local.rpartition(":")[2], 16))
+    return frozenset(ports)
 
 
 def send(process: ProcessStat, number: signal.Signals) -> None:

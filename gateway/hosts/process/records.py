@@ -18,7 +18,8 @@ class Record(Value):
     """The record of an instance.
 
     `pid` is None between the decision to start it and its start. `born_in` is the session of the
-    gateway; the new process leaves it before it becomes the engine.
+    gateway; the new process leaves it before it becomes the engine. `forked`: it is the child of a
+    prepared process, which notes its exit code.
 
     Unknown fields are allowed: engines of a later gateway version are still ours.
     """
@@ -35,6 +36,7 @@ class Record(Value):
     pid: int | None = None
     start_ticks: int | None = None
     born_in: int = 0
+    forked: bool = False
     cache: str | None = None
     exited: bool = False
     exit_code: int | None = None
@@ -111,5 +113,18 @@ class Records:
         atomic_file.write(self.path(record.name), record.model_dump_json(indent=1).encode())
         return record
 
+    def exit_file(self, name: str) -> Path:
+        """The file with the exit code of a forked engine: `PID CODE`."""
+        return self.path(name).with_suffix(".exit")
+
+    def exit_code(self, record: Record) -> int | None:
+        """The noted exit code of a forked engine; None: there is none (yet)."""
+        try:
+            pid, code = self.exit_file(record.name).read_text().split()
+            return int(code) if int(pid) == record.pid else None
+        except (OSError, ValueError):
+            return None
+
     def remove(self, name: str) -> None:
         self.path(name).unlink(missing_ok=True)
+        self.exit_file(name).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from gateway.cli.doctor import checks
 from gateway.cli.doctor.checks import MachineCheck
 from gateway.cli.doctor.readings import Containers, GpuCondition, HostMemory, HubAnswer, Toolchain
 from gateway.domain.units import GIB
+from gateway.hosts.process.prepared.pool import PreparedView
 from tests.support.makers import engine, machine
 
 HERE = machine("2x3090")
@@ -209,3 +210,17 @@ def test_gpus_in_containers() -> None:
     told(checks.container_gpus(Containers(("runc",), ()), HERE), "fail", "Container Toolkit")
     told(checks.container_gpus(None, HERE), "unknown")
     assert checks.container_gpus(None, machine("cpu")) is None
+
+
+def test_prepared_engines_and_their_memory() -> None:
+    view = PreparedView(
+        engine="vllm==0.26.0", pid=7, modules=5000, refused={"flash": "x"}, pss_bytes=GIB
+    )
+    found = checks.prepared_engines([view], 1)
+    assert found is not None
+    assert "process 7, 1" in found.finding
+    assert "left to the fork: flash" in found.finding
+    assert checks.prepared_engines([], 0) is None
+    none = checks.prepared_engines([], 1)
+    assert none is not None
+    assert none.finding.startswith("none")

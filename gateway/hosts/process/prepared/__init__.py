@@ -1,0 +1,1 @@
+"""Engine processes that are forked from one that has imported the engine."""

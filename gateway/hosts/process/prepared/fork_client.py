@@ -1,0 +1,149 @@
+"""A prepared process as the gateway sees it: its status, and the engines that it forks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gateway.hosts.process import procfs
+from gateway.hosts.process.prepared.process_start import ProcessStart
+
+PATIENCE_S = 0.9
+"""Seconds for an answer. A start without one is a plain start."""
+_CREDENTIALS = struct.Struct("3i")
+
+
+class ForkedEngine:
+    """An engine that waits for its record. Without `go` it ends, and has done nothing."""
+
+    def __init__(self, connection: socket.socket, pid: int) -> None:
+        self._connection = connection
+        self.pid = pid
+
+    def __enter__(self) -> ForkedEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def go(self) -> None:
+        """Let the engine begin. Raises OSError if it is gone."""
+        self._connection.sendall(b"!")
+
+
+class ForkClient:
+    """A connection to a prepared process, which lives as long as somebody is connected."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError or ValueError if no prepared process answers in this folder."""
+        self._folder = folder
+        self._connection = connect(folder)
+        try:
+            status = ask(self._connection, {"do": "status"})
+            self.pid = int(status["pid"])
+            self.read = frozenset(str(name) for name in status["read"])
+            self.refused = {str(name): str(why) for name, why in status["refused"].items()}
+            self.modules = int(status["modules"])
+            self.cgroup = str(status["cgroup"])
+        except (KeyError, TypeError, AttributeError) as error:
+            self._connection.close()
+            raise ValueError(f"its status is {error!r}") from None
+        except BaseException:
+            self._connection.close()
+            raise
+        self._process = procfs.read(self.pid)
+        self._connection.setblocking(False)
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process still serves. Its connections close when it ends or only notes exit
+        codes."""
+        try:
+            return self._connection.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def fork(self, start: ProcessStart) -> ForkedEngine:
+        """An engine in its own session. Raises OSError or ValueError if there is none."""
+        request = {
+            "do": "start",
+            "argv": start.argv,
+            "env": dict(start.env),
+            "cwd": start.cwd,
+            "log": start.log,
+            "exit_file": start.exit_file,
+        }
+        connection = connect(self._folder)
+        try:
+            answer = ask(connection, request)
+            pid = int(answer["pid"]) if "pid" in answer else None
+        except BaseException:
+            connection.close()
+            raise
+        if pid is None:
+            connection.close()
+            raise ValueError(str(answer.get("refused")))
+        return ForkedEngine(connection, pid)
+
+    def end(self) -> None:
+        """Tell the process to end. Its engines live on, and their exit codes are noted."""
+        if self._process is not None:
+            procfs.send(self._process, signal.SIGTERM)
+        self.close()
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def connect(folder: Path) -> socket.socket:
+    """A connection to the process of this user that listens in `folder`. Raises OSError.
+
+    The path of the socket may be too long for an address.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(PATIENCE_S)
+    try:
+        place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            connection.connect(f"/proc/self/fd/{place}/socket")
+        finally:
+            os.close(place)
+        packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except BaseException:
+        connection.close()
+        raise
+    if _CREDENTIALS.unpack(packed)[1] != os.geteuid():
+        connection.close()
+        raise PermissionError(f"{folder} belongs to another user")
+    return connection
+
+
+def ask(connection: socket.socket, request: dict[str, Any]) -> dict[str, Any]:
+    """The answer to a request. Raises OSError or ValueError."""
+    connection.sendall(json.dumps(request).encode() + b"\n")
+    with connection.makefile("rb") as file:
+        answer: dict[str, Any] = json.loads(file.readline())
+    return answer
+
+
+def pss_bytes(pid: int) -> int | None:
+    """Memory of a process in bytes; pages that it shares count in parts. None: not readable."""
+    with suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    return None

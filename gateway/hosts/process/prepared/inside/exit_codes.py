@@ -1,0 +1,60 @@
+"""The exit codes of forked engines, which only their parent can read, as files.
+
+    python exit_codes.py {"PID": "FILE", ...}
+
+notes those of its children, and ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+POLL_S = 0.2
+
+
+def note_ends(engines: dict[int, str]) -> None:
+    """Write `PID CODE` (-9: killed by signal 9) to the file of each engine that has ended.
+
+    Its file is complete before its process is gone from the table of processes.
+    """
+    for pid, path in list(engines.items()):
+        try:
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            del engines[pid]
+            continue
+        if ended is None:
+            continue
+        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        with suppress(OSError):
+            written = Path(f"{path}.{pid}")
+            written.write_text(f"{pid} {code}\n")
+            written.replace(path)
+        os.waitpid(pid, 0)
+        del engines[pid]
+
+
+def become_writer(engines: dict[int, str]) -> None:
+    """Give this process's memory back, and note how these children end. Returns without any."""
+    if engines:
+        # It ends with its last engine.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        command = [sys.executable, "-I", "-S", __file__, json.dumps(engines)]
+        os.execv(sys.executable, command)
+
+
+def main(engines: dict[int, str]) -> None:
+    """Notes the exit codes of these children."""
+    while engines:
+        note_ends(engines)
+        time.sleep(POLL_S)
+
+
+if __name__ == "__main__":
+    main({int(pid): path for pid, path in json.loads(sys.argv[1]).items()})

@@ -1,0 +1,227 @@
+"""The imports of an engine, watched for what no fork survives and what the environment decides."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+
+MOST_RESTARTS = 20
+MOST_NAMES = 20_000
+_GPU_DRIVER = "/dev/nvidia-uvm"
+"""The device that CUDA opens when it begins. NVML, which forks survive, does not open it."""
+_LOADERS: tuple[Any, ...] = (
+    importlib.machinery.SourceFileLoader,
+    importlib.machinery.ExtensionFileLoader,
+)
+
+
+class Unforkable(Exception):
+    """A module changed the process in a way that no fork survives."""
+
+
+class EnvironmentReader(type(os.environ)):  # type: ignore[misc]
+    """The environment, which notes the names that are looked up."""
+
+    names: ClassVar[set[str]] = set()
+
+    def __getitem__(self, name: str) -> str:
+        self.names.add(str(name))
+        value: str = super().__getitem__(name)
+        return value
+
+
+class ImportWatch:
+    """Imports modules, and looks after each whether a fork would survive it.
+
+    folder/learned: modules to import, one a line. folder/refused.json: modules with a reason. A
+    module that begins a GPU, a thread or a process is refused with all that were importing it, and
+    Unforkable is raised: the process must begin anew without them.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._stack: list[str] = []
+        self.read: set[str] = set()
+        self._files: dict[str, tuple[int, int, int]] = {}
+        self._folders: dict[str, int] = {}
+        try:
+            self.refused: dict[str, str] = json.loads((folder / "refused.json").read_text())
+        except (OSError, ValueError):
+            self.refused = {}
+
+    def import_all(self, names: Iterable[str]) -> None:
+        """Import the names and what is learned. Raises Unforkable."""
+        self._folders = {path: _modified(path) for path in sys.path}
+        with self._watching():
+            for name in dict.fromkeys([*names, *self._learned()]):
+                if name not in sys.modules and name not in self.refused and _is_installed(name):
+                    self._import(name)
+        self._files = {path: _identity(path) for path in _module_files()}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the files of all imported modules, and the folders of packages, are unchanged."""
+        return all(_identity(path) == seen for path, seen in self._files.items()) and all(
+            _modified(path) == seen for path, seen in self._folders.items()
+        )
+
+    def _learned(self) -> list[str]:
+        try:
+            return (self._folder / "learned").read_text().split()[:MOST_NAMES]
+        except OSError:
+            return []
+
+    def _import(self, name: str) -> None:
+        try:
+            importlib.import_module(name)
+        except Unforkable:
+            raise
+        except BaseException as error:
+            # The engine meets the error again, if it needs the module, and its log tells it.
+            print(f"{name}: {error!r}", file=sys.stderr)  # noqa: T201
+            self.refused[name] = f"cannot be imported: {type(error).__name__}"
+
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        originals = [loader.exec_module for loader in _LOADERS]
+        environment = type(os.environ)
+        os.environ.__class__ = EnvironmentReader
+        for loader, original in zip(_LOADERS, originals, strict=True):
+            loader.exec_module = self._watched(original)
+        try:
+            yield
+        finally:
+            for loader, original in zip(_LOADERS, originals, strict=True):
+                loader.exec_module = original
+            os.environ.__class__ = environment
+            self.read = set(EnvironmentReader.names)
+
+    def _watched(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def exec_module(loader: Any, module: Any) -> None:
+            self._look()
+            self._stack.append(module.__name__)
+            try:
+                original(loader, module)
+                self._look()
+            finally:
+                self._stack.pop()
+
+        return exec_module
+
+    def _look(self) -> None:
+        if (reason := unforkable()) is None:
+            return
+        culprit = self._stack[-1] if self._stack else "the process itself"
+        for name in self._stack:
+            self.refused.setdefault(name, f"imports {culprit}")
+        self.refused[culprit] = reason
+        # Modules that were imported well are imported for themselves next time.
+        well = [name for name in list(sys.modules) if name not in self.refused]
+        with (self._folder / "learned").open("a") as file:
+            file.write("".join(f"{name}\n" for name in well))
+        (self._folder / "refused.json").write_text(json.dumps(self.refused, indent=1))
+        raise Unforkable(f"{culprit} {reason}")
+
+
+class LearningFinder:
+    """A finder that finds nothing, and writes the names of modules that are looked for to a file.
+
+    The next prepared process imports them too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._left = MOST_NAMES
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Always None."""
+        if self._left > 0:
+            self._left -= 1
+            with suppress(OSError):
+                os.write(self._file, f"{name}\n".encode())
+
+
+def unforkable() -> str | None:
+    """The reason why no fork of this process could be an engine; None: there is none."""
+    for device in ("cuda", "xpu"):
+        if getattr(sys.modules.get(f"torch.{device}"), "_initialized", False):
+            return f"initialises {device.upper()}"
+    if threading.active_count() > 1:
+        return "starts a thread"
+    if _GPU_DRIVER in opened_files():
+        return "opens the driver of a GPU"
+    return "starts a process" if children() else None
+
+
+def opened_files() -> set[str]:
+    """The files that this process has open."""
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add(str(link.readlink()))
+    return found
+
+
+def children() -> list[int]:
+    """The processes that this process started, and has not waited for."""
+    try:
+        text = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    except OSError:
+        return []
+    return [int(pid) for pid in text.split()]
+
+
+def begin_anew(restarts: int) -> None:
+    """Replace this process by a new one of the same command. Raises SystemExit after too many."""
+    if restarts >= MOST_RESTARTS:
+        raise SystemExit(f"{restarts} modules cannot be forked; there may be more.")
+    for pid in children():
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, *sys.orig_argv[1:-1], str(restarts + 1)]
+    os.execv(sys.executable, command)
+
+
+def _is_installed(name: str) -> bool:
+    """Whether the module is a file of this Python or of its packages, as a model's code is not."""
+    if name.partition(".")[0] in ("__main__", "__mp_main__", "transformers_modules", "inside"):
+        return False
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    if spec is None or spec.origin in (None, "built-in", "frozen"):
+        return spec is not None
+    return any(Path(spec.origin or "").is_relative_to(path) for path in sys.path if path)
+
+
+def _module_files() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str):
+            yield path
+
+
+def _identity(path: str) -> tuple[int, int, int]:
+    try:
+        state = os.stat(path)  # noqa: PTH116 - of thousands of files
+    except OSError:
+        return (0, 0, 0)
+    return state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def _modified(path: str) -> int:
+    return _identity(path)[2]

@@ -1,0 +1,354 @@
+"""The prepared processes of a data folder: which exist, which start to serve, and their limits.
+
+    DATA/prepared/SLOT/    one for each environment of an engine, as inside/prepared_engine.py says.
+                           `order.json` also has the engine and its environment, without a key
+
+The slots of the last starts are prepared, at most `most` of them, and only while all engines listen
+and memory is free. A start whose environment does not agree, or that gets no answer in time, is a
+plain start. So is the next start of a model whose forked engine ended before it listened.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from pydantic import ConfigDict
+
+from gateway import open_files
+from gateway.domain import Value
+from gateway.domain.units import GIB
+from gateway.hosts.process import procfs
+from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine, pss_bytes
+from gateway.hosts.process.prepared.process_start import ProcessStart, agrees
+from gateway.hosts.process.records import Record
+from gateway.logging import Logger
+from gateway.store import atomic_file
+
+IDLE_S = 300
+"""Seconds that a prepared process waits for the next gateway."""
+TEND_S = 1.0
+IMPORT_S = 900.0
+"""Seconds that an import may take."""
+AGAIN_S = 10.0
+"""Seconds between two processes of one slot."""
+FREE_TO_PREPARE = 4 * GIB
+FREE_TO_KEEP = GIB
+MANY_NEW_MODULES = 30
+"""So many modules that engines imported after their fork are worth another prepared process."""
+MOST_LEARNED = 20_000
+
+_INSIDE = Path(__file__).parent
+_BEGIN = (
+    "import pathlib, sys; inside, folder, restarts = sys.argv[1:]; sys.path[:1] = [inside];"
+    " from inside import prepared_engine as program; del sys.path[0];"
+    " program.main(pathlib.Path(folder), int(restarts))"
+)
+
+log = Logger("fitserve.prepared")
+
+
+class Order(Value):
+    """The order of a prepared process, kept in its folder."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    engine: str
+    identity: str
+    code: str
+    python: str
+    modules: tuple[str, ...]
+    env: dict[str, str]
+    idle_s: float = IDLE_S
+
+
+class PreparedView(Value):
+    """A prepared process, for people. pss_bytes: its memory; shared pages count in parts."""
+
+    engine: str
+    pid: int
+    modules: int
+    refused: dict[str, str]
+    pss_bytes: int | None
+
+
+class PreparedEngines:
+    """See the module's docstring. Methods block for at most some seconds, and raise no OSError."""
+
+    def __init__(self, data: Path, most: int) -> None:
+        self._folder = data / "prepared"
+        self._most = most
+        self._lock = threading.Lock()
+        self._clients: dict[str, ForkClient] = {}
+        self._importing: dict[str, subprocess.Popen[bytes]] = {}
+        self._children: list[subprocess.Popen[bytes]] = []
+        """Processes of this gateway that have imported their engine, to be reaped."""
+        self._begun: dict[str, float] = {}
+        self._tended_at = 0.0
+        self._broken: set[str] = set()
+        """Slots whose process ended by itself."""
+        self._distrusted: set[str] = set()
+        """Models whose forked engine ended before it listened."""
+        self._listened: set[str] = set()
+        """Names of forked engines that have listened."""
+
+    def fork(self, start: ProcessStart) -> ForkedEngine | None:
+        """An engine forked for this start; None: a plain start is due."""
+        if start.module is None:
+            return None
+        with self._lock:
+            slot = self._agreeing(start)
+            if slot is None:
+                self._note(start)
+                return None
+            with suppress(OSError):
+                os.utime(self._folder / slot / "order.json")
+            if start.model in self._distrusted:
+                self._distrusted.discard(start.model)
+                return None
+            try:
+                return self._clients[slot].fork(start)
+            except (OSError, ValueError) as error:
+                log.warning("prepared.refused", engine=start.engine, error=str(error))
+                self._drop(slot)
+                return None
+
+    def tend(self, records: Iterable[Record], identities: Mapping[str, str]) -> None:
+        """Prepare what is due, and end what is not wanted. identities: engine -> environment."""
+        if time.monotonic() - self._tended_at < TEND_S:
+            return
+        self._tended_at = time.monotonic()
+        listening = procfs.listening_ports()
+        is_calm = True
+        for record in records:
+            listens = not record.exited and record.port in listening
+            is_calm &= listens or record.exited
+            self._judge(record, listens=listens)
+        with self._lock, suppress(OSError):
+            self._tend(identities, is_calm=is_calm)
+
+    def views(self) -> tuple[PreparedView, ...]:
+        """The processes that answer."""
+        with self._lock:
+            for slot in self._slots():
+                self._connect(slot)
+            return tuple(
+                PreparedView(
+                    engine=order.engine,
+                    pid=client.pid,
+                    modules=client.modules,
+                    refused=client.refused,
+                    pss_bytes=pss_bytes(client.pid),
+                )
+                for slot, client in sorted(self._clients.items())
+                if client.lives and (order := self._order(slot)) is not None
+            )
+
+    def close(self) -> None:
+        """Leave the processes. They end by themselves if no gateway comes."""
+        with self._lock:
+            for client in self._clients.values():
+                client.close()
+            self._clients.clear()
+            for process in (*self._importing.values(), *self._children):
+                # Popen would warn of a child that outlives it.
+                process.returncode = 0
+            self._importing.clear()
+            self._children.clear()
+
+    # --- starts ---
+
+    def _agreeing(self, start: ProcessStart) -> str | None:
+        """The slot whose process may become this engine."""
+        wanted = start.slot(program_identity())
+        slots = [wanted, *(slot for slot in self._slots() if slot != wanted)]
+        for slot in slots:
+            order, client = self._order(slot), self._connect(slot)
+            if (
+                order is not None
+                and client is not None
+                and (order.engine, order.identity, order.code, order.python)
+                == (start.engine, start.identity, program_identity(), start.argv[0])
+                and client.cgroup == _cgroup()
+                and agrees(order.env, start, client.read)
+            ):
+                return slot
+        return None
+
+    def _note(self, start: ProcessStart) -> None:
+        """Remember the start, so that the next one like it is forked."""
+        order = Order(
+            engine=start.engine,
+            identity=start.identity,
+            code=program_identity(),
+            python=start.argv[0],
+            modules=(start.module,) if start.module else (),
+            env=start.open_env,
+        )
+        slot = start.slot(order.code)
+        with suppress(OSError):
+            (self._folder / slot).mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._order(slot) != order:
+                self._drop(slot)
+                self._broken.discard(slot)
+                path = self._folder / slot / "order.json"
+                atomic_file.write(path, order.model_dump_json().encode())
+            os.utime(self._folder / slot / "order.json")
+
+    def _judge(self, record: Record, *, listens: bool) -> None:
+        if not record.forked:
+            return
+        if listens:
+            self._listened.add(record.name)
+        elif record.exited and record.name not in self._listened:
+            self._distrusted.add(record.model)
+            self._listened.add(record.name)
+
+    # --- processes ---
+
+    def _tend(self, identities: Mapping[str, str], *, is_calm: bool) -> None:
+        for slot, process in list(self._importing.items()):
+            if time.monotonic() - self._begun[slot] > IMPORT_S:
+                process.kill()
+                process.wait()
+            if process.poll() is not None:
+                del self._importing[slot]
+                self._broken.add(slot)
+                log.warning("prepared.failed", slot=slot, code=process.returncode)
+        self._children = [process for process in self._children if process.poll() is None]
+        wanted = [] if available_bytes() < FREE_TO_KEEP else self._due(identities)
+        for slot in self._slots():
+            client = self._connect(slot)
+            if slot not in wanted:
+                self._drop(slot)
+                if slot not in self._due(identities):
+                    shutil.rmtree(self._folder / slot, ignore_errors=True)
+            elif client is not None and is_calm and self._has_learned(slot):
+                self._drop(slot)
+        for slot in wanted:
+            is_due = (
+                slot not in self._clients
+                and slot not in self._broken
+                and time.monotonic() - self._begun.get(slot, -AGAIN_S) >= AGAIN_S
+            )
+            if is_due and is_calm and not self._importing and available_bytes() > FREE_TO_PREPARE:
+                self._begin(slot)
+
+    def _slots(self) -> list[str]:
+        """The slots, the last used one first."""
+        try:
+            return sorted(
+                (path.parent.name for path in self._folder.glob("*/order.json")),
+                key=lambda slot: -(self._folder / slot / "order.json").stat().st_mtime_ns,
+            )
+        except OSError:
+            return []
+
+    def _due(self, identities: Mapping[str, str]) -> list[str]:
+        orders = {slot: self._order(slot) for slot in self._slots()}
+        return [
+            slot
+            for slot, order in orders.items()
+            if order is not None
+            and order.code == program_identity()
+            and identities.get(order.engine) == order.identity
+        ][: self._most]
+
+    def _order(self, slot: str) -> Order | None:
+        try:
+            return Order.model_validate_json((self._folder / slot / "order.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def _connect(self, slot: str) -> ForkClient | None:
+        client = self._clients.get(slot)
+        if client is not None and client.lives:
+            return client
+        if client is not None:
+            self._drop(slot)
+        if not (self._folder / slot / "socket").exists():
+            return None
+        try:
+            self._clients[slot] = ForkClient(self._folder / slot)
+        except (OSError, ValueError):
+            return None
+        if (process := self._importing.pop(slot, None)) is not None:
+            self._children.append(process)
+        return self._clients[slot]
+
+    def _begin(self, slot: str) -> None:
+        order, folder = self._order(slot), self._folder / slot
+        if order is None:
+            return
+        names = _learned(folder)
+        (folder / "learned").write_text("".join(f"{name}\n" for name in names))
+        (folder / "used").write_text(str(len(names)))
+        (folder / "socket").unlink(missing_ok=True)
+        command = [order.python, "-c", _BEGIN, str(_INSIDE), str(folder), "0"]
+        with (folder / "log").open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                env=order.env,
+                start_new_session=True,
+            )
+        open_files.restore_fd_limit(process.pid)
+        self._importing[slot] = process
+        self._begun[slot] = time.monotonic()
+        log.info("prepared.begun", engine=order.engine, pid=process.pid)
+
+    def _drop(self, slot: str) -> None:
+        """End the process of a slot."""
+        if (process := self._importing.pop(slot, None)) is not None:
+            process.kill()
+            process.wait()
+        if (client := self._clients.pop(slot, None)) is not None:
+            client.end()
+
+    def _has_learned(self, slot: str) -> bool:
+        """Whether engines imported much after their fork."""
+        folder = self._folder / slot
+        try:
+            known = int((folder / "used").read_text())
+        except (OSError, ValueError):
+            return False
+        return len(_learned(folder)) >= known + MANY_NEW_MODULES
+
+
+def _learned(folder: Path) -> list[str]:
+    """The modules that engines imported after their fork, each once."""
+    try:
+        names = (folder / "learned").read_text().split()
+    except (OSError, UnicodeDecodeError):
+        return []
+    return list(dict.fromkeys(names))[:MOST_LEARNED]
+
+
+@cache
+def program_identity() -> str:
+    """The identity of the code inside prepared processes."""
+    files = sorted((_INSIDE / "inside").glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+def available_bytes() -> int:
+    """Memory that programs of this machine can still take."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def _cgroup() -> str:
+    return Path("/proc/self/cgroup").read_text()

@@ -1,0 +1,400 @@
+"""Engines that a prepared process forks: like plain starts in all that others see of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.hosts.process import procfs
+from gateway.hosts.process.host import ProcessHost
+from gateway.hosts.process.prepared import pool
+from tests.support.patience import HANG_S
+
+from .harness import answering, exited, find, until
+from .prepared_harness import PreparedHarness
+from .process_harness import living_in
+
+pytestmark = pytest.mark.anyio
+KILLS = 95
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prepared process is looked after in each pass."""
+    monkeypatch.setattr(pool, "TEND_S", 0.0)
+    monkeypatch.setattr(pool, "AGAIN_S", 0.0)
+
+
+@pytest.fixture
+async def harness(tmp_path: Path, anyio_backend: str) -> AsyncIterator[PreparedHarness]:
+    made = PreparedHarness(tmp_path)
+    try:
+        yield made
+    finally:
+        await made.cleanup()
+
+
+async def started(harness: PreparedHarness, spec: LaunchSpec) -> bool:
+    """Start an engine, and wait until it answers. Returns whether it was forked."""
+    await answering(await harness.host.start(spec))
+    return harness.is_forked(spec.name)
+
+
+async def prepare(harness: PreparedHarness) -> int:
+    """A plain start, and the prepared process that follows. Returns its pid."""
+    assert not await started(harness, harness.make_spec("plain"))
+    (pid,) = await harness.prepared()
+    return pid
+
+
+async def test_a_forked_engine_sees_what_a_plain_one_sees(harness: PreparedHarness) -> None:
+    await prepare(harness)
+    assert await started(harness, harness.make_spec("forked", script=["--print", "two words"]))
+    plain, forked = harness.description("plain"), harness.description("forked")
+    assert forked["argv"][-2:] == ["--print", "two words"]
+    assert forked["cwd"] == str(harness.data_dir / "run/forked")
+    for name in ("argv", "orig_argv", "cwd"):
+        del plain[name], forked[name]
+    keys = [one["env"].pop("VLLM_API_KEY") for one in (plain, forked)]
+    assert keys[0] != keys[1]
+    cwds = [one["path"].pop(0) for one in (plain, forked)]
+    assert cwds == [str(harness.data_dir / "run" / name) for name in ("plain", "forked")]
+    # The file to which a fork writes what it imports is open beside those of a plain start.
+    assert forked.pop("number") <= plain.pop("number") + 1
+    assert forked == plain
+
+
+async def test_only_the_fork_gets_the_key(harness: PreparedHarness) -> None:
+    pid = await prepare(harness)
+    assert await started(harness, harness.make_spec("forked"))
+    keys = [
+        json.loads(harness.record(name).read_text())["key"].encode() for name in ("plain", "forked")
+    ]
+    folder = harness.data_dir / "prepared"
+    texts = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    texts += [(procfs.PROC / str(pid) / name).read_bytes() for name in ("environ", "cmdline")]
+    assert texts
+    assert not [text for text in texts if any(key in text for key in keys)]
+    assert {path.stat().st_mode & 0o077 for path in folder.rglob("socket")} == {0}
+
+
+async def test_its_exit_code_is_known_even_to_the_next_gateway(harness: PreparedHarness) -> None:
+    await prepare(harness)
+    spec = harness.make_spec("coded", script=["--exit-code", "7", "--exit-after", "0.1"])
+    await harness.host.start(spec)
+    assert harness.is_forked("coded")
+    assert (await exited(harness.host, "coded")).exit_code == 7
+    assert await started(harness, harness.make_spec("killed"))
+    harness.kill_engine("killed")
+    harness.restart()
+    assert (await exited(harness.host, "killed")).exit_code == -signal.SIGKILL
+
+
+async def test_an_ended_prepared_process_still_notes_exit_codes(harness: PreparedHarness) -> None:
+    pid = await prepare(harness)
+    assert await started(harness, harness.make_spec("forked"))
+    os.kill(pid, signal.SIGTERM)
+    (other,) = await harness.prepared(unlike=[pid])
+    assert other != pid
+    os.kill(harness.pid("forked"), signal.SIGKILL)
+    assert (await exited(harness.host, "forked")).exit_code == -signal.SIGKILL
+
+    async def is_gone() -> bool:
+        await harness.host.list()
+        return procfs.read(pid) is None
+
+    await until("the former process has nothing left to note", is_gone)
+
+
+async def test_an_engine_outlives_its_prepared_process(harness: PreparedHarness) -> None:
+    pid = await prepare(harness)
+    assert await started(harness, harness.make_spec("forked"))
+    os.kill(pid, signal.SIGKILL)
+    # Nothing is prepared now, and nothing waits for it.
+    assert not await started(harness, harness.make_spec("next"))
+    assert (await find(harness.host, "forked")) is not None
+    harness.kill_engine("forked")
+    gone = await exited(harness.host, "forked")
+    assert gone.exit_code is None
+    await harness.prepared(unlike=[pid])
+    assert await started(harness, harness.make_spec("last"))
+
+
+async def test_a_stopped_prepared_process_delays_no_start(harness: PreparedHarness) -> None:
+    pid = await prepare(harness)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not await started(harness, harness.make_spec("next"))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    await harness.host.list()
+    assert harness.members("next") == 1
+
+
+async def test_an_update_of_the_engine_ends_what_was_prepared(harness: PreparedHarness) -> None:
+    pid = await prepare(harness)
+    with (harness.packages / "described.py").open("a") as file:
+        file.write("READ = 'as updated'\n")
+    assert not await started(harness, harness.make_spec("updated"))
+    assert harness.description("updated")["read"] == "as updated"
+    (other,) = await harness.prepared(unlike=[pid])
+    assert other != pid
+    assert await started(harness, harness.make_spec("next"))
+    assert harness.description("next")["read"] == "as updated"
+
+
+async def test_a_variable_that_was_read_at_import_must_agree(harness: PreparedHarness) -> None:
+    await prepare(harness)
+    spec = harness.make_spec("other")
+    same = spec.evolve(env={**spec.env, "VLLM_NOT_READ": "1"})
+    assert await started(harness, same)
+    assert harness.description("other")["env"]["VLLM_NOT_READ"] == "1"
+    spec = harness.make_spec("read")
+    read = spec.evolve(env={**spec.env, "VLLM_READ_AT_IMPORT": "1"})
+    assert not await started(harness, read)
+    assert harness.description("read")["read"] == "1"
+
+
+async def test_gpus_are_chosen_for_each_fork(harness: PreparedHarness) -> None:
+    spec = harness.make_spec("plain").evolve(gpus=("GPU-0",))
+    assert not await started(harness, spec)
+    await harness.prepared()
+    assert await started(harness, harness.make_spec("forked").evolve(gpus=("GPU-1", "GPU-2")))
+    assert harness.description("forked")["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+
+
+async def test_another_cache_is_another_prepared_process(harness: PreparedHarness) -> None:
+    """The code of a repository decides what is in its cache: nothing is shared with others."""
+    plain = harness.make_spec("plain").evolve(cache="one", caches={"VLLM_CACHE_ROOT": "vllm"})
+    assert not await started(harness, plain)
+    (pid,) = await harness.prepared()
+    spec = harness.make_spec("other").evolve(cache="two", caches={"VLLM_CACHE_ROOT": "vllm"})
+    assert not await started(harness, spec)
+    await harness.prepared(unlike=[pid])
+    again = harness.make_spec("again").evolve(cache="two", caches={"VLLM_CACHE_ROOT": "vllm"})
+    assert await started(harness, again)
+
+
+async def test_two_environments_and_never_more_than_allowed(tmp_path: Path) -> None:
+    harness = PreparedHarness(tmp_path, most=2)
+    try:
+        for version in ("2", "3"):
+            folder = tmp_path / f"engines/fake-{version}"
+            (folder / "bin").mkdir(parents=True)
+            (folder / ".complete").touch()
+        await prepare(harness)
+
+        def spec(name: str, version: str) -> LaunchSpec:
+            made = harness.make_spec(name)
+            return made.evolve(engine=made.engine.evolve(version=version))
+
+        assert not await started(harness, spec("first", "2"))
+        both = await harness.prepared(2)
+        assert await started(harness, spec("second", "2"))
+        assert await started(harness, spec("third", "1"))
+        assert {view.engine for view in harness.views()} == {"fake==1", "fake==2"}
+        assert not await started(harness, spec("fourth", "3"))
+        await harness.prepared(1, unlike=both)
+        assert len(harness.views()) == 2
+        assert "fake==3" in {view.engine for view in harness.views()}
+        # An engine that is no longer installed is not prepared either.
+        (tmp_path / "engines/fake-3/.complete").unlink()
+
+        async def is_ended() -> bool:
+            await harness.host.list()
+            return "fake==3" not in {view.engine for view in harness.views()}
+
+        await until("the removed engine's process has ended", is_ended)
+    finally:
+        await harness.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "import threading\n"
+            "threading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+            "starts a thread",
+        ),
+        (
+            "import subprocess\nchild = subprocess.Popen(['sleep', '600'])\n",
+            "starts a process",
+        ),
+        (
+            "import sys, types\n"
+            "sys.modules['torch.cuda'] = types.SimpleNamespace(_initialized=True)\n",
+            "initialises CUDA",
+        ),
+    ],
+    ids=["thread", "process", "cuda"],
+)
+async def test_what_no_fork_survives_is_left_to_the_fork(
+    harness: PreparedHarness, source: str, reason: str
+) -> None:
+    (harness.packages / "culprit.py").write_text(source)
+    (harness.packages / "between.py").write_text("import culprit\n")
+    with (harness.packages / "described.py").open("a") as file:
+        file.write("import between, colorsys\n")
+    await prepare(harness)
+    (view,) = harness.views()
+    assert view.refused["culprit"] == reason
+    assert view.refused["between"] == "imports culprit"
+    assert "colorsys" not in view.refused
+    assert await started(harness, harness.make_spec("forked"))
+    for pid in procfs.session(view.pid):
+        assert pid.pid == view.pid
+
+
+async def test_modules_that_engines_import_later_are_prepared_next_time(
+    harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "MANY_NEW_MODULES", 1)
+    (harness.packages / "later.py").write_text("print('LATER', flush=True)\n")
+    pid = await prepare(harness)
+    assert await started(harness, harness.make_spec("first", script=["--late"]))
+    (other,) = await harness.prepared(unlike=[pid])
+    assert await started(harness, harness.make_spec("second", script=["--late"]))
+    assert "LATER" in (harness.data_dir / "logs/first.log").read_text()
+    assert "LATER" not in (harness.data_dir / "logs/second.log").read_text()
+    assert [view.pid for view in harness.views()] == [other]
+
+
+async def test_a_fork_that_dies_before_it_listens_makes_the_next_start_plain(
+    harness: PreparedHarness,
+) -> None:
+    await prepare(harness)
+    await harness.host.start(harness.make_spec("bad", script=["--no-serve", "--exit-code", "1"]))
+    assert harness.is_forked("bad")
+    await exited(harness.host, "bad")
+    await harness.host.list()
+    assert not await started(harness, harness.make_spec("plain2"))
+    assert await started(harness, harness.make_spec("forked2"))
+
+
+async def test_nothing_is_prepared_where_memory_is_short(
+    harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "available_bytes", lambda: pool.FREE_TO_PREPARE)
+    assert not await started(harness, harness.make_spec("plain"))
+    for _ in range(5):
+        await harness.host.list()
+    assert not list((harness.data_dir / "prepared").glob("*/log"))
+    monkeypatch.undo()
+    monkeypatch.setattr(pool, "TEND_S", 0.0)
+    await harness.prepared()
+    monkeypatch.setattr(pool, "available_bytes", lambda: 0)
+
+    async def is_ended() -> bool:
+        await harness.host.list()
+        return not harness.views()
+
+    await until("the process has ended", is_ended)
+
+
+def killed_at_line(number: int, data_dir: Path, spec: LaunchSpec) -> bool:
+    """Start in a child that gets SIGKILL at the `number`th line of the host's code; false: it ended
+    before."""
+    pid = os.fork()
+    if pid == 0:
+        left = number
+
+        def trace(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal left
+            if "gateway/hosts" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        import sys
+        import threading
+
+        host = ProcessHost(data_dir, 1)
+        threading.settrace(trace)
+        sys.settrace(trace)
+        asyncio.run(host.start(spec))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
+async def test_kill_at_any_line_of_a_forked_start_leaves_no_engine_without_a_record(
+    harness: PreparedHarness,
+) -> None:
+    await prepare(harness)
+    await harness.host.stop("plain", 0)
+    number, forks = 1, 0
+    while True:
+        spec = harness.make_spec(f"a{number}", script=["--no-serve"])
+        killed = await asyncio.to_thread(killed_at_line, number, harness.data_dir, spec)
+        host = harness.restart()
+        folder = harness.data_dir / "run" / spec.name
+        listed = await find(host, spec.name)
+        if listed is None or listed.state == "exited":
+            assert not living_in(folder), f"killed at line {number}"
+        else:
+            forks += harness.is_forked(spec.name)
+            assert len(living_in(folder)) <= 1
+        await host.stop(spec.name, grace_s=0)
+        assert not living_in(folder)
+        if not killed:
+            break
+        number += 7
+    assert number > 100
+    assert forks
+
+
+async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
+    """Engines, prepared processes and gateways die at any time, in any order."""
+    chance = random.Random(34)
+    await prepare(harness)
+    kills, number, most_bytes = 0, 0, 0
+    begun = time.monotonic()
+    while kills < KILLS:
+        number += 1
+        assert time.monotonic() - begun < 10 * HANG_S
+        spec = harness.make_spec(f"k{number}")
+        starting = asyncio.ensure_future(harness.host.start(spec))
+        await asyncio.sleep(chance.random() * 0.05)
+        kind = chance.choice(["engine", "prepared", "both", "gateway"])
+        if kind in ("prepared", "both"):
+            for view in harness.views():
+                most_bytes = max(most_bytes, view.pss_bytes or 0)
+                os.kill(view.pid, signal.SIGKILL)
+                kills += 1
+        with suppress(asyncio.CancelledError):
+            await starting
+        if kind in ("engine", "both"):
+            harness.kill_engine(spec.name)
+            kills += 1
+        if kind == "gateway":
+            harness.restart()
+            kills += 1
+        await harness.host.list()
+        if chance.random() < 0.5:
+            await harness.prepared()
+        await harness.host.stop(spec.name, 0)
+        assert not living_in(harness.data_dir / "run" / spec.name)
+    await harness.host.stop("plain", 0)
+
+    async def is_clean() -> bool:
+        await harness.host.list()
+        left = {pid for pid in harness.processes() if (one := procfs.read(pid)) and one.alive}
+        return left <= {view.pid for view in harness.views()}
+
+    await until("only what is prepared is left", is_clean)
+    print(f"{kills} kills, {number} starts, at most {most_bytes >> 20} MiB")  # noqa: T201
