@@ -44,7 +44,8 @@ FAULTS = frozenset(
 )
 # A flag or variable that a message names beside a verb of advice. Nobody is told to trust code.
 _ADVICE = re.compile(
-    r"\b(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
+    r"(?:^|[.;:,(]\s*|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead|either)"
+    r"\s+)(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
     r"|with(?:out)?|specify(?:ing)?|increas(?:e|ing)|decreas(?:e|ing)|lower(?:ing)?|reduc(?:e|ing)"
     r"|rais(?:e|ing)|remov(?:e|ing)|omit|export)\b[^.;\n]{0,60}?[\s`'\"(]"
     r"(--(?!trust-remote-code|help)[a-z][a-z0-9]*(?:-[a-z0-9]+)+"
@@ -52,7 +53,14 @@ _ADVICE = re.compile(
     re.IGNORECASE,
 )
 _MOST_ADVISED = 3
-_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+_REMOVAL = re.compile(
+    r"\b(?:remov|delet|clear|clean)(?:e|ing)?\b (?:the )?[`'\"]?"
+    r"(?P<path>[~$]?[\w{}.-]*/[\w./{}$-]*\w)",
+    re.IGNORECASE,
+)
+_FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
+_ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
+_VARIABLE = re.compile(r"\b(?:VLLM|SGLANG|NCCL|CUDA|HF|TORCH|PYTORCH|FLASHINFER)_[A-Z0-9_]{2,}\b")
 _SETTING = re.compile(
     r"(?<![\w.'/])(?:max|num|enable|disable|min|kv|block|page|tensor|pipeline|data|gpu|mem|chunked"
     r"|speculative|quantization|attention|cuda|long|rope|tokenizer|dtype|mamba|moe)(?:_[a-z0-9]+)+\b"
@@ -99,6 +107,10 @@ class Cures:
         found |= _read_groups(self._messages, shape.message)
         if shape.exception in FAULTS:
             found["fault"] = shape.exception
+            if shape.exception != "AssertionError":
+                found["program_fault"] = "yes"
+        if shape.frames and _ENGINE_CODE.search(shape.frames[-1]):
+            found["engine_code"] = "yes"
         said = _settings(shape.message) | _advised(shape.message)
         return found | said | reasons(shape.message)
 
@@ -144,7 +156,7 @@ class Cures:
         several = (*said, *raised) if by_text else (*raised, *said)
         advised = remedy.fill("Follow the engine's own advice: {advised}.", case.values)
         if advised and not (by_text and (said or own)):
-            several += (advised,)
+            several = (advised, *several)
         if not said or not by_text:
             # Advice for this case goes before the general steps of its kind.
             several += (own,) if own and not remedy.repeats((*several, *general), own) else ()
@@ -206,14 +218,17 @@ def _holds(lever: Lever, case: Case) -> bool:
 
 
 def _advised(message: str) -> dict[str, Scalar]:
-    """The flags and variables that a message advises, as `advised`."""
-    names = list(dict.fromkeys(found[1] for found in _ADVICE.finditer(message)))
+    """The flags and variables that a message advises, and what to remove, as `advised`."""
+    names = [found[1] for found in _ADVICE.finditer(message)]
+    names += [f"remove {found['path']}" for found in _REMOVAL.finditer(message)]
+    names = list(dict.fromkeys(names))
     return {"advised": ", ".join(names[:_MOST_ADVISED])} if names else {}
 
 
 def _settings(message: str) -> dict[str, Scalar]:
-    """The flags of a message, or else the names of settings in it, as `settings`."""
-    names = list(dict.fromkeys(_FLAG.findall(message) or _SETTING.findall(message)))
+    """The flags of a message, or else the names of settings or variables in it, as `settings`."""
+    named = _FLAG.findall(message) or _SETTING.findall(message) or _VARIABLE.findall(message)
+    names = list(dict.fromkeys(named))
     return {"settings": ", ".join(names[:_MOST_ADVISED])} if names else {}
 
 
@@ -234,10 +249,17 @@ def _read_groups(
     return known
 
 
+def _clause(step: str) -> str:
+    """The first clause of a step, which says what to do."""
+    return re.split(r"[,:.] |\.$", step, maxsplit=1)[0]
+
+
 def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
-    """The steps without those that say nearly the same as one before."""
+    """The steps without those that say nearly the same as one before, or give other reasons."""
     several: list[str] = []
     for step in steps:
-        if not any(remedy.repeats((other,), step) for other in several):
+        if not any(
+            remedy.repeats((other,), step) or _clause(other) == _clause(step) for other in several
+        ):
             several.append(step)
     return tuple(several)

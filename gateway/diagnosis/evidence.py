@@ -19,6 +19,7 @@ from gateway.diagnosis import structure
 from gateway.diagnosis.candidate import DEATH, EngineLine, FailureCandidate, ProcessTrace
 from gateway.diagnosis.cures import FAULTS, held_by_others
 from gateway.diagnosis.lines import line_forms as forms
+from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.progress import StartProgress
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
@@ -117,7 +118,7 @@ class CrashStack:
 class LogEvidence:
     """The state of one log's evidence. engine: KIND or KIND==VERSION; None: any row may hold.
 
-    circumstances: what the lines of the start showed.
+    circumstances: what the lines of the start showed. options: those of the start.
 
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is no exception.
@@ -128,6 +129,7 @@ class LogEvidence:
     def __init__(self, signatures: Signatures, engine: str | None) -> None:
         self.progress = StartProgress()
         self.circumstances: dict[str, Scalar] = {}
+        self.options = StartOptions()
         self.serving = False
         self.is_ending = False
         self.processes: dict[str, ProcessTrace] = {}
@@ -510,13 +512,22 @@ class LogEvidence:
     def _case(self, row: FailureSignature, item: FailureCandidate) -> Case:
         """The case that the cure of a failure depends on."""
         cures = self._signatures.cures
-        known = self.circumstances | cures.in_shape(item.shape)
+        # A line that is no exception is its own message.
+        shape = item.shape if item.shape.message else item.shape._replace(message=item.line)
+        known = self.circumstances | cures.in_shape(shape)
         engine = self._engine or next((kind for kind in ENGINES if kind in known), None)
         version = self._version or self.progress.reported.get("version", "")
         values = (
             self.progress.settings | known | cures.known_versions(engine, version) | item.culprit
         )
-        return Case(row.kind, item.phase, engine, values | held_by_others(values))
+        if features := self.options.features:
+            values["features"] = features
+        if related := self.options.related(" ".join((shape.message, *shape.frames[-2:]))):
+            values["related"] = related
+        if values.get("ranks") == 1:
+            del values["ranks"]
+            values["one_rank"] = "yes"
+        return Case(row.kind, item.phase, engine, values | held_by_others(values), self.options)
 
 
 def _is_named(cause: FailureCandidate | None) -> bool:

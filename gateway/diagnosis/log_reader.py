@@ -103,6 +103,7 @@ class LogReader:
             line = line._replace(text=line.text.lstrip())
         if not self._evidence.serving:
             self._evidence.circumstances |= self._signatures.cures.in_line(text)
+            self._evidence.options.read(text)
         self._read_level(line, text, process)
         if line.quiet or self._is_stopped:
             return
@@ -321,6 +322,7 @@ class LogReader:
             candidate.line, candidate.number = place
             if found is alone:
                 candidate.set_message(line.text, len(text))
+                candidate.shape = candidate.shape._replace(message=line.text.strip())
             self._lines.attend = MESSAGE_LINES
         if found is not None and (
             candidate.row is None or is_clearer or found[1].items() > candidate.culprit.items()

@@ -21,10 +21,19 @@ _FIXED = re.compile(
     re.IGNORECASE,
 )
 _LONGEST = 500
+# Settings that a backend can refuse, with the change that it then accepts.
+_CHANGES = {
+    "kv_cache_dtype": "the dtype of the KV cache (--kv-cache-dtype auto)",
+    "kv cache dtype": "the dtype of the KV cache (--kv-cache-dtype auto)",
+    "block_size": "the block size (omit --block-size)",
+    "block size": "the block size (omit --block-size)",
+    "dtype": "the dtype (--dtype bfloat16 or float16)",
+}
 
 
 def reasons(message: str) -> dict[str, Scalar]:
-    """The reasons of a message as `reasons`, and what one of them asks for as `demand`."""
+    """The reasons of a message as `reasons`, what one of them asks for as `demand`, and settings
+    that are the only reasons against a backend as `change` and `backend`."""
     found = [(name, text.strip(" '\"")) for name, text in _OF_BACKEND.findall(message)]
     found = [(name, text) for name, text in found if name not in ("Reason", "Reasons")]
     found = found or [("", text.strip(" '\"")) for text in _OF_ONE.findall(message)]
@@ -35,4 +44,15 @@ def reasons(message: str) -> dict[str, Scalar]:
         (text for _, text in found if _DEMAND.search(text) and not _FIXED.search(text)), ""
     )
     values: dict[str, Scalar] = {"reasons": several[:_LONGEST]}
+    for name, text in found:
+        changes = [_change(reason) for reason in text.split(",")]
+        if name and all(changes):
+            values |= {"change": " and ".join(dict.fromkeys(changes)), "backend": name}
+            break
     return values | ({"demand": demand} if demand else {})
+
+
+def _change(reason: str) -> str:
+    """The change of a setting that a reason asks for; empty if none helps."""
+    setting = reason.strip(" '\"").removesuffix(" not supported")
+    return _CHANGES.get(setting, "")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.signature import CureStep
 from gateway.domain.value import Scalar
 
@@ -49,12 +50,14 @@ def placeholders(template: str) -> set[str]:
 
 class Case(NamedTuple):
     """The case that a cure is for. engine: its kind, if known. values: of the failure, of the
-    engine's settings, and of circumstances by name."""
+    engine's settings, and of circumstances by name. options: of the start, as far as the log shows
+    them."""
 
     kind: str
     phase: str
     engine: str | None
     values: Mapping[str, Scalar]
+    options: StartOptions = StartOptions()
 
     def meets(self, step: CureStep) -> bool:
         """Whether the conditions of a step hold. An unknown engine may be any, and the build of an
@@ -77,9 +80,10 @@ def _names(engine: str) -> set[str]:
 
 
 def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
-    """The steps whose conditions hold and of which every value is known, in order."""
+    """The steps whose conditions hold and of which every value is known, in order, without those
+    that change nothing."""
     filled = (fill(step.text, case.values) for step in steps if case.meets(step))
-    return tuple(text for text in filled if text)
+    return tuple(text for text in filled if text and not case.options.rules_out(text))
 
 
 def repeats(others: Iterable[str], step: str) -> bool:

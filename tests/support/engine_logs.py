@@ -47,11 +47,12 @@ def fatal(engine: str, lines: list[str]) -> list[str]:
 
 
 def written(fact: dict[str, Any]) -> bytes:
-    """The log of a row of tests/logs/failures.yaml."""
-    lines = traceback(fact.get("frames", []), fact["raises"], fact.get("code", ""))
+    """The log of a row of tests/logs/failures.yaml or cure_reports.yaml."""
+    raised = fact.get("raises", "")
+    lines = traceback(fact.get("frames", []), raised, fact.get("code", "")) if raised else []
     phase = "serving" if fact.get("served") else fact.get("phase", "starting")
-    begins = [BEGINS[phase]] if BEGINS[phase] else []
-    ends = fatal(fact["engine"], lines) if fact.get("served") else lines
+    begins = [*fact.get("before", []), *([BEGINS[phase]] if BEGINS[phase] else [])]
+    ends = fatal(fact["engine"].partition("==")[0], lines) if fact.get("served") else lines
     return "\n".join([*begins, *ends]).encode()
 
 

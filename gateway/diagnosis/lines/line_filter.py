@@ -81,6 +81,7 @@ _MACHINE = (
     b"uMem",
     b"expandable_seg",
     b"VLLM_ROCM",
+    b"ncoder cache",
 )
 PROGRESS = (*_PHASES, *SERVES, *_SETTINGS, *_MACHINE)
 # The lost ends of line in a log that is one line, because a page, form or program dropped them or

@@ -91,7 +91,8 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
         "settings",
         "fault",
     }
-    known |= {"others_bytes", "layer", "kernel"}
+    known |= {"others_bytes", "layer", "kernel", "engine_code", "one_rank", "program_fault"}
+    known |= {"features", "related", "change", "backend"}
     named = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
     named |= {name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)}
     assert named <= known

@@ -1,0 +1,178 @@
+"""The options of an engine's start, as its log shows them, and the steps that they rule out. Pure.
+
+vLLM prints the options that were given (`non-default args: {...}`), SGLang the value of each
+(`server_args=ServerArgs(...)`).
+"""
+
+from __future__ import annotations
+
+import re
+
+_GIVEN = re.compile(r"non-default args: (?P<all>\{.*)")
+_PAIR = re.compile(r"'(?P<name>[a-z]\w*)': (?P<value>\[\]|\{\}|'[^']*'|[^,\[\]{}]*)")
+_VALUES = re.compile(r"server_args=ServerArgs\((?P<all>.*)")
+_VALUE = re.compile(r"\b(?P<name>[a-z]\w*)=(?P<value>\[\]|\{\}|'[^']*'|[^,()\[\]{}]*)")
+_UNSET = frozenset({"None", "False", "'auto'", "[]", "{}", "'none'", "''", "1", "0", "'null'"})
+_NAME = r"--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
+_FLAG = re.compile(_NAME)
+_OMISSION = re.compile(r"\b(?:[Oo]mit|[Ww]ithout)\b")
+_OMITTED = re.compile(rf"\b(?:[Oo]mit|[Ww]ithout) (?P<flags>{_NAME}(?:(?:,| and|, and) {_NAME})*)")
+# Features of both engines that a start can do without, those that fail most often first.
+_FEATURES = (
+    "speculative-config",
+    "speculative-algorithm",
+    "kv-transfer-config",
+    "kv-offloading-size",
+    "enable-hierarchical-cache",
+    "enable-dbo",
+    "enable-two-batch-overlap",
+    "enable-eplb",
+    "enable-lora",
+    "kv-cache-dtype",
+    "calculate-kv-scales",
+    "compilation-config",
+    "enable-torch-compile",
+    "attention-backend",
+    "moe-backend",
+    "moe-runner-backend",
+    "mamba-cache-mode",
+    "mamba-ssm-cache-dtype",
+    "enable-expert-parallel",
+    "enable-dp-attention",
+    "decode-context-parallel-size",
+    "async-scheduling",
+    "enable-mixed-chunk",
+    "enable-sleep-mode",
+    "enable-memory-saver",
+    "cpu-offload-gb",
+    "load-format",
+    "mm-encoder-tp-mode",
+    "quantization",
+    "pipeline-parallel-size",
+    "pp-size",
+    "enable-prefix-caching",
+    "hf-overrides",
+)
+# Options that say which model, where, and how large: no text speaks of them alone.
+_PLACES = frozenset(
+    {
+        "model",
+        "model-path",
+        "model-tag",
+        "tokenizer",
+        "tokenizer-path",
+        "served-model-name",
+        "host",
+        "port",
+        "download-dir",
+        "device",
+        "dtype",
+    }
+)
+# Words of names that belong to no field.
+_COMMON = frozenset(
+    [
+        "enable",
+        "disable",
+        "model",
+        "config",
+        "parallel",
+        "tensor",
+        "server",
+        "format",
+        "backend",
+        "cache",
+        "dtype",
+        "batch",
+        "chunked",
+        "length",
+        "tokens",
+        "level",
+        "random",
+        "method",
+        "default",
+        "memory",
+        "static",
+        "ratio",
+        "policy",
+        "schedule",
+        "expert",
+        "kernel",
+        "multi",
+    ]
+)
+_NUMBER = re.compile(r"[\d.]*")
+_SHORTEST = 5
+_MOST = 3
+_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b")
+
+
+class StartOptions:
+    """The options of one start, by flag without dashes."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._complete = False
+        """Whether an option that is not listed was not given."""
+
+    def read(self, line: str) -> None:
+        """Read a line of the log."""
+        if found := _GIVEN.search(line):
+            self._add(_PAIR, found["all"])
+            self._complete = found["all"].rstrip().endswith("}")
+        elif found := _VALUES.search(line):
+            self._add(_VALUE, found["all"])
+
+    def is_set(self, flag: str) -> bool | None:
+        """Whether an option was given; None if the log does not tell."""
+        if flag in self._values:
+            return self._values[flag] not in _UNSET
+        return False if self._complete else None
+
+    def is_on(self, flag: str) -> bool:
+        """Whether a switch was given."""
+        return self._values.get(flag) == "True"
+
+    @property
+    def features(self) -> str:
+        """The features of this start that it can do without, as flags; at most three."""
+        given = [f"--{flag}" for flag in _FEATURES if self.is_set(flag)]
+        return ", ".join(given[:_MOST])
+
+    def related(self, text: str) -> str:
+        """The options of this start whose name or value a text speaks of, as flags; at most
+        three."""
+        said = text.lower()
+        several = [
+            f"--{flag}"
+            for flag, value in self._values.items()
+            if value not in _UNSET
+            and flag not in _PLACES
+            and not _NUMBER.fullmatch(value)
+            and any(word in said for word in _words(flag, value))
+        ]
+        return ", ".join(several[:_MOST])
+
+    def rules_out(self, step: str) -> bool:
+        """Whether a step changes nothing: it omits what was not given, or gives what was."""
+        named = _FLAG.findall(step)
+        if omitted := _OMITTED.search(step):
+            flags = _FLAG.findall(omitted["flags"])
+            return (
+                len(flags) == len(named)
+                and ", or " not in step
+                and all(self.is_set(flag) is False for flag in flags)
+            )
+        if _OMISSION.search(step) or _VARIABLE.search(step):
+            return False
+        return any(map(self.is_on, named))
+
+    def _add(self, pair: re.Pattern[str], text: str) -> None:
+        for found in pair.finditer(text):
+            self._values.setdefault(found["name"].replace("_", "-"), found["value"].strip())
+
+
+def _words(flag: str, value: str) -> list[str]:
+    """The words of an option's name and value that name a field."""
+    words = [*flag.split("-"), value.strip("'\"").lower()]
+    return [word for word in words if len(word) >= _SHORTEST and word not in _COMMON]

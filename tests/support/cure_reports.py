@@ -1,0 +1,27 @@
+"""Failures of public reports with the steps that help, and how many of the first steps do.
+
+benchmarks/cures.py prints it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.signatures import Signatures
+from gateway.domain import Failure
+from tests.support.engine_logs import written
+from tests.support.paths import LOGS
+
+REPORTS: list[dict[str, Any]] = yaml.safe_load((LOGS / "cure_reports.yaml").read_text())
+
+
+def measure(report: dict[str, Any], signatures: Signatures) -> tuple[Failure, int]:
+    """What a report is diagnosed as, and how many of its first two steps help."""
+    failure, _ = diagnose([written(report)], signatures, report["engine"])
+    return failure, sum(
+        any(re.search(words, step) for words in report["helps"]) for step in failure.steps[:2]
+    )

@@ -1,0 +1,68 @@
+"""Options that a log shows, and the steps that change nothing about them."""
+
+import pytest
+
+from gateway.diagnosis.options import StartOptions
+
+VLLM = (
+    "(APIServer pid=1) INFO 03-14 10:22:05 [utils.py:233] non-default args: {'model': '/m/frob',"
+    " 'enforce_eager': True, 'speculative_config': {'method': 'mtp', 'num_speculative_tokens': 1},"
+    " 'enable_expert_parallel': True, 'pipeline_parallel_size': 1}"
+)
+SGLANG = (
+    "[2026-03-14 10:22:05] server_args=ServerArgs(model_path='/m/frob', attention_backend=None,"
+    " disable_cuda_graph=False, speculative_algorithm='EAGLE3', enable_lora=None, pp_size=1)"
+)
+
+
+def options(*lines: str) -> StartOptions:
+    read = StartOptions()
+    for line in lines:
+        read.read(line)
+    return read
+
+
+def test_an_option_is_set_unset_or_not_told() -> None:
+    vllm, sglang, nothing = options(VLLM), options(SGLANG), options("Loading weights")
+    told = [
+        [one.is_set(flag) for one in (vllm, sglang, nothing)]
+        for flag in ("attention-backend", "speculative-config", "speculative-algorithm")
+    ]
+    assert told == [[False, False, None], [True, None, None], [False, True, None]]
+    assert options(VLLM[:-30]).is_set("attention-backend") is None
+
+
+def test_features_are_what_a_start_can_do_without() -> None:
+    assert options(VLLM).features == "--speculative-config, --enable-expert-parallel"
+    assert options(SGLANG).features == "--speculative-algorithm"
+    assert options("").features == ""
+
+
+def test_options_are_related_by_name_or_value_to_what_a_text_says() -> None:
+    given = options(
+        "non-default args: {'model': '/m/tokenizer', 'tokenizer_mode': 'mistral', 'load_format':"
+        " 'mistral', 'max_model_len': 4096, 'enable_prefix_caching': False}"
+    )
+    assert given.related("TypeError in the Tokenizer") == "--tokenizer-mode"
+    assert given.related("a MistralProcessor") == "--tokenizer-mode, --load-format"
+    assert given.related("caching of 4096 models") == ""
+
+
+@pytest.mark.parametrize(
+    ("step", "ruled_out"),
+    [
+        ("Omit --attention-backend: the engine chooses.", True),
+        ("Omit --attention-backend, --kv-transfer-config and --block-size.", True),
+        ("Omit --attention-backend, or use another engine version.", False),
+        ("Omit --attention-backend and its like (--moe-backend).", False),
+        ("Start without the drafter (omit --speculative-config): it failed.", False),
+        ("Start without --enable-expert-parallel.", False),
+        ("Omit features of this start, one by one: --enable-expert-parallel.", False),
+        ("Disable CUDA graphs (--enforce-eager): slower.", True),
+        ("Disable all-reduce (--enforce-eager), then copies (NCCL_P2P_DISABLE=1).", False),
+        ("Use another kernel (--moe-backend).", False),
+    ],
+)
+def test_a_step_that_changes_nothing_is_ruled_out(step: str, ruled_out: bool) -> None:
+    assert options(VLLM).rules_out(step) is ruled_out
+    assert not options("").rules_out(step)
