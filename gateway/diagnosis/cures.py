@@ -7,10 +7,11 @@ engine's own advice, the advice of the row, and the general steps of the kind.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis import remedy
+from gateway.diagnosis.flags import refused_flag
 from gateway.diagnosis.lines.pattern_index import PatternIndex
 from gateway.diagnosis.reasons import reasons
 from gateway.diagnosis.remedy import Case
@@ -68,12 +69,15 @@ _SETTING = re.compile(
 
 
 class CureRows(NamedTuple):
-    """The rows of cures, by file, and the versions of each kind of engine that are described."""
+    """The rows of cures, by file, and the versions of each kind of engine that are described.
+
+    flags: the flags of an engine's described versions, by version."""
 
     remedies: tuple[Remedy, ...] = ()
     levers: tuple[Lever, ...] = ()
     circumstances: tuple[Circumstance, ...] = ()
     versions: Mapping[str, tuple[str, ...]] = {}
+    flags: Callable[[str], Mapping[str, frozenset[str]]] = lambda _: {}
 
 
 class Cures:
@@ -113,6 +117,14 @@ class Cures:
             found["engine_code"] = "yes"
         said = _settings(shape.message) | _advised(shape.message)
         return found | said | reasons(shape.message)
+
+    def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
+        """The flags of an engine's described versions that can stand for a refused one."""
+        flags = self.rows.flags(engine) if engine else {}
+        values = refused_flag(message, version, flags)
+        if "flag_in" in values:
+            values["flag_in"] = f"{engine}=={values['flag_in']}"
+        return values
 
     def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
         """The neighbours of an engine's version among the described ones, as `newer` and `older`.

@@ -520,6 +520,8 @@ class LogEvidence:
         values = (
             self.progress.settings | known | cures.known_versions(engine, version) | item.culprit
         )
+        if row.kind == "bad_flag":
+            values |= cures.refused_flag(engine, version, shape.message)
         if features := self.options.features:
             values["features"] = features
         if related := self.options.related(" ".join((shape.message, *shape.frames[-2:]))):

@@ -174,5 +174,5 @@ class StartOptions:
 
 def _words(flag: str, value: str) -> list[str]:
     """The words of an option's name and value that name a field."""
-    words = [*flag.split("-"), value.strip("'\"").lower()]
+    words = [*flag.split("-"), *re.split(r"[\W_]+", value.lower())]
     return [word for word in words if len(word) >= _SHORTEST and word not in _COMMON]

@@ -183,6 +183,7 @@ class ProfileTables:
                 levers=self._failure_rows("levers.yaml", Lever),
                 circumstances=self._failure_rows("circumstances.yaml", Circumstance),
                 versions=self._versions(),
+                flags=self._flags,
             ),
             progress=self._failure_rows("progress.yaml", ProgressLine),
             endings=self._failure_rows("endings.yaml", EndingLine),
@@ -196,6 +197,23 @@ class ProfileTables:
                 hint=f"Add an item `kind: {kind}` with steps to failures/remedies.yaml.",
             )
         return Signatures(rows)
+
+    def _flags(self, kind: str) -> dict[str, frozenset[str]]:
+        """The flags of the fully described versions of a kind of engine, by version."""
+        paths = {
+            path.stem: path
+            for root in reversed(self.roots)
+            for path in (root / "engines" / kind).glob("*.yaml")
+        }
+        return {
+            version: frozenset(
+                name
+                for document in self.documents.read(path)
+                if isinstance(document, dict)
+                for name in document.get("flags") or ()
+            )
+            for version, path in paths.items()
+        }
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
         """The described versions of each kind of engine, as their files are named."""

@@ -3,6 +3,7 @@
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from gateway.diagnosis.signature import CureStep
 from gateway.domain import Failure
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
+from tests.support.cure_reports import REPORTS, measure
 from tests.support.paths import LOGS, ROOT
 
 PROFILES = Profiles()
@@ -26,6 +28,7 @@ FOREIGN = {
     "engine",
     "gpu-reset",
     "gpus",
+    "help",
     "ipc",
     "query-gpu",
     "shm-size",
@@ -92,7 +95,7 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
         "fault",
     }
     known |= {"others_bytes", "layer", "kernel", "engine_code", "one_rank", "program_fault"}
-    known |= {"features", "related", "change", "backend"}
+    known |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
     named = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
     named |= {name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)}
     assert named <= known
@@ -221,3 +224,11 @@ def test_where_a_cure_lies_goes_with_the_failure(kind: str, cure: str) -> None:
     drafted = Case("engine_bug", "load", "vllm", {"drafter": "yes"})
     assert CURES.cure(drafted) == "plan"
     assert CURES.cure(drafted._replace(values={})) == "engine"
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda report: report["source"])
+def test_the_first_steps_of_a_public_report_help(report: dict[str, Any]) -> None:
+    failure, helpful = measure(report, SIGNATURES)
+    # Where the kind is not right today, `kind` has the one that is told.
+    assert failure.kind in (report["kinds"] if "kind" not in report else [report["kind"]])
+    assert helpful >= report.get("least", 2), failure.steps

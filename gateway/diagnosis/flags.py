@@ -1,0 +1,53 @@
+"""Flags that an engine refused, beside those that its versions have. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+
+from gateway.domain.release import release
+from gateway.domain.value import Scalar
+
+_REFUSED = re.compile(r"unrecognized arguments: (?P<dashes>-{1,2})(?P<name>[A-Za-z][\w-]*)")
+# Settings of requests, which no server takes as flags.
+_SAMPLING = frozenset(
+    {
+        "frequency-penalty",
+        "max-tokens",
+        "min-p",
+        "presence-penalty",
+        "repetition-penalty",
+        "temperature",
+        "top-k",
+        "top-p",
+    }
+)
+_NEAR = 0.8
+
+
+def refused_flag(
+    message: str, version: str, flags: Mapping[str, frozenset[str]]
+) -> dict[str, Scalar]:
+    """The facts about the first flag that a message calls unrecognized. flags: by version.
+
+    `dashed`: the flag with two dashes, where it had one. `flag_in`: another version that has it.
+    `flag_near`: the flag of this version with the nearest name. `sampling`: a setting of requests.
+    `flag_nowhere`: no version has it.
+    """
+    found = _REFUSED.search(message)
+    if found is None or not flags:
+        return {}
+    name = found["name"].replace("_", "-")
+    having = sorted((one for one, names in flags.items() if name in names), key=release)
+    if having and len(found["dashes"]) == 1:
+        return {"dashed": f"--{name}"}
+    others = [one for one in having if one != version]
+    if others:
+        return {"flag_in": others[-1]}
+    values: dict[str, Scalar] = {"flag_nowhere": "yes"}
+    if name in _SAMPLING:
+        return values | {"sampling": name.replace("-", "_")}
+    newest = max(flags, key=release)
+    near = get_close_matches(name, flags.get(version, flags[newest]), n=1, cutoff=_NEAR)
+    return values | ({"flag_near": f"--{near[0]}"} if near else {})

@@ -1,0 +1,13 @@
+"""Reasons against backends, and the setting that is the only one."""
+
+from gateway.diagnosis.reasons import reasons
+
+
+def test_a_setting_that_is_the_only_reason_is_the_change() -> None:
+    told = reasons(
+        "Reasons: {FROB_MLA: [compute capability not supported, kv_cache_dtype not supported],"
+        " TRITON_MLA: [kv_cache_dtype not supported]}"
+    )
+    assert told["backend"] == "TRITON_MLA"
+    assert "--kv-cache-dtype auto" in str(told["change"])
+    assert "change" not in reasons("Reasons: {TRITON_MLA: [sparse not supported]}")
