@@ -47,9 +47,10 @@ class Recurrent(Value):
     gdn     rows: value head size; columns: key head size; groups: key heads
     mamba2  rows: head size; columns: state size; groups share B and C
     mamba1  heads: channels, with one row each
+    short_conv  no matrices: heads is 0
     """
 
-    kind: Literal["gdn", "kda", "mamba1", "mamba2"]
+    kind: Literal["gdn", "kda", "mamba1", "mamba2", "short_conv"]
     heads: int
     rows: int
     columns: int

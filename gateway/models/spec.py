@@ -193,12 +193,17 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     ]
     return Experts(
         count=experts[0].experts,
-        per_token=(
-            general.per_token(fields) if plan.guessed else fields.integer(*_EXPERTS_PER_TOKEN)
-        ),
+        per_token=_per_token(plan, fields),
         intermediate=experts[0].k,
         shared_intermediate=max(shared, default=0),
     )
+
+
+def _per_token(plan: Blueprint, fields: Fields) -> int:
+    nested = fields.config.get("ffn_config")  # of DBRX
+    if isinstance(nested, Mapping) and "moe_top_k" in nested:
+        return Fields(nested, fields.source).integer("moe_top_k")
+    return general.per_token(fields) if plan.guessed else fields.integer(*_EXPERTS_PER_TOKEN)
 
 
 def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) -> tuple[str, str]:

@@ -65,16 +65,23 @@ def answers(version: str) -> list[dict[str, Any] | None]:
 def _answer(model: str, quant: str) -> dict[str, Any]:
     arguments: dict[str, Any] = {"runner": "pooling"} if pooling(model) else {}
     arguments |= {"quantization": "fp8"} if quant == ONLINE else {}
+    return answer_of(config(model, quant), TENSOR_PARALLEL, **arguments)
+
+
+def answer_of(
+    asked: dict[str, Any], ranks: Iterable[int], *, cache: bool = True, **arguments: Any
+) -> dict[str, Any]:
+    """The answer for a config.json on each number of ranks; without `cache`, kv is not asked."""
     layers: dict[int, dict[str, tuple[str, int, int]]] = {}
     found: dict[str, Any] = {"layers": [], "attention": [], "weights": [], "kv": [], "refused": {}}
-    for tp in TENSOR_PARALLEL:
+    for tp in ranks:
         attention = weights = kv = None
         try:
-            with built(config(model, quant), tp, **arguments) as (made, whole):
+            with built(asked, tp, **arguments) as (made, whole):
                 layers[tp] = layers_of(whole, made)
                 attention = _attention(whole, made)
                 weights = sum(one.numel() * one.element_size() for one in whole.parameters())
-                kv = _kv(made)
+                kv = _kv(made) if cache else None
         except Exception as error:  # an engine's refusal is an answer
             layers.pop(tp, None)
             attention = weights = kv = None

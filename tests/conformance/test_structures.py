@@ -3,21 +3,31 @@ models."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from gateway.engines.common.layers.build import build
+from gateway.errors import BadModel
 from gateway.models.catalog.structure_files import structure_text
 from gateway.models.families import registry
+from gateway.models.families.config import Fields
+from gateway.models.families.structure import structure_blueprint
 from gateway.models.spec import read_model
 from tests.conformance import parameter_questions
+from tests.conformance.forecast_cases import config as forecast_config
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.conformance.structures.document import Unlearned, document
 from tests.conformance.structures.facts import Facts
 from tests.conformance.structures.learn import learn
-from tests.conformance.structures.terms import layers_term, size_term
+from tests.conformance.structures.terms import (
+    flagged_term,
+    last_layer_term,
+    layers_term,
+    size_term,
+)
 from tests.conformance.test_families import rank_bytes
 from tests.support.published import TRAITS
 
@@ -42,13 +52,14 @@ def made_up_engine(config: dict[str, Any]) -> dict[str, Any]:
     """Rows that an engine with these rules would build."""
     rows: dict[str, Any] = {}
     heads, head = config["num_attention_heads"], config["head_dim"]
+    narrow = config["num_key_value_heads"] * head
     for number in range(config["num_hidden_layers"]):
         path, hidden = f"model.layers.{number}", config["hidden_size"]
         rows[f"{path}.qkv_proj"] = {
             "what": "linear",
             "shard": "qkv",
             "k": hidden,
-            "parts": [heads * head, config["num_key_value_heads"] * head],
+            "parts": [heads * head, narrow, narrow],
             "bias": 0,
         }
         width = config["intermediate_size"]
@@ -91,7 +102,7 @@ def test_the_rules_of_a_made_up_engine_are_learned() -> None:
 
 
 def test_a_document_of_learned_rows_gives_the_sizes_of_another_config() -> None:
-    facts = Facts({}, set(), {}, {}, {})
+    facts = Facts({}, {}, set(), {}, {}, {})
     text = document("MadeUp", "vllm==0.33.0", {}, learn(observed()), facts)
     config = BASE | {"num_shared_experts": 3, "first_dense": 2, "head_dim": 24, "mlp_bias": True}
     config |= {"architectures": ["MadeUp"], "model_type": "made_up", "vocab_size": 10}
@@ -118,7 +129,9 @@ def test_a_size_without_a_small_term_is_not_learned() -> None:
             ({"width": width, "num_hidden_layers": 1}, {"up": _row(width**3 + 7)})
             for width in (3, 6, 8)
         ]
-        document("MadeUp", "vllm==0.33.0", {}, learn(observations), Facts({}, set(), {}, {}, {}))
+        document(
+            "MadeUp", "vllm==0.33.0", {}, learn(observations), Facts({}, {}, set(), {}, {}, {})
+        )
 
 
 def _row(width: int) -> dict[str, Any]:
@@ -147,3 +160,82 @@ def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
         held = rank_bytes(found, tp)
         assert (held is None) == (expected is None), tp
         assert held is None or abs(held / expected - 1) < TOLERANCE, tp
+
+
+def test_layers_count_up_to_the_one_that_a_field_names() -> None:
+    rows = [({"layers": 24, "feature_layer": end}, count) for end, count in ((-2, 23), (3, 4))]
+    term = last_layer_term(["layers"], rows)
+    assert term == "layers + feature_layer + 1 if feature_layer < 0 else feature_layer + 1"
+
+
+def test_sizes_follow_switches_squares_and_steps() -> None:
+    envs = [
+        {"new": new, "multi": multi, "kv": kv, "heads": heads}
+        for new in (True, False)
+        for multi in (True, False)
+        for kv, heads in ((2, 8), (4, 8), (2, 16))
+    ]
+    told = [(env, env["kv"] if env["new"] else 1 if env["multi"] else env["heads"]) for env in envs]
+    term = flagged_term({"new", "multi", "kv", "heads"}, told)
+    assert term == "kv if new else 1 if multi else kv if new else heads"
+    squares = [
+        ({"image": i, "patch": p}, (i // p) ** 2 + 1) for i, p in ((224, 14), (448, 14), (224, 28))
+    ]
+    assert size_term({"image", "patch"}, squares) == "(image//patch)*(image//patch) + 1"
+    steps = [({"width": w, "step": s}, -(-w // s) * s) for w, s in ((100, 8), (201, 8), (100, 24))]
+    assert size_term({"width", "step"}, steps) == "(width + step - 1)//step*step"
+
+
+def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
+    """Sizes tell kinds apart where the layers of one become those of the other."""
+
+    def built(config: dict[str, Any]) -> dict[str, Any]:
+        return {
+            f"model.layers.{number}.up": _row(config[kind])
+            for number, kind in enumerate(config["layer_types"])
+        }
+
+    base = {"num_hidden_layers": 6, "wide": 64, "slim": 16, "layer_types": ["wide", *["slim"] * 5]}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"wide": 128},
+        {"slim": 32},
+        {"layer_types": ["slim", "slim", "wide", "slim", "slim", "wide"]},
+    ]
+    rows = learn([(base | change, built(base | change)) for change in changes])
+    assert {(row.layers, row.sizes["parts.0"]) for row in rows} == {
+        ("layer_types[i] == 'wide'", "wide"),
+        ("layer_types[i] == 'slim'", "slim"),
+    }
+
+
+def test_an_absent_list_follows_from_another_field() -> None:
+    row: dict[str, Any] = {
+        "is": "linear",
+        "name": "layers.*.up",
+        "when": "always",
+        "of": "n",
+        "shard": "column",
+    }
+    row |= {"k": "8", "parts": ["8"], "bias": "0"}
+    absent = {
+        "kinds": {"each": "(i + 1) % every == 0", "is": ["full", "slide"]},
+        "packs": {"of": "ratios", "words": [[0, "none"], [4, "some"]]},
+        "every": {"is": 3},
+    }
+    rows = [row | {"layers": "kinds[i] == 'full'"}, row | {"layers": "packs[i] == 'some'"}]
+    structure = {"architecture": "A", "unknown": [], "fixed": {}, "aliases": {}, "absent": absent}
+    text = json.dumps(structure | {"rows": rows})
+    config = {"n": 6, "ratios": [0, 4, 4, 0, 0, 4], "kinds": []}
+    found = structure_blueprint(text, Fields(config, "m")).linears
+    assert [[*layer.numbers] for layer in found] == [[2, 5], [1, 2, 5]]
+
+
+def test_a_structure_of_one_tower_is_not_taken_for_another() -> None:
+    config = forecast_config("llava", "none")
+    other = config | {"vision_config": config["vision_config"] | {"model_type": "another"}}
+    text = structure_text(config)
+    assert not structure_blueprint(text, Fields(config, "m")).guessed
+    with pytest.raises(BadModel, match="another"):
+        structure_blueprint(structure_text(other), Fields(other, "m"))
+    assert structure_text(forecast_config("pixtral", "none")) != text

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -87,11 +88,11 @@ FLOAT_ROUTERS = {"ernie-4.5-21b-a3b", "glm-4.5-air", "minimax-m2"}
 
 
 def layers_of(
-    model: str, answer: dict[str, Any], position: int
+    model: str, answer: dict[str, Any], position: int, ranks: Sequence[int] = TENSOR_PARALLEL
 ) -> Counter[tuple[str, int, int, str]]:
-    """(name, inputs, outputs, kernel) -> how many, on one of TENSOR_PARALLEL[position] ranks."""
-    accepted = [tp for tp in TENSOR_PARALLEL if str(tp) not in answer.get("refused", {})]
-    place = accepted.index(TENSOR_PARALLEL[position])
+    """(name, inputs, outputs, kernel) -> how many, on one of ranks[position] ranks."""
+    accepted = [tp for tp in ranks if str(tp) not in answer.get("refused", {})]
+    place = accepted.index(ranks[position])
     found: Counter[tuple[str, int, int, str]] = Counter()
     for row in answer["layers"]:
         name, kernels, sizes, count = row.split()
@@ -108,7 +109,7 @@ def layers_ours(outcome: PlanOutcome) -> Counter[tuple[str, int, int, str]]:
     """The same of a plan; the two products of experts are one layer of the engine."""
     found: Counter[tuple[str, int, int, str]] = Counter()
     for row in outcome.kernels:
-        if row.layer.endswith(".w13"):
+        if row.layer.endswith(".experts.w13"):
             continue
         k, n, name = row.k or 0, row.n or 0, row.layer
         if name.endswith(".experts.w2"):

@@ -248,7 +248,7 @@ def _with_states(
     """The block of attention grows until its page holds a state (of `state` bytes), and the states'
     pages are padded to it."""
     recurrents = [group.recurrent for group in groups if group.recurrent is not None]
-    mamba = all(recurrent.kind in ("mamba1", "mamba2") for recurrent in recurrents)
+    mamba = all(recurrent.kind not in ("gdn", "kda") for recurrent in recurrents)
     states, step = 2 if prefixes else 1, block
     if prefixes and mamba and "states_at_every_block" in traits:
         states, step = 0, math.lcm(block, recurrents[0].chunk or 2048)

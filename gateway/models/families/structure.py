@@ -3,13 +3,15 @@
 A structure is learned from the engine's own model class (scripts/engine-structures) and stands in
 gateway/models/structures/ARCHITECTURE.json:
 
-    rows      layers, parameters and attention of the model; each size is a term, such as
-              "num_attention_heads*head_dim"
+    rows      layers, parameters, attention and recurrent states of the model; each size is a term,
+              such as "num_attention_heads*head_dim"
     when      the condition of a row; "always", or a term
     layers    the layers of a row: "all", "once", or a term over the layer number `i`
     of        the field with the number of layers that `*` in the name stands for
     fixed     by field, its value in every config that the structure holds for
-    absent    by field, its value in a config.json without it, as the engine reads that
+    absent    by field, its value in a config.json without it, as the engine reads that: "is" a
+              constant, "text" a term, "period" repeated for all layers, "each" the first or the
+              second of "is" by a term over `i`, "of" the "words" for another field's items
     aliases   other names of fields
     unknown   parts that the terms do not describe; they stay a guess
 
@@ -24,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from gateway.domain import AttentionGroup, TensorGroup
+from gateway.domain import AttentionGroup, Recurrent, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.families.blueprint import Blueprint, Built, Shard
 from gateway.models.families.config import Fields
@@ -35,6 +37,7 @@ _MAX_LAYERS = 2000
 _MISSING = object()
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
@@ -67,6 +70,9 @@ class _Config:
     def _read(self, name: str) -> Any:
         stated = [self._stated(spelling) for spelling in (name, *self._aliases.get(name, ()))]
         values = [value for value in stated if value is not None and value is not _MISSING]
+        if not {"each", "of", "period"}.isdisjoint(self._absent.get(name, {})):
+            # An empty list names no layer's kind: engines then fill it in.
+            values = [value for value in values if value != []]
         if values:
             return values[0]
         # A null stays one where the engine has a constant for a config without the field.
@@ -86,6 +92,12 @@ class _Config:
         rule = self._absent.get(name, {})
         if "text" in rule:
             return _value(_parsed(rule["text"]), self, 0)
+        if "each" in rule:
+            term, (yes, no) = _parsed(rule["each"]), rule["is"]
+            return [yes if _value(term, self, number) else no for number in range(_MAX_LAYERS)]
+        if "of" in rule:
+            words, items = dict(rule["words"]), self.field(rule["of"])
+            return [words.get(item) for item in items] if isinstance(items, list) else None
         if "period" in rule:
             return [*rule["period"]] * (_MAX_LAYERS // len(rule["period"]))
         return rule.get("is")
@@ -152,6 +164,12 @@ class _Reader:
                 hint="Compare it with the config.json of the publisher.",
             )
         return value
+
+    def stated(self, name: str) -> Any:
+        """The value of a field of the config, or of its text model."""
+        text = self._fields.config.get("text_config")
+        parts = (text, self._fields.config) if isinstance(text, Mapping) else (self._fields.config,)
+        return next((part[name] for part in parts if name in part), None)
 
     def is_empty(self, row: Mapping[str, Any]) -> bool:
         """Whether a layer has no width, as of no shared experts."""
@@ -251,18 +269,54 @@ def _parameters(reader: _Reader, rows: _Rows) -> Iterable[TensorGroup]:
 def _attention(reader: _Reader, rows: _Rows) -> Iterable[AttentionGroup]:
     for row, numbers in rows:
         if row["is"] == "attention":
-            # A null window is no window.
-            window = reader.size(row["window"]) if reader.term(row["window"]) else None
-            kind = "sliding" if window and row["kind"] == "full" else row["kind"]
-            alone = row["layers"] in ("all", "once")
-            yield AttentionGroup(
-                kind=kind,
-                layers=len(numbers),
-                numbers=() if alone else tuple(numbers),
-                heads=reader.size(row["heads"]),
-                kv_heads=reader.size(row["kv_heads"]),
-                head_dim=reader.size(row["head"]),
-                window=window if kind == "sliding" else None,
-                sinks=bool(reader.term(row["sinks"])),
-                causal=kind not in ("encoder", "vision"),
-            )
+            yield _softmax(reader, row, numbers)
+        elif row["is"] == "state":
+            yield _recurrent(reader, row, numbers)
+
+
+def _softmax(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) -> AttentionGroup:
+    # A null window is no window.
+    window = reader.size(row["window"]) if reader.term(row["window"]) else None
+    kind = "sliding" if window and row["kind"] == "full" else row["kind"]
+    head, value = reader.size(row["head"]), reader.size(row.get("value", "0"))
+    return AttentionGroup(
+        kind=kind,
+        layers=len(numbers),
+        numbers=() if row["layers"] in ("all", "once") else tuple(numbers),
+        heads=reader.size(row["heads"]),
+        kv_heads=reader.size(row["kv_heads"]),
+        head_dim=head,
+        value_dim=value if value not in (0, head) else None,
+        window=window if kind == "sliding" else None,
+        sinks=bool(reader.term(row["sinks"])),
+        causal=kind not in ("encoder", "vision"),
+        index_dim=reader.size(row.get("index", "0")) or None,
+    )
+
+
+def _recurrent(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) -> AttentionGroup:
+    names = ("heads", "rows", "columns", "groups")
+    heads, rows, columns, groups = (reader.size(row[name]) for name in names)
+    # Fields that engines read of any config (get_mamba_chunk_size in vllm/config/model.py).
+    chunk = reader.stated("mamba_chunk_size") or reader.stated("chunk_size")
+    state = Recurrent(
+        kind=row["kind"],
+        heads=heads,
+        rows=rows,
+        columns=columns,
+        groups=groups,
+        conv_channels=reader.size(row["channels"]),
+        conv_kernel=reader.size(row["kernel"]),
+        dtype=row["dtype"] or None,
+        chunk=chunk if type(chunk) is int and row["kind"] == "mamba2" else None,
+    )
+    return AttentionGroup(
+        kind="recurrent",
+        layers=len(numbers),
+        numbers=tuple(numbers),
+        heads=heads,
+        kv_heads=groups,
+        head_dim=columns,
+        value_dim=rows,
+        recurrent=state,
+    )

@@ -2,8 +2,8 @@
 
 Asked by scripts/engine-structures, which writes gateway/models/structures.
 In the environment, ARCHITECTURES names some (default: all that the engine lists), and CONFIGS a
-folder of further config.json files. An architecture is asked with a published config.json of that
-folder or of tests/models, or with the defaults of its configuration class.
+folder of further config.json files. An architecture is asked with a config.json of that folder, of
+tests/models or of family_configs.json, or with the defaults of its configuration class.
 """
 
 from __future__ import annotations
@@ -13,25 +13,37 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from gateway.models.catalog.structure_files import nested_types, stems
+from tests.conformance.forecast_cases import family_configs
 from tests.conformance.structures.document import Unlearned, document
 from tests.conformance.structures.facts import facts_of, read_config
 from tests.conformance.structures.learn import learn
 from tests.conformance.structures.observation import observe
+from tests.conformance.structures.proof import proven
 from tests.conformance.structures.variations import fewer_layers, variations
 from tests.support.paths import MODELS
 
-_LISTS = ("_TEXT_GENERATION_MODELS", "_MULTIMODAL_MODELS", "_EMBEDDING_MODELS")
+_LISTS = (
+    "_TEXT_GENERATION_MODELS",
+    "_MULTIMODAL_MODELS",
+    "_EMBEDDING_MODELS",
+    "_TRANSFORMERS_SUPPORTED_MODELS",
+)
 _MAX_MISSING = 12
 _STUCK = "another error"
+_UNREAD = ("_name_or_path", "output_attentions")
 _QUANTIZATION = ("quantization_config", "compression_config")
 
 
 def answers(version: str) -> dict[str, dict[str, str]]:
-    """By architecture {"structure": text} or {"unlearned": reason}."""
+    """By name of the file {"structure": text} or {"unlearned": reason}."""
+    _prepare()
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     named = os.environ.get("ARCHITECTURES", "").split()
     found: dict[str, dict[str, str]] = {}
@@ -39,27 +51,55 @@ def answers(version: str) -> dict[str, dict[str, str]]:
         arguments = {"runner": "pooling"} if "EMBEDDING" in listed else {}
         for architecture in getattr(registry, listed):
             if architecture not in found and (not named or architecture in named):
-                began = time.monotonic()
-                found[architecture] = _answer(architecture, f"vllm=={version}", arguments)
-                reason = found[architecture].get("unlearned", "learned")
-                took_s = time.monotonic() - began
-                sys.stderr.write(f"{architecture}: {reason}, {took_s:.0f} s\n")
+                found |= _answers(architecture, f"vllm=={version}", arguments)
     return found
 
 
-def _answer(architecture: str, engine: str, arguments: dict[str, Any]) -> dict[str, str]:
-    reason = "no configuration class"
-    for config in _configs(architecture):
-        try:
-            asked = variations(_completed(config, arguments), **arguments)
-            rows = learn(asked.observed)
-            facts = facts_of(asked.base, asked.observed[0][1], rows, **arguments)
-            return {"structure": document(architecture, engine, asked.fixed, rows, facts)}
-        except Unlearned as error:
-            reason = f"no term for {error}"
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-    return {"unlearned": reason}
+def _prepare() -> None:
+    """Spare the engine's waits before it reads a refused config.json a second time."""
+    utils: Any = importlib.import_module("vllm.transformers_utils.repo_utils")
+    utils.time = SimpleNamespace(sleep=lambda _: None, time=time.time)
+
+
+def _answers(
+    architecture: str, engine: str, arguments: dict[str, Any]
+) -> dict[str, dict[str, str]]:
+    """The answer for the architecture, and for other models that it nests."""
+    found: dict[str, dict[str, str]] = {architecture: {"unlearned": "no configuration class"}}
+    learned: set[str] = set()
+    published = [*_published(architecture)]
+    for config in (*published, *_defaults(architecture)):
+        own = stems(config)[0]
+        if own in learned or (learned and config not in published):
+            continue
+        began = time.monotonic()
+        answer = _answer(architecture, config, engine, arguments)
+        took_s = time.monotonic() - began
+        sys.stderr.write(f"{own}: {answer.get('unlearned', 'learned')}, {took_s:.0f} s\n")
+        if "structure" in answer:
+            found[own if learned else architecture] = answer
+            learned.add(own)
+        elif not learned:
+            found[architecture] = answer
+    return found
+
+
+def _answer(
+    architecture: str, config: dict[str, Any], engine: str, arguments: dict[str, Any]
+) -> dict[str, str]:
+    try:
+        asked = variations(_completed(config, arguments), **arguments)
+        rows = learn(asked.observed)
+        facts = facts_of(asked.base, asked.observed[0][1], rows, **arguments)
+        types = {f"{field}.model_type": word for field, word in nested_types(config)}
+        text = document(architecture, engine, types | asked.fixed, rows, facts)
+        if proven(text, _completed(config, arguments), **arguments):
+            return {"structure": text}
+    except Unlearned as error:
+        return {"unlearned": f"no term for {error}"}
+    except Exception as error:
+        return {"unlearned": f"{type(error).__name__}: {error}".partition("\n")[0][:200]}
+    return {"unlearned": "more layers are built otherwise"}
 
 
 def _completed(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -103,15 +143,25 @@ def _merged(defaults: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _configs(architecture: str) -> Iterator[dict[str, Any]]:
-    """Published configs of the architecture without quantization, then defaults."""
+def _published(architecture: str) -> Iterator[dict[str, Any]]:
+    """Published configs of the architecture without quantization."""
     folders = [Path(name) for name in os.environ.get("CONFIGS", "").split()]
-    for path in (path for folder in [*folders, MODELS] for path in sorted(folder.glob("*.json"))):
-        config: dict[str, Any] = json.loads(path.read_text())
+    files = (path for folder in [*folders, MODELS] for path in sorted(folder.glob("*.json")))
+    known: Iterable[dict[str, Any]] = (
+        *(json.loads(path.read_text()) for path in files),
+        *family_configs().values(),
+    )
+    for config in known:
         if config.get("architectures") == [architecture]:
             plain = {name: value for name, value in config.items() if name not in _QUANTIZATION}
-            defaults = json.loads(read_config(plain).to_json_string(use_diff=False))
-            yield _merged(defaults, plain)
+            with suppress(Exception):
+                defaults = json.loads(read_config(plain).to_json_string(use_diff=False))
+                plain = _merged(_plain(defaults), plain)
+            yield plain
+
+
+def _defaults(architecture: str) -> Iterator[dict[str, Any]]:
+    """The defaults of the architecture's configuration class."""
     transformers: Any = importlib.import_module("transformers")
     auto: Any = importlib.import_module("transformers.models.auto.modeling_auto")
     for name in dir(auto):
@@ -120,6 +170,15 @@ def _configs(architecture: str) -> Iterator[dict[str, Any]]:
         for model_type, classes in getattr(auto, name).items():
             if architecture in ([classes] if isinstance(classes, str) else classes):
                 made = transformers.AutoConfig.for_model(model_type)
-                fields = json.loads(made.to_json_string(use_diff=False))
+                fields = _plain(json.loads(made.to_json_string(use_diff=False)))
                 yield fields | {"architectures": [architecture]}
                 return
+
+
+def _plain(defaults: dict[str, Any]) -> dict[str, Any]:
+    """Without the fields that some configuration classes write and refuse to read."""
+    return {
+        name: _plain(value) if isinstance(value, dict) else value
+        for name, value in defaults.items()
+        if name not in _UNREAD
+    }

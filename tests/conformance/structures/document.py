@@ -7,15 +7,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gateway.models.families.structure import ATTENTION
-from tests.conformance.structures.facts import Facts, fields_of
+from tests.conformance.structures.facts import Facts, fields_of, rule_fields
 from tests.conformance.structures.learn import LearnedRow
 
 _ATTENTION = {
     "Attention": "full",
+    "ChunkedLocalAttention": "full",
+    "MLAAttention": "mla",
     "MMEncoderAttention": "vision",
     "EncoderOnlyAttention": "encoder",
 }
-RECURRENT, SMALL = "its recurrent layers", "its small parameters"
+SMALL = "its small parameters"
+# Recurrent layers of the engine by their kind here. Kimi's delta rule has the same backend.
+_STATES = {"mamba1": "mamba1", "mamba2": "mamba2", "gdn_attn": "gdn", "short_conv": "short_conv"}
 
 
 class Unlearned(Exception):
@@ -33,14 +37,17 @@ def document(
     unknown: set[str] = set()
     rows: list[dict[str, Any]] = []
     read: set[str] = set()
+    learned = _with_whole_parts([*learned], facts)
     for row in learned:
         made = _row(row, facts, unknown)
         if made is not None:
             rows.append(made)
             read |= fields_of(row)
-    if unknown & {ATTENTION, RECURRENT}:
+    if not any(row["is"] in ("attention", "state") for row in rows):
         unknown.add(ATTENTION)
-        rows = [row for row in rows if row["is"] != "attention"]
+    if ATTENTION in unknown:
+        rows = [row for row in rows if row["is"] not in ("attention", "state")]
+    read |= {name for field in read for name in rule_fields(facts.absent.get(field, {}))}
     parts = {
         "architecture": architecture,
         "engine": engine,
@@ -52,6 +59,26 @@ def document(
     lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in parts.items()]
     listed = ",\n".join(f"  {json.dumps(row)}" for row in rows)
     return "\n".join(["{", *lines, ' "rows": [', listed, " ]", "}", ""])
+
+
+def _with_whole_parts(learned: list[LearnedRow], facts: Facts) -> list[LearnedRow]:
+    """Merged layers with two whole parts as those of attention: a state's groups are repeated."""
+    states = {_owner(row): row for row in learned if row.kind["what"] == "state"}
+    found = []
+    for row in learned:
+        whole = facts.whole.get(row.name, ())
+        state = states.get(row.name.rpartition(".")[0])
+        if len(whole) == 2 and state is not None:
+            parts = [row.sizes[f"parts.{place}"] or "" for place in range(row.kind["parts"])]
+            rest = [part for place, part in enumerate(parts) if place not in whole]
+            cut = [" + ".join(rest), *(parts[place] for place in whole)]
+            sizes = {name: term for name, term in row.sizes.items() if "parts." not in name}
+            sizes |= {f"parts.{place}": part for place, part in enumerate(cut)}
+            sizes |= {"heads": state.sizes["heads"], "kv_heads": state.sizes["groups"]}
+            found.append(row._replace(kind=row.kind | {"parts": 3, "shard": "qkv"}, sizes=sizes))
+        else:
+            found.append(row)
+    return found
 
 
 def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | None:
@@ -69,14 +96,14 @@ def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | N
         or None in row.sizes.values()
     )
     if what == "state":
-        unknown.add(RECURRENT)
-        return None
+        return _state(row, broken, unknown)
     if what == "attention":
         return _attention(row, broken, unknown)
     if broken and what == "parameter" and len(row.sizes) < 2:
         unknown.add(SMALL)
         return None
-    if broken:
+    # Parts beside query, key and value are cut in ways of their own.
+    if broken or (row.kind.get("shard") == "qkv" and row.kind["parts"] != 3):
         raise Unlearned(row.name)
     head: dict[str, Any] = {
         "is": what,
@@ -114,15 +141,36 @@ def _parameter(shape: list[str], dtype: str, shard: str) -> dict[str, Any]:
 
 def _attention(row: LearnedRow, broken: bool, unknown: set[str]) -> dict[str, Any] | None:
     kind = _ATTENTION.get(row.kind.get("class", ""))
-    decodes = row.kind.get("class") != "Attention" or "ENCODER" not in row.kind.get("causal", "")
+    decodes = kind != "full" or "ENCODER" not in row.kind.get("causal", "")
     shares = row.sizes.get("shares", "0") != "0"
     if broken or kind is None or not decodes or shares:
         unknown.add(ATTENTION)
         return None
     sizes = {name: row.sizes[name] for name in ("heads", "kv_heads", "head", "window", "sinks")}
-    name = row.name.removesuffix("#attention")
-    where = {"when": row.when, "layers": row.layers} | ({"of": row.of} if row.of else {})
-    return {"is": "attention", "name": name, "kind": kind, **where, **sizes}
+    if row.sizes["value"] != sizes["head"]:
+        sizes["value"] = row.sizes["value"]
+    if row.sizes["index"] != "0":
+        sizes["index"] = row.sizes["index"]
+    return {"is": "attention", "name": _owner(row), "kind": kind, **_where(row), **sizes}
+
+
+def _state(row: LearnedRow, broken: bool, unknown: set[str]) -> dict[str, Any] | None:
+    kind = _STATES.get(row.kind["kind"])
+    if broken or kind is None:
+        unknown.add(ATTENTION)
+        return None
+    names = ("heads", "rows", "columns", "groups", "channels", "kernel")
+    sizes = {name: row.sizes[name] for name in names}
+    head = {"is": "state", "name": _owner(row), "kind": kind, "dtype": row.kind["dtype"]}
+    return head | _where(row) | sizes
+
+
+def _owner(row: LearnedRow) -> str:
+    return row.name.partition("#")[0]
+
+
+def _where(row: LearnedRow) -> dict[str, Any]:
+    return {"when": row.when, "layers": row.layers} | ({"of": row.of} if row.of else {})
 
 
 def _linear(
@@ -130,11 +178,10 @@ def _linear(
 ) -> dict[str, Any]:
     last = row.name.rpartition(".")[2]
     parts = [sizes[f"parts.{place}"] for place in range(row.kind["parts"])]
-    if last == "conv1d":  # a short convolution, which no kernel multiplies
-        weight = _parameter([" + ".join(parts), sizes["k"]], "", "column")
-        return head | weight | {"name": f"{row.name}.weight"}
+    if last.endswith("conv1d") or last == "conv":  # no kernel multiplies a short convolution
+        head["plain"] = True
     made = head | {
-        "shard": facts.shards.get(row.name, row.kind["shard"]),
+        "shard": "qkv" if "kv_heads" in sizes else facts.shards.get(row.name, row.kind["shard"]),
         "k": sizes["k"],
         "parts": parts,
         "bias": sizes["bias"],

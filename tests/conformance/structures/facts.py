@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -30,11 +31,13 @@ _DERIVED: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 
 class Facts(NamedTuple):
-    """shards: by pattern, at a tensor parallel size of 2. plain: patterns of layers that FP8 leaves
-    alone. absent, aliases: as in gateway/models/families/structure.py. packed: names that a
-    checkpoint has for a fused layer."""
+    """shards: by pattern, at a tensor parallel size of 2. whole: by pattern, the merged parts that
+    every rank then has whole. plain: patterns of layers that FP8 leaves alone. absent, aliases: as
+    in gateway/models/families/structure.py. packed: names that a checkpoint has for a fused
+    layer."""
 
     shards: dict[str, str]
+    whole: dict[str, tuple[int, ...]]
     plain: set[str]
     absent: dict[str, dict[str, Any]]
     aliases: dict[str, str]
@@ -58,8 +61,12 @@ def facts_of(
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     model = registry.ModelRegistry.models[base["architectures"][0]].load_model_cls()
     packed = getattr(model, "packed_modules_mapping", None) or {}
+    cut: Mapping[str, Mapping[str, Any]] = {}
+    with suppress(Exception):
+        cut = observe(base, 2, **arguments)
     return Facts(
-        _shards(base, built, arguments),
+        _shards(built, cut),
+        _whole(built, cut),
         plain,
         _absent(base, {name for row in rows for name in fields_of(row)}),
         _aliases(base),
@@ -74,19 +81,41 @@ def fields_of(row: LearnedRow) -> set[str]:
     return {*_NAME.findall(text)} - _WORDS
 
 
+def rule_fields(rule: Mapping[str, Any]) -> set[str]:
+    """The fields that a rule for an absent field reads."""
+    return {*_NAME.findall(f"{rule.get('each', '')} {rule.get('of', '')}")} - _WORDS
+
+
 def _shards(
-    base: dict[str, Any], built: Mapping[str, Mapping[str, Any]], arguments: Mapping[str, Any]
+    built: Mapping[str, Mapping[str, Any]], cut: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
     found: dict[str, str] = {}
-    with suppress(Exception):
-        for name, row in observe(base, 2, **arguments).items():
-            pattern, _ = pattern_of(name)
-            if row["what"] == "linear":
-                found[pattern] = row["shard"]
-            elif row["what"] == "parameter" and name in built:
-                whole = built[name]["shape"]
-                cut = whole[:1] != row["shape"][:1]
-                found[pattern] = "column" if cut else "replicated"
+    for name, row in cut.items():
+        pattern, _ = pattern_of(name)
+        if row["what"] == "linear":
+            found[pattern] = row["shard"]
+        elif row["what"] == "parameter" and name in built:
+            divided = built[name]["shape"][:1] != row["shape"][:1]
+            found[pattern] = "column" if divided else "replicated"
+    return found
+
+
+def _whole(
+    built: Mapping[str, Mapping[str, Any]], cut: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[int, ...]]:
+    """The fewest parts of a merged layer that explain how many outputs a rank of two has."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, row in cut.items():
+        if row["what"] != "linear" or row["shard"] not in ("column", "merged"):
+            continue
+        parts, outputs = built[name]["parts"], row["outputs"]
+        places = range(len(parts))
+        choices = (some for size in places for some in itertools.combinations(places, size))
+        whole = next(
+            (c for c in choices if sum(parts) + sum(parts[n] for n in c) == 2 * outputs), ()
+        )
+        if whole:
+            found[pattern_of(name)[0]] = whole
     return found
 
 
@@ -107,26 +136,76 @@ def _absent(base: Mapping[str, Any], fields: set[str]) -> dict[str, dict[str, An
                 if type(part.get(name)) is int:
                     part[name] *= 2
         others.append(other)
-    found = {}
-    for field in sorted(fields):
+    found: dict[str, dict[str, Any]] = {}
+    waiting = sorted(fields)
+    for field in waiting:
         with suppress(Exception):
             values = [_value(read_config(_without(config, field)), field) for config in others]
-            rule = _rule(field, values, others)
-            if rule is not None and not ("period" in rule and _follows(base, field, values[0])):
+            if isinstance(values[0], list) and values[0]:
+                rule = _list_rule(base, field, values[0])
+            else:
+                rule = _rule(field, values, others)
+            if rule is not None:
                 found[field] = rule
+                waiting += sorted(rule_fields(rule) - {*waiting})
     return found
 
 
-def _follows(base: Mapping[str, Any], field: str, value: Any) -> bool:
-    """Whether the list that a config without the field gets follows from another field."""
+def _list_rule(base: Mapping[str, Any], field: str, first: list[Any]) -> dict[str, Any] | None:
+    """The rule for the list that a config without the field gets: from another list, by a field
+    that tells which layers differ, or periodic. None: it follows from another field otherwise."""
     prefix = field.rpartition(".")[0]
-    for name, number in _part(base, prefix).items():
-        if type(number) is int and LAYER_RULE.search(name):
-            changed = copy.deepcopy(dict(base))
-            _part(changed, prefix)[name] = number + 1
-            if _value(read_config(_without(changed, field)), field) != value:
-                return True
-    return False
+    dotted = f"{prefix}." if prefix else ""
+
+    def read(name: str, value: Any) -> list[Any]:
+        changed = copy.deepcopy(dict(base))
+        _part(changed, prefix)[name] = value
+        return list(_value(read_config(_without(changed, field)), field))
+
+    for name, value in _part(base, prefix).items():
+        if dotted + name == field:
+            continue
+        if isinstance(value, list) and len(value) >= len(first) > 1:
+            turned = value[1:] + value[:1]
+            with suppress(Exception):
+                told = [
+                    *zip(value, first, strict=False),
+                    *zip(turned, read(name, turned), strict=False),
+                ]
+                words = dict(told)
+                if len({*words.values()}) > 1 and all(words[item] == word for item, word in told):
+                    return {"of": dotted + name, "words": [[*pair] for pair in words.items()]}
+        elif type(value) is int and LAYER_RULE.search(name):
+            with suppress(Exception):
+                other = read(name, value + 1)
+                if other != first:
+                    return _each_rule(dotted + name, [(value, first), (value + 1, other)])
+    for period in range(1, len(first) // 2 + 1):
+        if all(item == first[place % period] for place, item in enumerate(first)):
+            return {"period": first[:period]}
+    return None
+
+
+def _each_rule(name: str, told: list[tuple[int, list[Any]]]) -> dict[str, Any] | None:
+    """One of two items by a term over the layer number and the field, in each (value, list)."""
+    terms: dict[str, Callable[[int, int], bool]] = {
+        f"i < {name}": lambda i, value: i < value,
+        f"(i + 1) % {name} == 0": lambda i, value: bool(value) and (i + 1) % value == 0,
+        f"i % {name} == 0": lambda i, value: bool(value) and i % value == 0,
+    }
+    for text, holds in terms.items():
+        items = {
+            truth: {
+                json.dumps(item)
+                for value, listed in told
+                for place, item in enumerate(listed)
+                if holds(place, value) == truth
+            }
+            for truth in (True, False)
+        }
+        if all(len(same) == 1 for same in items.values()):
+            return {"each": text, "is": [json.loads(min(items[truth])) for truth in (True, False)]}
+    return None
 
 
 def _rule(field: str, values: list[Any], configs: list[Any]) -> dict[str, Any] | None:
@@ -137,11 +216,6 @@ def _rule(field: str, values: list[Any], configs: list[Any]) -> dict[str, Any] |
         for term, compute in _DERIVED.items():
             if [compute(part) for part in parts] == values:
                 return {"text": _NAME.sub(rf"{prefix}.\g<0>" if prefix else r"\g<0>", term)}
-        return None
-    if isinstance(first, list) and first:
-        for period in range(1, len(first) // 2 + 1):
-            if all(item == first[place % period] for place, item in enumerate(first)):
-                return {"period": first[:period]}
         return None
     return {"is": first} if isinstance(first, bool | int | str | None | list) else None
 

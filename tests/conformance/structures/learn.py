@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tests.conformance.structures.terms import condition_term, flagged_term, layers_term
+from tests.conformance.structures.terms import (
+    condition_term,
+    flagged_term,
+    last_layer_term,
+    layers_term,
+)
 
 LAYER_COUNTS = (
     "num_hidden_layers",
@@ -20,7 +26,8 @@ LAYER_COUNTS = (
 _LAYER = re.compile(r"(?<=layers\.|blocks\.)\d+(?=[.#]|$)|(?<=\.h\.)\d+(?=[.#]|$)")
 _LAYER_WORD = re.compile(r"(?<=\.layer\.)\d+(?=[.#]|$)")
 # Fields by which layers differ; the engine may refuse every other value of one.
-LAYER_RULE = re.compile(r"offset|period|first|replace|interval|step|freq|dense")
+LAYER_RULE = re.compile(r"offset|period|first|replace|interval|step|freq|dense|hash")
+_MAX_CLUSTERS = 5
 _FLAGS = ("bias", "exact", "shares", "sinks")
 
 
@@ -100,23 +107,36 @@ def _clusters(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Cluster]]
     }
 
 
-def _most_similar(seed: Cluster, clusters: Sequence[Cluster]) -> Cluster | None:
-    """The cluster of the same kind with the most equal layers and sizes."""
+def _likeness(seed: Cluster, other: Cluster) -> float:
+    """How many sizes and layers are equal; sizes count twice."""
+    equal = sum(seed.sizes.get(name) == size for name, size in other.sizes.items())
+    shared = 1.0
+    if seed.layers is not None and other.layers is not None:
+        mine, theirs = {*seed.layers}, {*other.layers}
+        shared = len(mine & theirs) / len(mine | theirs)
+    return shared + 2 * equal / max(1, len(other.sizes))
 
-    def likeness(other: Cluster) -> float:
-        equal = sum(seed.sizes.get(name) == size for name, size in other.sizes.items())
-        shared = 1.0
-        if seed.layers is not None and other.layers is not None:
-            mine, theirs = {*seed.layers}, {*other.layers}
-            shared = len(mine & theirs) / len(mine | theirs)
-        return shared + equal / max(1, len(other.sizes))
 
+def _most_similar(seeds: Sequence[Cluster], clusters: Sequence[Cluster]) -> list[Cluster | None]:
+    """For each of the seeds, which are of one kind, its cluster: together the most alike.
+
+    A cluster that is left over goes to no seed; a seed that is left over takes the most alike.
+    """
     alike = [
         other
         for other in clusters
-        if other.kind == seed.kind and (other.layers is None) == (seed.layers is None)
+        if other.kind == seeds[0].kind and (other.layers is None) == (seeds[0].layers is None)
     ]
-    return max(alike, key=likeness, default=None)
+    if not alike:
+        return [None] * len(seeds)
+    if len(alike) < len(seeds) or len(alike) > _MAX_CLUSTERS:
+        return [max(alike, key=lambda other: _likeness(seed, other)) for seed in seeds]
+    return [
+        *max(
+            itertools.permutations(alike, len(seeds)),
+            key=lambda chosen: sum(map(_likeness, seeds, chosen)),
+        )
+    ]
 
 
 class _Learner:
@@ -141,14 +161,14 @@ class _Learner:
         return max(numbers, default=-1) + 1
 
     def _count_field(self, pattern: str) -> str | None:
-        places = [n for n in range(len(self._envs)) if self._layer_count(pattern, n)]
-        fields = [
-            name
-            for name in self._envs[0]
-            if name.rpartition(".")[2] in LAYER_COUNTS
-            and all(self._envs[n].get(name) == self._layer_count(pattern, n) for n in places)
-        ]
-        return min(fields, key=lambda name: (name.count("."), len(name)), default=None)
+        """The term for the number of layers: a field, or up to the layer that another names."""
+        rows = [(self._envs[n], self._layer_count(pattern, n)) for n in range(len(self._envs))]
+        rows = [(env, count) for env, count in rows if count]
+        names = [name for name in self._envs[0] if name.rpartition(".")[2] in LAYER_COUNTS]
+        fields = [name for name in names if all(env.get(name) == count for env, count in rows)]
+        if fields:
+            return min(fields, key=lambda name: (name.count("."), len(name)))
+        return last_layer_term(names, rows)
 
     def rows(self) -> list[LearnedRow]:
         found = []
@@ -158,11 +178,19 @@ class _Learner:
                 for cluster in clusters.get(pattern, ()):
                     if place == 0 or all(cluster.kind != seed.kind for seed in seeds):
                         seeds.append(cluster)
-            found += [self._row(pattern, seed) for seed in seeds]
+            for kind in dict.fromkeys(seed.kind for seed in seeds):
+                found += self._rows(pattern, [seed for seed in seeds if seed.kind == kind])
         return found
 
-    def _row(self, pattern: str, seed: Cluster) -> LearnedRow:
-        matches = [_most_similar(seed, clusters.get(pattern, ())) for clusters in self._clusters]
+    def _rows(self, pattern: str, seeds: Sequence[Cluster]) -> list[LearnedRow]:
+        """The rows of seeds of one kind."""
+        matches = [_most_similar(seeds, clusters.get(pattern, ())) for clusters in self._clusters]
+        return [
+            self._row(pattern, seed, [found[number] for found in matches])
+            for number, seed in enumerate(seeds)
+        ]
+
+    def _row(self, pattern: str, seed: Cluster, matches: Sequence[Cluster | None]) -> LearnedRow:
         held = {place: match for place, match in enumerate(matches) if match is not None}
         layers: str | None = "once"
         of, when = None, self._condition(matches)
@@ -189,7 +217,13 @@ class _Learner:
         return condition_term(alone, rows) or condition_term(set().union(*differing), rows)
 
     def _layers(self, pattern: str, matches: Mapping[int, Cluster | None]) -> str | None:
-        layers = {place: (match.layers or ()) if match else () for place, match in matches.items()}
+        kinds = len(self._clusters[0].get(pattern, ()))
+        layers = {
+            place: (match.layers or ()) if match else ()
+            for place, match in matches.items()
+            # Kinds of layers that got equal sizes tell nothing.
+            if match is None or len(self._clusters[place][pattern]) >= kinds
+        }
         first = min(layers)
         fields = {
             name
@@ -208,22 +242,35 @@ class _Learner:
         return layers_term(fields, rows)
 
     def _size(self, name: str, held: Mapping[int, Cluster]) -> str | None:
-        first = min(held)
-        away = {place: self._difference(first, place) for place in held}
-        alone = {field for changed in away.values() if len(changed) == 1 for field in changed}
-        fields: set[str] = set()
-        for place, match in held.items():
-            if match.sizes.get(name) != held[first].sizes.get(name) and (
-                len(away[place]) == 1 or (len(away[place]) == 2 and not away[place] & alone)
-            ):
-                fields |= away[place]
-        rows = [(self._envs[place], match.sizes[name]) for place, match in held.items()]
+        rows, fields = self._varied(name, held)
         if name not in _FLAGS:
             return flagged_term(fields, rows)
         term = condition_term(fields, [(env, bool(value)) for env, value in rows])
         if term == "always":
             return "1"
         return term if any(value for _, value in rows) else "0"
+
+    def _varied(
+        self, name: str, held: Mapping[int, Cluster]
+    ) -> tuple[list[tuple[Mapping[str, Any], int]], set[str]]:
+        """The size `name` with each config, and the fields that change it: alone, beside one other
+        change, or together with another field."""
+        first = min(held)
+        sizes = {place: match.sizes[name] for place, match in held.items()}
+        away = {place: self._difference(first, place) for place in held}
+        fields: set[str] = set()
+        for place, changed in away.items():
+            one_less = [
+                (other, more)
+                for other in held
+                if len(changed) - len(away[other]) == 1
+                and len(more := self._difference(other, place)) == 1
+            ]
+            for other, more in one_less:
+                fields |= more if sizes[place] != sizes[other] else set()
+            if not one_less and len(changed) == 2 and sizes[place] != sizes[first]:
+                fields |= changed
+        return [(self._envs[place], size) for place, size in sizes.items()], fields
 
 
 def learn(

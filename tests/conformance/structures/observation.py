@@ -24,8 +24,8 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
     vocab: Any = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding")
     rows: dict[str, Row] = {}
     described: set[str] = set()
-    embeddings: set[int] = set()
     with built(config, tp, max_model_len=256, **arguments) as (_, model):
+        named = {name for name, _ in model.named_parameters()}
         for path, module in model.named_modules():
             weights = {
                 f"{path}.{name}"
@@ -40,8 +40,7 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
                 described |= weights
             elif isinstance(module, vocab.VocabParallelEmbedding):
                 described |= weights
-                if id(module.weight) not in embeddings:  # a tied head is the embedding
-                    embeddings.add(id(module.weight))
+                if f"{path}.weight" in named:  # a tied head is the embedding
                     size = {"rows": module.org_vocab_size, "columns": module.embedding_dim}
                     rows[f"{path}.weight"] = {"what": "vocab", **size}
             _add_states(rows, path, module)
@@ -58,6 +57,7 @@ def _linear(module: Any, tp: int) -> Row:
     if tp > 1 and getattr(module, "tp_size", tp) == 1:
         shard = "replicated"
     weight = getattr(module, "weight", None)
+    outputs = weight.shape[0] if weight is not None and weight.dim() > 1 else 0
     row = {
         "what": "linear",
         "shard": shard,
@@ -67,6 +67,8 @@ def _linear(module: Any, tp: int) -> Row:
         "exact": int(str(getattr(weight, "dtype", "")) == "torch.float32"),
         "method": type(module.quant_method).__name__,
     }
+    if tp > 1:
+        row["outputs"] = outputs
     if shard == "qkv":
         row |= {"heads": module.total_num_heads, "kv_heads": module.total_num_kv_heads}
     return row
@@ -89,7 +91,11 @@ def _experts(module: Any) -> Row:
 def _add_states(rows: dict[str, Row], path: str, module: Any) -> None:
     """Attention and recurrent states of a module, beside its weights."""
     name = type(module).__name__
-    if hasattr(module, "head_size") and hasattr(module, "num_kv_heads") and "Attention" in name:
+    if hasattr(type(module), "mamba_type") and hasattr(module, "get_state_shape"):
+        rows[f"{path}#state"] = _state(module)
+    elif hasattr(module, "head_size") and hasattr(module, "num_kv_heads") and "Attention" in name:
+        latent = getattr(module, "kv_lora_rank", None)
+        indexer = getattr(module, "indexer", None)
         rows[f"{path}#attention"] = {
             "what": "attention",
             "class": name,
@@ -97,11 +103,36 @@ def _add_states(rows: dict[str, Row], path: str, module: Any) -> None:
             "heads": module.num_heads,
             "kv_heads": module.num_kv_heads,
             "head": module.head_size,
-            "window": getattr(module, "sliding_window", None) or 0,
+            "value": latent or getattr(module, "head_size_v", module.head_size),
+            "index": getattr(indexer, "head_dim", 0) or 0,
+            "window": getattr(module, "sliding_window", None)
+            or getattr(module, "attention_chunk_size", None)
+            or 0,
             "shares": int(getattr(module, "kv_sharing_target_layer_name", None) is not None),
             "sinks": int(getattr(module, "has_sink", False)),
         }
-    elif name.endswith(("Mixer", "Mixer2", "GatedDeltaNet", "ShortConv")) or hasattr(
-        type(module), "mamba_type"
-    ):
-        rows[f"{path}#state"] = {"what": "state", "class": name}
+    elif name.endswith(("Mixer", "Mixer2", "GatedDeltaNet", "ShortConv")):
+        rows[f"{path}#state"] = {"what": "state", "kind": name}
+
+
+def _state(module: Any) -> Row:
+    """The state of a recurrent layer: last inputs of a convolution, and a matrix per head.
+
+    The convolution's inputs stand in either order of (channels, kernel - 1).
+    """
+    convolution, *matrices = module.get_state_shape()
+    kind = str(getattr(module.mamba_type, "name", module.mamba_type)).lower()
+    dtypes = [str(dtype) for dtype in module.get_state_dtype()]
+    *heads, columns = matrices[0] if len(matrices) == 1 else (0, 0)
+    groups = getattr(module, "n_groups", None) or getattr(module, "num_k_heads", None)
+    return {
+        "what": "state",
+        "kind": kind if len(matrices) < 2 and len(convolution) == 2 else f"other {kind}",
+        "dtype": dtypes[1].removeprefix("torch.") if len({*dtypes}) > 1 else "",
+        "heads": heads[0],
+        "rows": heads[1] if len(heads) > 1 else 1,
+        "columns": columns,
+        "groups": groups or 0,
+        "channels": max(convolution),
+        "kernel": min(convolution) + 1,
+    }

@@ -12,6 +12,7 @@ from typing import Any
 Env = Mapping[str, Any]
 _SMALL = {Fraction(number) for number in range(1, 65)} | {Fraction(1, n) for n in (2, 4, 8, 16)}
 _MAX_FIELD = 64
+_LAST_LAYER = re.compile(r"(feature|select)_layer$")
 
 
 def _is_integer(value: Any) -> bool:
@@ -37,6 +38,10 @@ def _products(fields: Sequence[str]) -> dict[str, Callable[[Env], Fraction]]:
                 factors = [name for name in names if name != divisor]
                 text = "*".join(factors) + (f"//{divisor}" if divisor else "")
                 found[text] = partial(_product, factors=factors, divisor=divisor)
+    for side in fields:  # of a patch
+        for others in ([], *([name] for name in fields if name != side)):
+            factors = [*others, side, side]
+            found["*".join(factors)] = partial(_product, factors=factors, divisor=None)
     return found
 
 
@@ -68,17 +73,31 @@ def _written(factor: Fraction, product: str) -> str:
     return text if factor.denominator == 1 else f"{text}//{factor.denominator}"
 
 
+def _needed(names: Sequence[str], rows: Sequence[tuple[Env, int]]) -> set[str]:
+    """The fields that alone change the value."""
+    found = set()
+    for (one, value), (other, changed) in itertools.combinations(rows, 2):
+        away = [name for name in names if one[name] != other[name]]
+        if len(away) == 1 and value != changed:
+            found |= {*away}
+    return found
+
+
 def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
     """The shortest sum of products of `fields` that gives the value of every row."""
-    if len({value for _, value in rows}) == 1:
-        return str(rows[0][1])
     names = sorted(f for f in fields if all(_is_integer(env.get(f)) for env, _ in rows))
+    if len({value for _, value in rows}) == 1:
+        equal = [name for name in names if all(env[name] == value for env, value in rows)]
+        return equal[0] if equal else str(rows[0][1])
+    different = {(*(env[name] for name in names), value): (env, value) for env, value in rows}
+    rows = [*different.values()]
+    needed = _needed(names, rows)
     products = _products(names)
     order = sorted(products, key=lambda text: (text.count("*") + text.count("/"), len(text)))
     # Factors of any size only where no small one fits.
     for any_factor, count in ((False, 1), (False, 2), (False, 3), (True, 1), (True, 2)):
         for chosen in itertools.combinations(order, count):
-            if not {*names} <= {*re.split(r"\*|//", "*".join(chosen))}:
+            if not needed <= {*re.split(r"\*|//", "*".join(chosen))}:
                 continue
             table = [
                 [*(products[text](env) for text in chosen), Fraction(value)] for env, value in rows
@@ -90,11 +109,30 @@ def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
                 for factor, text in zip(factors, chosen, strict=True)
             ):
                 return " + ".join(map(_written, factors, chosen))
+    return _stepped_term(names, rows)
+
+
+def _stepped_term(names: Sequence[str], rows: Sequence[tuple[Env, int]]) -> str | None:
+    """A field, or a share of it, rounded up to a multiple of another; the patches of a square."""
+    for first, second in itertools.permutations(names, 2):
+        if any(not env[second] for env, _ in rows):
+            continue
+        for above, below in ((1, 1), (2, 3), (8, 3)):
+            share = first if above == below else f"{above}*{first}//{below}"
+            if all(
+                -(-(above * env[first] // below) // env[second]) * env[second] == value
+                for env, value in rows
+            ):
+                return f"({share} + {second} - 1)//{second}*{second}"
+        for more in (0, 1, 2):
+            if all((env[first] // env[second]) ** 2 + more == value for env, value in rows):
+                side = f"{first}//{second}"
+                return f"({side})*({side})" + (f" + {more}" if more else "")
     return None
 
 
 def flagged_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
-    """`size_term`, or one of two by a flag or an optional field."""
+    """`size_term`, or one of several by flags and optional fields."""
     flags = sorted(f for f in fields if not all(_is_integer(env.get(f)) for env, _ in rows))
     if not flags:
         return size_term(fields, rows)
@@ -102,8 +140,8 @@ def flagged_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | Non
         yes = [row for row in rows if row[0].get(flag)]
         no = [row for row in rows if not row[0].get(flag)]
         if yes and no:
-            first, second = size_term(fields, yes), size_term(fields - {flag}, no)
-            first = first or size_term(fields - {flag}, yes)
+            first = size_term(fields, yes) or flagged_term(fields - {flag}, yes)
+            second = flagged_term(fields - {flag}, no)
             if first is not None and second is not None:
                 return f"{first} if {flag} else {second}"
     return None
@@ -121,6 +159,11 @@ def condition_term(fields: set[str], rows: Sequence[tuple[Env, bool]]) -> str | 
         for word in sorted({value for value in values if isinstance(value, str)}):
             found.append((f"{field} == {word!r}", [value == word for value in values]))
             found.append((f"{field} != {word!r}", [value != word for value in values]))
+    for left, right in itertools.combinations(sorted(fields), 2):
+        pairs = [(env.get(left), env.get(right)) for env, _ in rows]
+        if all(_is_integer(a) and _is_integer(b) for a, b in pairs):
+            found.append((f"{left} != {right}", [a != b for a, b in pairs]))
+            found.append((f"{left} == {right}", [a == b for a, b in pairs]))
     wanted = [holds for _, holds in rows]
     for text, truth in found:
         if truth == wanted:
@@ -130,6 +173,21 @@ def condition_term(fields: set[str], rows: Sequence[tuple[Env, bool]]) -> str | 
             return f"{first} and {second}"
         if [a or b for a, b in zip(one, other, strict=True)] == wanted:
             return f"{first} or {second}"
+    # All that the first row has.
+    held = [(text, truth) for text, truth in found if truth[0] and not all(truth)]
+    if wanted[0] and [all(truth[n] for _, truth in held) for n in range(len(rows))] == wanted:
+        return " and ".join(text for text, _ in held)
+    return None
+
+
+def last_layer_term(names: Sequence[str], rows: Sequence[tuple[Env, int]]) -> str | None:
+    """The term for the number of layers up to one that a field names, from either end."""
+    ends = {name for env, _ in rows for name in env if _LAST_LAYER.search(name)}
+    for name, end in itertools.product(names, sorted(ends)):
+        if not all(_is_integer(env.get(name)) and _is_integer(env.get(end)) for env, _ in rows):
+            continue
+        if all(env[end] + 1 + (env[name] if env[end] < 0 else 0) == count for env, count in rows):
+            return f"{name} + {end} + 1 if {end} < 0 else {end} + 1"
     return None
 
 
@@ -195,6 +253,7 @@ def _list_terms(name: str, values: Sequence[Any]) -> Iterator[tuple[str, _Holds]
     for item in words:
         yield f"{name}[i] != {item!r}", lambda env, i, w=item: entry(env, i) not in (w, None)  # type: ignore[misc]
     if any(_is_integer(item) for item in items):
+        yield f"i + 1 in {name}", lambda env, i: i + 1 in (env.get(name) or ())
         yield f"i in {name}", lambda env, i: i in (env.get(name) or ())
         yield f"i not in {name}", lambda env, i: i not in (env.get(name) or ())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,7 @@ Observed = tuple[dict[str, Any], dict[str, Row]]
 _SHAPELESS = re.compile(
     r"token_id|_id$|dropout|eps|initializer|theta|position|scal|temperature|version|use_cache"
     r"|output_|return_|chunk_size_feed|beam|length|penalty|ngram|top_[kp]$|problem_type|pruned"
-    r"|dtype|id2label|label2id|std|coef|aux|jitter|loss|image_size|multiplier|softcap|limit|alpha"
+    r"|dtype|id2label|label2id|std|coef|aux|jitter|loss|multiplier|softcap|limit|alpha"
     r"|beta|factor|is_encoder|is_decoder|_range|act$|activation|transformers|name_or_path"
     r"|architectures|model_type|early_stop|torchscript|finetuning|implementation"
 )
@@ -74,7 +74,14 @@ class Variations:
         self._vary_additions()
         stated = flatten(self.base)
         names = {".".join(path) for path in refused} - self._accepted
-        self.fixed = {name: stated[name] for name in sorted(names) if name in stated}
+        layers = {stated.get(name) for name in LAYER_COUNTS}
+        self.fixed = {
+            name: stated[name]
+            for name in sorted(names)
+            # One entry for each layer tells nothing of other numbers of layers.
+            if name in stated
+            and not (isinstance(stated[name], list) and len(stated[name]) in layers)
+        }
 
     def _vary_pairs(self, refused: set[Path]) -> None:
         """Double two fields that the engine accepts together only."""
@@ -98,27 +105,42 @@ class Variations:
                 self.ask(_put(_put(self.base, first, value), second, other), first, second)
 
     def _vary_additions(self) -> None:
-        """Vary the other fields beside a change that brings parts which the base lacks."""
+        """Vary the other fields beside a change that brings parts which the base lacks, and beside
+        a switch between sizes."""
         known = patterns(self.observed[0][1])
+        every = {path: value for path, value in _changes(self.base) if type(value) is int}
         for path, value in [*self._effective.items()]:
             config = _put(self.base, path, value)
             rows = next((rows for other, rows in self.observed if other == config), {})
-            if patterns(rows) <= known:
+            switch = isinstance(value, bool) and _sizes(rows) != _sizes(self.observed[0][1], rows)
+            if patterns(rows) <= known and not switch:
                 continue
             known |= patterns(rows)
-            for other, changed in [*self._effective.items()]:
+            for other, changed in [*(every if switch else self._effective).items()]:
                 if other != path and type(changed) is int:
                     with suppress(Exception):
                         self.ask(_put(config, other, changed))
+
+
+def _sizes(rows: Mapping[str, Row], among: Container[str] | None = None) -> dict[str, Any]:
+    """Inputs, outputs and shapes by name."""
+    return {
+        name: (row.get("k"), row.get("parts"), row.get("shape"), row.get("kv_heads"))
+        for name, row in rows.items()
+        if among is None or name in among
+    }
 
 
 def variations(config: dict[str, Any], **arguments: Any) -> Variations:
     """What vLLM builds of a smaller config of this kind and its variations. Raises its errors."""
     asked = Variations(arguments)
     base = fewer_layers(config, 12)
-    try:
-        asked.ask(_with_fewer_kv_heads(base))
-    except Exception:
+    grouped = _with_fewer_kv_heads(base)
+    for candidate in (_with_own_sizes(grouped), grouped):
+        with suppress(Exception):
+            asked.ask(candidate)
+            break
+    else:
         asked.ask(base)
     asked.vary()
     return asked
@@ -134,7 +156,8 @@ def fewer_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
         for name in LAYER_COUNTS:
             layers = part.get(name)
             if type(layers) is int and layers > limit:
-                _cut_lists(part, layers, limit)
+                for owner in (part, *(value for value in part.values() if isinstance(value, dict))):
+                    _cut_lists(owner, layers, limit)
                 part[name] = limit
     return smaller
 
@@ -148,17 +171,35 @@ def _cut_lists(part: dict[str, Any], layers: int, limit: int) -> None:
             and all(type(item) is int for item in value)
             and re.search("layer|idx|index", name)
         ):
-            part[name] = [item for item in value if item < limit]
+            # Numbers from 1 have the number of layers too, or leave 0 out.
+            part[name] = [item for item in value if item < limit + (layers in value)]
 
 
 def _with_fewer_kv_heads(config: dict[str, Any]) -> dict[str, Any]:
     """The config with fewer KV heads than heads, so that their sizes differ."""
     grouped = copy.deepcopy(config)
     for part in [grouped, *(value for value in grouped.values() if isinstance(value, dict))]:
-        heads = part.get("num_attention_heads")
-        if type(heads) is int and part.get("num_key_value_heads") == heads and heads % 4 == 0:
-            part["num_key_value_heads"] = heads // 4
+        heads, hidden = part.get("num_attention_heads"), part.get("hidden_size")
+        if type(heads) is not int or type(hidden) is not int:
+            continue
+        for name in ("num_key_value_heads", "num_kv_heads"):
+            if part.get(name) == heads:
+                times = 4 if heads % 4 else 1
+                part |= {"num_attention_heads": times * heads, "hidden_size": times * hidden}
+                part[name] = times * heads // 4
     return grouped
+
+
+def _with_own_sizes(config: dict[str, Any]) -> dict[str, Any]:
+    """The config with other sizes for kinds of layers, such as `swa_head_dim`, than for the rest:
+    layers of equal sizes would look like one kind."""
+    changed = copy.deepcopy(config)
+    for part in [changed, *(value for value in changed.values() if isinstance(value, dict))]:
+        for name, value in [*part.items()]:
+            alike = [n for n in part if name.endswith(f"_{n}") and part[n] == value]
+            if alike and type(value) is int and value > 1:
+                part[name] = 2 * value
+    return changed
 
 
 def _leaves(config: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -198,10 +239,11 @@ def _changes(config: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
 def _other_integers(name: str, value: int) -> list[int]:
     if value == 0:
         return [1, 2]
-    values = [2 * value]
+    values = [2 * value, 3 * value] if "multiple" in name else [2 * value]
     if value > 2 and value % 2 == 0 and re.search("head|group|expert", name):
         values.append(value // 2)
-    if value <= _SMALL:
+    # One head or group more would not divide what engines divide by it.
+    if value <= _SMALL and not re.search("(head|group)s?$", name):
         values.append(value + 1)
     if 1 < value <= _SMALL and _OFTEN_ZERO.search(name):
         values.append(0)
@@ -209,9 +251,10 @@ def _other_integers(name: str, value: int) -> list[int]:
 
 
 def _at(config: Mapping[str, Any], path: Path) -> Any:
+    """The value of a field; None where the config has none."""
     value: Any = config
     for name in path:
-        value = value[name]
+        value = value.get(name) if isinstance(value, Mapping) else None
     return value
 
 

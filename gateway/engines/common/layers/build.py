@@ -199,7 +199,9 @@ def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequ
         return {UNQUANTIZED: item.numbers}
     result: dict[LayerScheme, list[int]] = {}
     for number in item.numbers if quantization.numbered else item.numbers[:1]:
-        name = item.name.replace("*", str(number), 1).removesuffix(".w13").removesuffix(".w2")
+        name = item.name.replace("*", str(number), 1)
+        if item.experts:
+            name = name.removesuffix(".w13").removesuffix(".w2")
         result.setdefault(
             quantization.scheme_of(name, item.modules, experts=item.experts > 0), []
         ).append(number)

@@ -38,7 +38,7 @@ class AttentionQuery(NamedTuple):
     latent_dim: int | None = None
     index_topk: int | None = None
     flash_attention: int | None = None  # the version that is asked for, --attention-config
-    recurrent: Literal["", "gdn", "kda", "mamba1", "mamba2"] = (
+    recurrent: Literal["", "gdn", "kda", "mamba1", "mamba2", "short_conv"] = (
         ""  # "": not recurrent; of a model: it has no such layers
     )
     # of a whole model alone

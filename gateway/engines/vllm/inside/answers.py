@@ -209,7 +209,7 @@ def attention(whole: Any, configured: Any) -> list[dict[str, Any]]:
                 "encoder"
                 if encoder
                 else "sliding"
-                if getattr(layer, "sliding_window", None)
+                if getattr(layer, "sliding_window", None) or name == "ChunkedLocalAttention"
                 else "full"
             )
         )

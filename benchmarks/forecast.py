@@ -1,0 +1,28 @@
+"""How often the forecast from config.json alone is what vLLM builds.
+
+    python -m benchmarks.forecast [FAMILY ...]
+
+One line for each case that is wrong or refused, then the figure: shares of all cases. The engine's
+answers are kept (tests/conformance/golden/forecast-*.json), so that no engine is needed.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from tests.conformance.test_forecast import figure, near, verdicts
+
+
+def main() -> None:
+    families = {*sys.argv[1:]}
+    cases = [one for one in verdicts() if not families or one.case.split()[0] in families]
+    for one in cases:
+        if not near(one) or one.kernels[0] or one.backends[0]:
+            print(f"{one.case}: guessed {', '.join(one.guessed) or 'nothing'}; {one.words}")
+    print(f"{len(cases)} cases of {len({one.case.split()[0] for one in cases})} families")
+    for name, share in figure(cases).items():
+        print(f"{name}: {share:.1%}")
+
+
+if __name__ == "__main__":
+    main()
