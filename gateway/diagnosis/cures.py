@@ -45,11 +45,12 @@ FAULTS = frozenset(
 )
 # A flag or variable that a message names beside a verb of advice. Nobody is told to trust code.
 _ADVICE = re.compile(
-    r"(?:^|[.;:,(]\s*|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead|either)"
-    r"\s+)(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
+    r"(?:^|[.;:,(]\s*|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead|either|launch"
+    r"|start|run)\s+)(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
     r"|with(?:out)?|specify(?:ing)?|increas(?:e|ing)|decreas(?:e|ing)|lower(?:ing)?|reduc(?:e|ing)"
     r"|rais(?:e|ing)|remov(?:e|ing)|omit|export)\b[^.;\n]{0,60}?[\s`'\"(]"
     r"(--(?!trust-remote-code|help)[a-z][a-z0-9]*(?:-[a-z0-9]+)+"
+    r"|[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+=[\w:.]+"
     r"|(?:VLLM|SGLANG|NCCL|PYTORCH|TORCH|FLASHINFER|TRITON)_[A-Z0-9_]+(?:=[\w:.]+)?)",
     re.IGNORECASE,
 )
