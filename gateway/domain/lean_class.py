@@ -113,6 +113,15 @@ class ValueType(type):
             for name, mark in base.__dict__.get("_own", ({}, {}))[1].items()
         }
 
+    @property
+    def checks(cls) -> tuple[ValidatorMark, ...]:
+        """The validators of a whole value."""
+        known: tuple[ValidatorMark, ...] | None = cls.__dict__.get("_checks")
+        if known is None:
+            known = tuple(mark for mark in cls.validators.values() if not mark.fields)
+            type.__setattr__(cls, "_checks", known)
+        return known
+
     def __getattr__(cls, name: str) -> Any:
         if name.startswith(("model_", "__pydantic_", "__get_pydantic_")):
             refuse(f"{cls.__name__}.{name}")
@@ -136,9 +145,7 @@ def _declared(owner: type, name: str, declared: Any) -> FieldInfo:
 
 def run_checks(value: Any) -> None:
     """Let a value's own validators read it."""
-    for mark in type(value).validators.values():
-        if mark.fields:
-            continue
+    for mark in type(value).checks:
         if mark.mode != "after":
             refuse(f"a validator of {type(value).__name__} comes before")
         try:

@@ -50,64 +50,36 @@ def read_fields(kind: Any, data: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The reader of a class's fields by name. Trusted fields are all known and complete."""
     fields: dict[str, FieldInfo] = kind.model_fields
-    config = kind.model_config
-    readers: dict[str, tuple[str, Reader | None]] = {}
-    for name, field in fields.items():
-        reader = _reader_of_field(kind, field, trusted)
-        if field.alias is None or config.get("populate_by_name"):
-            readers[name] = name, reader
-        if field.alias is not None:
-            readers[field.alias] = name, reader
-    template = {
-        name: None if field.is_required or field.default_factory else field.default
-        for name, field in fields.items()
-    }
-    if config.get("validate_default"):
-        for name, field in fields.items():
-            if (reader := readers[name][1]) is not None and not field.is_required:
-                template[name] = reader(field.get_default())
-    required = [name for name, field in fields.items() if field.is_required]
-    made = {name: field.default_factory for name, field in fields.items() if field.default_factory}
-    ignores = config.get("extra") == "ignore"
-
-    def read(data: dict[str, Any]) -> dict[str, Any]:
-        values = template.copy()
-        for name, factory in made.items():
-            values[name] = factory()
-        left = set(required) if required else ()
-        for key, value in data.items():
-            if key not in readers:
-                if ignores:
-                    continue
-                raise Inexact(f"unknown field {key}")
-            name, reader = readers[key]
-            values[name] = value if reader is None else reader(value)
-            if left:
-                left.discard(name)
-        if left:
-            raise Inexact(f"no {', '.join(left)}")
-        return values
-
-    return read
-
-
-@cache
-def _fields_converter(kind: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """The reader of trusted fields, whose names are known and complete."""
-    fields: dict[str, FieldInfo] = kind.model_fields
-    if kind.model_config.get("extra") == "ignore" or any(one.alias for one in fields.values()):
-        return _fields_reader(kind, True)
     template = {name: field.default for name, field in fields.items()}
     made = {name: field.default_factory for name, field in fields.items() if field.default_factory}
-    readers = [
-        (name, reader)
-        for name, field in fields.items()
-        if (reader := _reader_of_field(kind, field, True)) is not None
-    ]
+    scalars, readers = [], []
+    for name, field in fields.items():
+        reader = _reader_of_field(kind, field, trusted)
+        if reader in _SCALAR_OF:
+            scalars.append((name, _SCALAR_OF[reader]))
+        elif reader is not None:
+            readers.append((name, reader))
+            if kind.model_config.get("validate_default") and not field.is_required:
+                template[name] = reader(field.get_default())
+    required = frozenset(name for name, field in fields.items() if field.is_required)
+    aliases = {field.alias: name for name, field in fields.items() if field.alias}
+    ignores = kind.model_config.get("extra") == "ignore"
 
-    def convert(data: dict[str, Any]) -> dict[str, Any]:
+    def read(data: dict[str, Any]) -> dict[str, Any]:
+        if aliases:
+            data = _renamed(kind, data, aliases)
         values = template | data
+        if len(values) != len(template):
+            if not ignores:
+                raise Inexact(f"unknown fields among {', '.join(data)}")
+            values = {name: values[name] for name in template}
+        if not trusted and not required <= data.keys():
+            raise Inexact(f"some of {', '.join(required)} are missing")
+        for name, scalar in scalars:
+            if type(values[name]) is not scalar and name in data:
+                raise Inexact(f"{name} is not of {scalar.__name__}")
         for name, reader in readers:
             if name in data:
                 values[name] = reader(data[name])
@@ -116,7 +88,16 @@ def _fields_converter(kind: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
                 values[name] = factory()
         return values
 
-    return convert
+    return read
+
+
+def _renamed(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
+    """The data by the names of fields, of data by their other names."""
+    found = {aliases.get(name, name): value for name, value in data.items()}
+    by_name = not kind.model_config.get("populate_by_name") and data.keys() & set(aliases.values())
+    if by_name or len(found) < len(data):
+        raise Inexact("a field by a name that it does not have, or by two")
+    return found
 
 
 @cache
@@ -125,14 +106,14 @@ def _reader_of_class(kind: Any, trusted: bool) -> Reader:
         return lambda data: (
             data if isinstance(data, kind) else kind.read_root(data, trusted=trusted)
         )
-    checked = not trusted and any(not mark.fields for mark in kind.validators.values())
+    checked = not trusted and bool(kind.checks)
     read: Callable[[dict[str, Any]], dict[str, Any]] | None = None
 
     def read_one(data: Any) -> Any:
         nonlocal read  # made when it is needed: a class may have values of its own as fields
         if type(data) is dict:
             if read is None:
-                read = _fields_converter(kind) if trusted else _fields_reader(kind, False)
+                read = _fields_reader(kind, trusted)
             value = bare(kind, read(data))
             if checked:
                 run_checks(value)
@@ -262,6 +243,9 @@ def _unchanged(kind: type) -> Reader:
         raise Inexact(f"{kind.__name__} of {type(value).__name__}")
 
     return read
+
+
+_SCALAR_OF: dict[Reader | None, type] = {_unchanged(kind): kind for kind in _SCALARS}
 
 
 def _made_of_text(kind: type) -> Reader:
