@@ -10,6 +10,7 @@ cache of profiles are kept as for a user's second command.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -20,14 +21,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "tests" / "models" / "llama-3.1-8b.json"
 PLAN = "fitserve plan of Llama-3.1-8B on 2x3090, all engine versions"
+# Of Llama-3.1-70B, beside those of the 8B.
+LARGE = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+}
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
+def commands(folder: Path, large: Path) -> dict[str, list[str]]:
     """The arguments of Python."""
     plan = ["-m", "gateway.__main__", "plan", str(folder), "--hardware", "2x3090"]
     return {
         PLAN: plan,
         "the same as JSON": [*plan, "--json"],
+        "the same of Llama-3.1-70B on 8xh100": [*plan[:3], str(large), "--hardware", "8xh100"],
         "fitserve ps --help": ["-m", "gateway.__main__", "ps", "--help"],
         "import gateway.cli.main": ["-c", "import gateway.cli.main"],
     }
@@ -65,10 +74,12 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout")
     before = parser.parse_args().before
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "model"
-        folder.mkdir()
-        (folder / "config.json").write_text(MODEL.read_text())
-        for what, arguments in commands(folder).items():
+        folder, large = Path(name) / "model", Path(name) / "large"
+        config = json.loads(MODEL.read_text())
+        for path, changed in (folder, {}), (large, LARGE):
+            path.mkdir()
+            (path / "config.json").write_text(json.dumps(config | changed))
+        for what, arguments in commands(folder, large).items():
             now = instructions(arguments, ROOT, Path(name) / "data")
             line = f"{what}: {now / 1e6:,.0f} million instructions"
             if before is not None:

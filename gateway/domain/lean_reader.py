@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union, get_args, get_origin
 
 from gateway.domain.base import bare, refuse
 from gateway.domain.lean_class import (
@@ -147,22 +147,26 @@ def type_of(field: FieldInfo) -> Any:
     return _evaluated(field.annotation, field.module)
 
 
-def _evaluated(annotation: str, module: str) -> Any:
-    if set(_WORD.findall(annotation)) <= _BUILT_IN:
-        return _evaluated_in("builtins", annotation)
-    return _evaluated_in(module, annotation)
-
-
-_WORD = re.compile(r"\w+")
-_BUILT_IN = {"str", "int", "float", "bool", "None", "tuple", "list", "dict"}
-
-
 @cache
-def _evaluated_in(module: str, annotation: str) -> Any:
+def _evaluated(annotation: str, module: str) -> Any:
+    """The type of an annotation. The frequent forms need no compiler, which takes ten times as
+    long."""
+    scope = vars(sys.modules[module])
+    if annotation in scope:
+        return scope[annotation]
+    if annotation in _BUILT_IN:
+        return _BUILT_IN[annotation]
+    if annotation.endswith(" | None") and annotation.count("|") == 1:
+        return Optional[_evaluated(annotation.removesuffix(" | None"), module)]  # noqa: UP045
+    if annotation.startswith("tuple[") and annotation.find(", ...]") == len(annotation) - 6:
+        return types.GenericAlias(tuple, (_evaluated(annotation[6:-6], module), ...))
     try:
-        return eval(annotation, vars(sys.modules[module]))  # noqa: S307
+        return eval(annotation, scope)  # noqa: S307
     except NameError as error:
         raise Inexact(str(error)) from None
+
+
+_BUILT_IN = {"str": str, "int": int, "float": float, "bool": bool, "None": None}
 
 
 def _chain(readers: Iterable[Reader | None]) -> Reader | None:
@@ -224,7 +228,7 @@ def reader_of(kind: Hashable, trusted: bool) -> Reader | None:
     return _refuse_all
 
 
-_SCALARS = (str, int, bool, type(None))
+_SCALARS: tuple[Any, ...] = (str, int, bool, type(None))
 
 
 def _read_float(value: Any) -> float:
