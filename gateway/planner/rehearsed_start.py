@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.domain import EngineAnswer, Plan, StartSettings
 
 # Flags whose values are files, or settings that name files.
 _OF_FILES = ("--chat-template=", "--speculative-", "--lora-", "--tokenizer-path=")
 # Stages of a start whose refusals follow from the sizes of the plan.
 _OF_SIZES = ("parser", "configuration", "", "cache", "graphs")
+# Flags of memory: whether the cache holds a request and its states is known by the answer's bytes.
+_OF_MEMORY = (
+    "--gpu-memory-utilization=",
+    "--kv-cache-memory-bytes=",
+    "--mem-fraction-static=",
+    "--max-total-tokens=",
+)
+# Flags whose smaller values no engine refuses where it takes a larger one.
+_LIMITS = ("--max-num-seqs", "--max-running-requests", "--max-model-len", "--context-length")
+_LIMITS += ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode", "--max-cudagraph-capture-size")
 
 
 def start_of(plan: Plan) -> StartSettings:
@@ -28,3 +40,31 @@ def start_refusal(plan: Plan, answer: EngineAnswer) -> str:
     if start.stage in _OF_SIZES and not same:
         return ""
     return start.refused
+
+
+def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
+    """Whether the rehearsed start stands for the start of this plan.
+
+    It stands for the same settings and for smaller limits, unless it was refused for its sizes. An
+    engine that rehearses nothing leaves nothing to prove.
+    """
+    start = answer.start
+    if start is None or start.asked is None:
+        return True
+    limits, rest = _settings(start_of(plan).argv)
+    most, others = _settings(start.asked.argv)
+    if start.refused:
+        return (limits, rest) == (most, others)
+    return rest == others and all(most.get(name, -1) >= limit for name, limit in limits.items())
+
+
+def _settings(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The limits of a command line, and the other flags but those of memory."""
+    limits, rest = {}, []
+    for word in argv:
+        name, _, value = word.partition("=")
+        if name in _LIMITS and value.isdecimal():
+            limits[name] = int(value)
+        elif not word.startswith(_OF_MEMORY):
+            rest.append(word)
+    return limits, sorted(rest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -78,11 +78,12 @@ class Inquirer:
         questions: Sequence[Question],
         limit_s: float,
         starts: Mapping[Question, StartSettings] = MappingProxyType({}),
+        unproven: Container[Question] = (),
     ) -> dict[Question, EngineAnswer]:
         """Answers within `limit_s`; late answers, and answers behind a failure, are missing.
 
-        starts: to rehearse beside some of the questions; a kept answer of another start is none.
-        Raises HostError if a failure left no answer.
+        starts: to rehearse beside some of the questions. unproven: those of them whose kept answer
+        about another start is none. Raises HostError if a failure left no answer.
         """
         engine = await self.exact(engine)
         source = await self._host.identity(engine)
@@ -90,7 +91,7 @@ class Inquirer:
         result = {
             question: answer
             for question, answer in result.items()
-            if rehearses(answer, starts.get(question))
+            if question not in unproven or rehearses(answer, starts.get(question))
         }
         end = time.monotonic() + limit_s
         problem: HostError | None = None

@@ -59,18 +59,37 @@ class Start:
 
 
 def raised_at(error: BaseException, package: str) -> str:
-    """File and line in the engine's package whose statement raised this error; "" elsewhere."""
+    """File and line in the engine's package whose statement raised this error; "" elsewhere.
+
+    Of an error that a parser made of another one: the place of that one.
+    """
     # pydantic wraps what a validator of a configuration raises.
     for wrapped in error.errors() if hasattr(error, "errors") else ():
         if isinstance(inner := wrapped.get("ctx", {}).get("error"), Exception):
             return raised_at(inner, package) or f"{type(error).__name__}"
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if f"/{package}/" in frame.filename]
-    if not own or any(word in str(error) for word in _OF_DEVICES):
-        return ""
-    last = own[-1]
-    place = last.filename.rpartition(f"/{package}/")[2]
+    inside = [part for frame in frames if (part := _within(frame.filename, package))]
+    made_of = error.__cause__ or error.__context__
+    if not inside or _is_of_a_device(error):
+        return raised_at(made_of, package) if made_of is not None and not inside else ""
+    part, last = inside[-1], frames[-1]
     text = linecache.getline(last.filename, last.lineno or 0).strip()
-    by_statement = frames[-1] is last and text.startswith(_STATEMENTS)
-    validated = type(error).__name__ == "ValidationError"
-    return f"{place}:{last.lineno}" if by_statement or validated else ""
+    is_statement = _within(last.filename, package) and text.startswith(_STATEMENTS)
+    if not is_statement and type(error).__name__ != "ValidationError":
+        return ""
+    place = f"{part}:{last.lineno}"
+    if part.startswith("inside/") and made_of is not None:
+        return raised_at(made_of, package) or place
+    return place
+
+
+def _within(filename: str, package: str) -> str:
+    """The file's path in the package; "" for a file of another one."""
+    path = "/" + filename.rpartition("/site-packages/")[2]
+    return path.rpartition(f"/{package}/")[2] if f"/{package}/" in path else ""
+
+
+def _is_of_a_device(error: BaseException) -> bool:
+    """Whether only a GPU could have prevented the error. A refused value may mention one."""
+    refused = isinstance(error, (ValueError, AssertionError, NotImplementedError))
+    return not refused and any(word in str(error) for word in _OF_DEVICES)

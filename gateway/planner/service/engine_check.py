@@ -48,7 +48,7 @@ def model_files(
 
 class EngineCheck:
     """The check of one decision: `ask` the engine of the best plan and decide again, until `ask`
-    returns False.
+    returns False. A plan whose sizes an answer changed is asked about once more.
 
     A decision stands as forecast if its engine cannot be asked; `problems` says why, by engine.
     Images of `pins` are asked at these digests.
@@ -98,11 +98,12 @@ class EngineCheck:
                 row.questions,
                 max(0, self._end - time.monotonic()),
                 dict(row.starts),
+                self.answers,
             )
         except HostError as error:
             self.problems[name] = str(error)
             return False
-        if not answers.keys() - self.answers.keys():
+        if not any(self.answers.get(one) != answer for one, answer in answers.items()):
             self.problems[name] = f"{name} did not answer within {self._limit_s:g} s."
             return False
         self.answers |= answers

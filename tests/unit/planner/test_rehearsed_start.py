@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import AskedCache, Decision, EngineAnswer, Plan, RehearsedStart, StartSettings
 from gateway.engines.inquiry.inquirer import rehearses
 from gateway.planner.asked import open_questions
-from gateway.planner.rehearsed_start import start_of, start_refusal
+from gateway.planner.rehearsed_start import is_proven, start_of, start_refusal
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.versions import VLLM_REF
@@ -75,7 +75,8 @@ def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> No
 
 
 def test_a_start_that_ran_leaves_the_plan(forecast: Plan) -> None:
-    best = checked(forecast, RehearsedStart(asked=start_of(forecast), ran=("cache",))).plans[0]
+    start = start_of(checked(forecast, None).plans[0])
+    best = checked(forecast, RehearsedStart(asked=start, ran=("cache",))).plans[0]
     assert (best.grade, best.question) == ("checked", None)
 
 
@@ -95,6 +96,52 @@ def test_the_engines_own_states_lower_the_requests(forecast: Plan) -> None:
     assert "state blocks fit" in best.max_num_seqs.reason
     two = checked(forecast, None, state_bytes=state, states_per_request=5).plans[0]
     assert two.max_num_seqs.value <= 20
+
+
+def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) -> None:
+    """The engine refused the forecast's requests, and its own states lower them."""
+    assert forecast.question is not None
+    state = forecast.memory.kv_bytes // 100
+    refused = RehearsedStart(asked=start_of(forecast), refused="too many", stage="graphs")
+    first = answer(forecast, refused, state_bytes=state)
+    (row,) = open_questions(found := decision(answers={forecast.question: first}))
+    changed = found.plans[0]
+    assert changed.grade == "checked"
+    assert changed.max_num_seqs.value < 100
+    assert dict(row.starts)[row.questions[0]] == start_of(changed) != start_of(forecast)
+    second = first.evolve(start=RehearsedStart(asked=start_of(changed), ran=("graphs",)))
+    best = decision(answers={forecast.question: second}).plans[0]
+    assert (best.argv, best.question) == (changed.argv, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "proven"),
+    [
+        (("--max-num-seqs=8", "--max-model-len=4096"), True),
+        (("--max-num-seqs=8", "--max-model-len=4096", "--gpu-memory-utilization=0.5"), True),
+        (("--max-num-seqs=16", "--max-model-len=8192"), True),
+        (("--max-num-seqs=7", "--max-model-len=4096"), False),
+        (("--max-num-seqs=8", "--max-model-len=2048"), False),
+        (("--max-num-seqs=8",), False),
+        (("--max-num-seqs=8", "--max-model-len=4096", "--enforce-eager"), False),
+    ],
+)
+def test_a_start_stands_for_smaller_limits_alone(
+    forecast: Plan, asked: tuple[str, ...], proven: bool
+) -> None:
+    plan = forecast.evolve(
+        argv=("--max-model-len=4096", "--max-num-seqs=8", "--gpu-memory-utilization=0.9")
+    )
+    start = RehearsedStart(asked=StartSettings(argv=asked), ran=("graphs",))
+    assert is_proven(plan, answer(forecast, start)) == proven
+
+
+def test_a_refused_start_stands_for_no_smaller_one(forecast: Plan) -> None:
+    plan = forecast.evolve(argv=("--max-num-seqs=8",))
+    asked = StartSettings(argv=("--max-num-seqs=16",))
+    refused = RehearsedStart(asked=asked, refused="too many", stage="graphs")
+    assert not is_proven(plan, answer(forecast, refused))
+    assert is_proven(plan, answer(forecast, None))
 
 
 def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
