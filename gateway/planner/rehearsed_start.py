@@ -18,8 +18,10 @@ _OF_MEMORY = (
     "--max-total-tokens=",
 )
 # Flags whose smaller values no engine refuses where it takes a larger one.
-_LIMITS = ("--max-num-seqs", "--max-running-requests", "--max-model-len", "--context-length")
-_LIMITS += ("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode", "--max-cudagraph-capture-size")
+_LIMITS = {
+    *("--max-num-seqs", "--max-running-requests", "--max-model-len", "--context-length"),
+    *("--cuda-graph-max-bs", "--cuda-graph-max-bs-decode", "--max-cudagraph-capture-size"),
+}
 
 
 def start_of(plan: Plan) -> StartSettings:
