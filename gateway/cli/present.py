@@ -231,6 +231,10 @@ def show_plan(plan: Any, why_gpus: str = "") -> None:
     if plan.advice:
         say("")
         print_paragraph(f"advice: {plan.advice}", indent=4)
+    if plan.unrehearsed:
+        say("\nNot rehearsed by the engine's own code")
+    for stage in plan.unrehearsed:
+        print_paragraph(stage, indent=4)
     words = [
         *(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()),
         shlex.join(plan.argv),

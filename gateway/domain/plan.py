@@ -314,6 +314,9 @@ class Plan(Value):
     question: Question | None = Field(
         None, description="whose answer would check this plan; None: it was asked"
     )
+    unrehearsed: tuple[str, ...] = Field(
+        (), description="stages of the start that the engine's own code did not run through"
+    )
 
     @property
     def devices(self) -> tuple[str, ...]:

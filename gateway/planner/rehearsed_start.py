@@ -60,6 +60,17 @@ def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
     return rest == others and all(most.get(name, -1) >= limit for name, limit in limits.items())
 
 
+def unrehearsed(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
+    """The stages of the plan's start that the engine's own code did not run through."""
+    if answer.start is None:
+        return ()
+    files = dict.fromkeys(
+        word.partition("=")[0] for word in plan.argv if word.startswith(_OF_FILES)
+    )
+    later = ("stages of the pipeline but the first",) if plan.pipeline_parallel.value > 1 else ()
+    return (*answer.start.left_out, *later, *(f"{name}: files are not asked" for name in files))
+
+
 def _settings(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:
     """The limits of a command line, and the other flags but those of memory."""
     limits, rest = {}, []

@@ -63,7 +63,7 @@ from gateway.planner.layer_kernels import ObservedRefusals, layer_kernels
 from gateway.planner.media import gate_media, without_media
 from gateway.planner.parallel import GpuGroups, sufficient_ranks
 from gateway.planner.propose import propose, question
-from gateway.planner.rehearsed_start import is_proven, start_refusal
+from gateway.planner.rehearsed_start import is_proven, start_refusal, unrehearsed
 from gateway.planner.repairs import lengthened, repairs
 from gateway.planner.sizes import Batch, wanted_context
 from gateway.planner.sizing import batch_of, sizes
@@ -396,6 +396,7 @@ class Search:
             if words := start_refusal(planned, answer):
                 sized = checked.evidence.sized(planned.memory)
                 raise Refused("engine_refuses", words, answer.source, evidence=sized)
+            planned = planned.evolve(unrehearsed=unrehearsed(planned, answer))
             # Sizes that the answer changed are rehearsed once more.
             return planned if is_proven(planned, answer) else planned.evolve(question=ask())
         try:

@@ -91,7 +91,10 @@ def meta_mode() -> Any:
             name = getattr(function, "__name__", "")
             if name == "cuda":
                 return args[0].to("meta")
-            if name in ("cpu", "item", "tolist") and getattr(args[0], "is_meta", False):
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False  # only a driver pins memory
+            read = ("cpu", "item", "tolist", "numpy")
+            if name in read and getattr(args[0], "is_meta", False):
                 return (
                     args[0]
                     if name == "cpu"

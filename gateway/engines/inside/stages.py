@@ -12,6 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 _STATEMENTS = ("raise", "assert")
+# Files of libraries that check the values of config.json for the engine.
+_CHECKS = ("huggingface_hub/dataclasses.py", "transformers/modeling_rope_utils.py")
 # Of a value that only a GPU would have.
 _OF_DEVICES = ("CUDA device", "cuda device", "CUDA error", "NVML", "driver", "meta tensor")
 
@@ -59,7 +61,8 @@ class Start:
 
 
 def raised_at(error: BaseException, package: str) -> str:
-    """File and line in the engine's package whose statement raised this error; "" elsewhere.
+    """File and line whose statement raised this error; "" if no code of the engine's package did,
+    and no check of a configuration by the libraries that it reads config.json with.
 
     Of an error that a parser made of another one: the place of that one.
     """
@@ -68,13 +71,15 @@ def raised_at(error: BaseException, package: str) -> str:
         if isinstance(inner := wrapped.get("ctx", {}).get("error"), Exception):
             return raised_at(inner, package) or f"{type(error).__name__}"
     frames = traceback.extract_tb(error.__traceback__)
-    inside = [part for frame in frames if (part := _within(frame.filename, package))]
+    inside = [part for frame in frames if (part := _package_path(frame.filename, package))]
     made_of = error.__cause__ or error.__context__
     if not inside or _is_of_a_device(error):
         return raised_at(made_of, package) if made_of is not None and not inside else ""
     part, last = inside[-1], frames[-1]
     text = linecache.getline(last.filename, last.lineno or 0).strip()
-    is_statement = _within(last.filename, package) and text.startswith(_STATEMENTS)
+    if checks := _checks(last.filename):
+        return f"{checks}:{last.lineno}" if text.startswith("raise") else ""
+    is_statement = _package_path(last.filename, package) and text.startswith(_STATEMENTS)
     if not is_statement and type(error).__name__ != "ValidationError":
         return ""
     place = f"{part}:{last.lineno}"
@@ -83,10 +88,17 @@ def raised_at(error: BaseException, package: str) -> str:
     return place
 
 
-def _within(filename: str, package: str) -> str:
+def _package_path(filename: str, package: str) -> str:
     """The file's path in the package; "" for a file of another one."""
     path = "/" + filename.rpartition("/site-packages/")[2]
     return path.rpartition(f"/{package}/")[2] if f"/{package}/" in path else ""
+
+
+def _checks(filename: str) -> str:
+    """The file of a library, if it checks configurations; ""."""
+    path = filename.rpartition("/site-packages/")[2]
+    is_configuration = path.startswith("transformers/") and "/configuration_" in path
+    return path if is_configuration or path in _CHECKS else ""
 
 
 def _is_of_a_device(error: BaseException) -> bool:

@@ -17,12 +17,10 @@ from typing import Any
 
 from ...inside.meta import Group, folder_of, meta_mode
 
-# Flags of every inquiry: no weights, no tokenizer, and no other process.
-_WITHOUT_WEIGHTS = {
-    "load_format": "dummy",
-    "skip_tokenizer_init": True,
-    "distributed_executor_backend": "mp",
-}
+# Flags of every inquiry: no weights and no tokenizer.
+_WITHOUT_WEIGHTS = {"load_format": "dummy", "skip_tokenizer_init": True}
+# The executor of the ranks where the command line names none.
+_EXECUTOR = {"distributed_executor_backend": "mp"}
 
 
 @functools.cache  # reading the configurations takes most of a second
@@ -103,11 +101,18 @@ def parsed(folder: str, argv: Sequence[str]) -> Any:
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """EngineArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
-    engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
-    configured = engine.from_cli_args(parsed(folder, argv))
+    configured = given_arguments(folder, argv)
     for name, value in _WITHOUT_WEIGHTS.items():
         setattr(configured, name, value)
+    for name, value in _EXECUTOR.items():
+        setattr(configured, name, getattr(configured, name) or value)
     return configured
+
+
+def given_arguments(folder: str, argv: Sequence[str]) -> Any:
+    """EngineArgs of a command line, with its weights and its tokenizer. Raises their errors."""
+    engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
+    return engine.from_cli_args(parsed(folder, argv))
 
 
 @contextmanager
@@ -158,7 +163,7 @@ def built(
     if headers is not None:
         files["model.safetensors"] = headers
     with folder_of(files) as folder:
-        given = {"max_model_len": 2048, "enforce_eager": True, **arguments}
+        given = {"max_model_len": 2048, "enforce_eager": True, **_EXECUTOR, **arguments}
         with built_of(
             engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given), served=False
         ) as configured:

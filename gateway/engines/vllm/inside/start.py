@@ -14,7 +14,10 @@ from typing import Any
 from ...inside.meta import fit, folder_of
 from ...inside.stages import Start
 from . import answers
-from .model import arguments_of, built_of, parsed, prepare
+from .model import arguments_of, built_of, given_arguments, parsed, prepare
+
+# Of this engine these stages are never run.
+_LEFT_OUT = ("profile of the memory", "capture of graphs")
 
 
 def rehearsed(
@@ -29,8 +32,11 @@ def rehearsed(
     """
     prepare()
     start = Start("vllm", words)
+    start.left_out += _LEFT_OUT
     with folder_of(files) as folder:
         start.run("arguments", lambda: _serve_arguments(folder, argv))
+        start.run("loader", lambda: _loader(folder, argv))
+        start.run("tokenizer", lambda: _tokenizer(folder, argv))
         arguments = start.run("parser", lambda: arguments_of(folder, argv))
         if arguments is not None:
             start.run("", lambda: _built(start, arguments, kv_bytes))
@@ -49,6 +55,20 @@ def _serve_arguments(folder: str, argv: Sequence[str]) -> None:
         if hasattr(module, "validate_api_server_args"):
             module.validate_api_server_args(given)
         return
+
+
+def _loader(folder: str, argv: Sequence[str]) -> None:
+    """The loader of the weights, which loads nothing."""
+    loaders: Any = importlib.import_module("vllm.model_executor.model_loader")
+    loaders.get_model_loader(given_arguments(folder, argv).create_load_config())
+
+
+def _tokenizer(folder: str, argv: Sequence[str]) -> None:
+    """The class for the mode of the tokenizer. "auto" looks at files that are not here."""
+    mode = given_arguments(folder, argv).tokenizer_mode
+    if mode != "auto":
+        registry: Any = importlib.import_module("vllm.tokenizers.registry")
+        registry.TokenizerRegistry.load_tokenizer_cls(mode)
 
 
 def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
