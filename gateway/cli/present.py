@@ -234,7 +234,7 @@ def show_plan(plan: Any, why_gpus: str = "") -> None:
     if plan.unrehearsed:
         say("\nNot rehearsed by the engine's own code")
     for stage in plan.unrehearsed:
-        print_paragraph(stage, indent=4)
+        print_paragraph(stage, indent=2, first="  ")
     words = [
         *(f"{name}={shlex.quote(value)}" for name, value in plan.env.items()),
         shlex.join(plan.argv),

@@ -1,23 +1,44 @@
 """Starts that vLLM 0.33.0 and SGLang 0.5.23 refuse before they load weights, one for each `raise`
 (refused_starts.txt).
 
-Each row: a model of tests/models, flags, words of the refusal. Flags are harmless: they ask for
-nothing but a contradiction.
+Each row: a model of tests/models with changes of its config.json, flags and variables, words of the
+refusal. Rows are harmless: they ask for nothing but a contradiction.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gateway.domain.units import GIB
+from tests.support.published import config
 
 
 class RefusedStart(NamedTuple):
     model: str
+    changes: str
     argv: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
     words: str
     kv_bytes: int
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The model's config.json; a change to null removes a field."""
+        return _changed(config(self.model), json.loads(self.changes or "{}"))
+
+
+def _changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = dict(fields)
+    for name, value in changes.items():
+        inner = fields.get(name)
+        if value is None:
+            result.pop(name, None)
+        else:
+            both = isinstance(value, dict) and isinstance(inner, dict)
+            result[name] = _changed(inner, value) if both else value
+    return result
 
 
 def _refused_starts(kind: str) -> list[RefusedStart]:
@@ -25,8 +46,12 @@ def _refused_starts(kind: str) -> list[RefusedStart]:
     rows = []
     for line in section.split("\n[")[0].strip().splitlines():
         model, flags, words, *kept = (part.strip() for part in line.split("|"))
+        name, _, changes = model.partition(" ")
         size = round(float(kept[0]) * GIB) if kept else 4 * GIB
-        rows.append(RefusedStart(model, tuple(flags.split()), words, max(0, size)))
+        argv = tuple(word for word in flags.split() if word.startswith("--"))
+        variables = (word.partition("=") for word in flags.split() if not word.startswith("--"))
+        env = tuple((key, value) for key, _, value in variables)
+        rows.append(RefusedStart(name, changes, argv, env, words, max(0, size)))
     return rows
 
 

@@ -3,58 +3,173 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
 from gateway.domain import EngineRef, Question, StartSettings
+from gateway.domain.units import GIB
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.document import StatedGpus
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.planner.service.engine_check import model_files
+from tests.conformance.engine.start_path import Refusal, refusals
 from tests.conformance.kept import Kept
 from tests.e2e.conftest import ENGINE
 from tests.e2e.refused_starts import SGLANG, VLLM, RefusedStart
 from tests.e2e.test_unpacked_engines import ENOUGH_S, Unpacked
-from tests.support.paths import ROOT
+from tests.support.paths import MODELS, ROOT
 from tests.support.published import config
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 pytestmark = pytest.mark.engine
 
 GPUS = StatedGpus("9.0", 80 << 30, 8, "NVIDIA H100 80GB HBM3")
+ROWS = {VLLM_REF: VLLM, SGLANG_REF: SGLANG}
+CONTEXT = {VLLM_REF: "--max-model-len", SGLANG_REF: "--context-length"}
+SEQS = {VLLM_REF: "--max-num-seqs", SGLANG_REF: "--max-running-requests"}
+# Rows that take the whole way of an inquiry too.
+INQUIRED = ("llama-3.2-1b", 12)
+# Of the refusals that a configuration may lead to, so many are triggered.
+LEAST = {VLLM_REF: 240, SGLANG_REF: 200}
+SOURCES = (VLLM_REF, SGLANG_REF)
+# Published shapes whose starts run: a length, and requests at once.
+LIMITS = ((2048, 64), (1024, 64), (2048, 8), (512, 1))
 
 
-@pytest.mark.parametrize(
-    ("ref", "rows", "context"),
-    [(VLLM_REF, VLLM, "--max-model-len=512"), (SGLANG_REF, SGLANG, "--context-length=512")],
-)
-def test_refusals_before_weights_are_found(
-    engines: Path, tmp_path: Path, ref: str, rows: list[RefusedStart], context: str
+class Rehearsals(NamedTuple):
+    """Answers to the rows; to the starts of all published models; and to smaller limits."""
+
+    refused: list[tuple[RefusedStart, dict[str, Any]]]
+    published: list[tuple[str, dict[str, Any]]]
+    smaller: list[tuple[str, dict[str, Any]]]
+    paths: list[Refusal]
+
+
+def asked(config: dict[str, Any], argv: list[str], env: dict[str, str], size: int) -> object:
+    return {"files": {"config.json": config}, "argv": argv, "env": env, "kv_bytes": size}
+
+
+@pytest.fixture(scope="module", params=[VLLM_REF, SGLANG_REF])
+def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehearsals]:
+    """One process for each engine: its import takes a core for seconds."""
+    ref = str(request.param)
+    kind, _, version = ref.partition("==")
+    sources = Kept(ROOT / ".cache/engines").sources(kind, version)
+    python = engines / ENGINE.replace("==", "-") / "bin/python"
+    rows, context = ROWS[ref], CONTEXT[ref]
+    models = sorted(path.stem for path in MODELS.glob("*.json"))
+    starts = [
+        asked(
+            row.config,
+            [*([] if context in " ".join(row.argv) else [f"{context}=512"]), *row.argv],
+            dict(row.env),
+            row.kv_bytes,
+        )
+        for row in rows
+    ]
+    starts += [asked(config(name), [f"{context}=512"], {}, 20 * GIB) for name in models]
+    limited = [
+        (name, limit) for name in ("llama-3.2-1b", "granite-4.0-h-micro") for limit in LIMITS
+    ]
+    starts += [
+        asked(config(name), [f"{context}={length}", f"{SEQS[ref]}={seqs}"], {}, 20 * GIB)
+        for name, (length, seqs) in limited
+    ]
+    command = [str(python), "-m", "tests.conformance.engine", "--engine", kind]
+    command += ["--version", version, "--capability", GPUS.capability, "--sources", str(sources)]
+    done = subprocess.run(
+        [*command, "tests.conformance.engine.rehearsed_starts"],
+        input=json.dumps(starts),
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout)
+    answers = said["starts"]
+    first, last = len(rows), len(rows) + len(models)
+    paths = refusals(sources / kind, {(file, line) for file, line in said["entered"]})
+    return ref, Rehearsals(
+        list(zip(rows, answers, strict=False)),
+        list(zip(models, answers[first:last], strict=True)),
+        list(zip((name for name, _ in limited), answers[last:], strict=True)),
+        paths,
+    )
+
+
+def test_refusals_before_weights_are_found(rehearsals: tuple[str, Rehearsals]) -> None:
+    _, found = rehearsals
+    unseen = [
+        (row, said)
+        for row, said in found.refused
+        if row.words.lower() not in said["refused"].lower() or not said["place"]
+    ]
+    assert not unseen
+
+
+def test_no_published_model_is_refused(rehearsals: tuple[str, Rehearsals]) -> None:
+    _, found = rehearsals
+    refused = [(name, said["refused"]) for name, said in found.published if said["refused"]]
+    assert refused == []
+
+
+def test_a_start_that_runs_also_runs_with_smaller_limits(
+    rehearsals: tuple[str, Rehearsals],
 ) -> None:
+    """So that a plan with smaller limits is proven by it: planner/rehearsed_start.py."""
+    _, found = rehearsals
+    assert [(name, said["refused"]) for name, said in found.smaller if said["refused"]] == []
+
+
+def test_the_share_of_refusals_that_are_triggered(rehearsals: tuple[str, Rehearsals]) -> None:
+    """Prints the counts. Each refusal that a row leads to counts as one of a configuration."""
+    ref, found = rehearsals
+    places = {said["place"] for _, said in found.refused}
+    counts = Counter(one.kind for one in found.paths)
+    triggered = [one for one in found.paths if one.place in places]
+    of_configs = {one.place for one in found.paths if one.kind == "config"}
+    possible = of_configs | {one.place for one in triggered}
+    sys.stdout.write(
+        f"{ref}: {len(found.paths)} raise statements in the start path {dict(counts)};"
+        f" triggered and found {len(triggered)} of {len(possible)} that a configuration may lead"
+        f" to, in {len(found.refused)} starts at {len(places)} places with asserts\n"
+    )
+    assert len(triggered) >= LEAST[ref]
+
+
+@pytest.mark.parametrize("ref", SOURCES)
+def test_an_inquiry_finds_refusals(engines: Path, tmp_path: Path, ref: str) -> None:
     kind, _, version = ref.partition("==")
     sources = {ref: Kept(ROOT / ".cache/engines").sources(kind, version)}
     python = engines / ENGINE.replace("==", "-") / "bin/python"
     inquirer = Inquirer(Unpacked(python, sources, tmp_path), AnswerCache(tmp_path / "answers"))
     engine = EngineRef(kind=kind, version=version, image=None)
-    by_model: dict[str, list[RefusedStart]] = defaultdict(list)
-    for row in rows:
-        by_model[row.model].append(row)
+    model, count = INQUIRED
+    rows = [row for row in ROWS[ref] if row.model == model and not (row.changes or row.env)]
+    seed = "--seed" if kind == "vllm" else "--random-seed"
+    starts = {
+        Question(
+            engine=ref,
+            capability=GPUS.capability,
+            argv=(f"{CONTEXT[ref]}=512", f"{seed}={number}"),
+        ): StartSettings(argv=row.argv, kv_bytes=row.kv_bytes)
+        for number, row in enumerate(rows[:count])
+    }
+    files = model_files(config(model), None)
+    found = asyncio.run(inquirer.answers(engine, GPUS, files, [*starts], ENOUGH_S, starts))
     unseen = []
-    for model, asked in by_model.items():
-        starts = {
-            Question(
-                engine=ref,
-                capability=GPUS.capability,
-                argv=(context, f"--{'seed' if kind == 'vllm' else 'random-seed'}={number}"),
-            ): StartSettings(argv=row.argv, kv_bytes=row.kv_bytes)
-            for number, row in enumerate(asked)
-        }
-        files = model_files(config(model), None)
-        found = asyncio.run(inquirer.answers(engine, GPUS, files, [*starts], ENOUGH_S, starts))
-        for question, row in zip(starts, asked, strict=True):
-            start = found[question].start if question in found else None
-            if start is None or row.words.lower() not in start.refused.lower():
-                unseen.append((row, start))
+    for question, row in zip(starts, rows, strict=False):
+        start = found[question].start if question in found else None
+        if start is None or row.words.lower() not in start.refused.lower():
+            unseen.append((row, start))
     assert not unseen

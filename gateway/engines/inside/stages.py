@@ -83,7 +83,8 @@ def raised_at(error: BaseException, package: str) -> str:
     if not is_statement and type(error).__name__ != "ValidationError":
         return ""
     place = f"{part}:{last.lineno}"
-    if part.startswith("inside/") and made_of is not None:
+    by_parser = part.startswith("inside/") or type(error).__name__ == "ArgumentTypeError"
+    if by_parser and made_of is not None:
         return raised_at(made_of, package) or place
     return place
 

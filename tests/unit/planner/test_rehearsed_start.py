@@ -9,7 +9,7 @@ import pytest
 from gateway.domain import AskedCache, Decision, EngineAnswer, Plan, RehearsedStart, StartSettings
 from gateway.engines.inquiry.inquirer import rehearses
 from gateway.planner.asked import open_questions
-from gateway.planner.rehearsed_start import is_proven, start_of, start_refusal
+from gateway.planner.rehearsed_start import is_proven, start_of, start_refusal, unrehearsed
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.versions import VLLM_REF
@@ -152,3 +152,16 @@ def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
     assert not rehearses(kept, start.evolve(kv_bytes=start.kv_bytes * 2))
     assert not rehearses(kept, start.evolve(argv=("--max-num-seqs=1",)))
     assert rehearses(answer(forecast, None), start), "an engine that rehearses nothing"
+
+
+def test_a_checked_plan_names_what_was_not_rehearsed(forecast: Plan) -> None:
+    start = start_of(checked(forecast, None).plans[0])
+    left = RehearsedStart(asked=start, left_out=("capture of graphs",))
+    best = checked(forecast, left).plans[0]
+    assert best.unrehearsed == ("capture of graphs",)
+    with_files = best.evolve(argv=(*best.argv, "--lora-modules=a=/b"))
+    assert unrehearsed(with_files, answer(forecast, left)) == (
+        "capture of graphs",
+        "--lora-modules: files are not asked",
+    )
+    assert forecast.unrehearsed == ()

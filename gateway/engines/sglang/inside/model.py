@@ -83,6 +83,8 @@ def configured_of(given: Any, stage: int = 0) -> Configured:
         resolved(given, "pp_size"),
         stage,
         _groups(given),
+        _size(given, "attn_cp_size"),
+        _size(given, "moe_dp_size"),
     )
     for module, name in _STARTS.items():
         start = getattr(
@@ -105,17 +107,27 @@ def _groups(given: Any) -> int:
     return int(resolved(given, "dp_size")) if resolved(given, "enable_dp_attention") else 1
 
 
-def _ranks(tp: int, ep: int, pp: int, stage: int, dp: int = 1) -> None:
+def _size(given: Any, name: str) -> int:
+    """The size of a group; versions without such groups have one rank in it."""
+    return int(resolved(given, name) or 1) if hasattr(given, name) else 1
+
+
+def _ranks(
+    tp: int, ep: int, pp: int, stage: int, dp: int = 1, cp: int = 1, moe_dp: int = 1
+) -> None:
     """Groups of which only the size is real: the first rank of each, in this stage.
 
-    tp: of all `dp` groups together.
+    tp: of all `dp` groups together. cp: ranks that share an attention's context.
     """
+    attention_tp, moe_tp = tp // (dp * cp), tp // (ep * moe_dp)
     state: Any = importlib.import_module("sglang.srt.distributed.parallel_state")
     for name in [name for name in vars(state) if re.fullmatch(r"_[A-Z_]+", name)]:
         if re.search(r"MOE_EP|MOE_TP", name):
-            setattr(state, name, Group(ep if "EP" in name else tp // ep))
+            setattr(state, name, Group(ep if "EP" in name else moe_tp))
         elif re.search(r"ATTN.*TP", name):
-            setattr(state, name, Group(tp // dp))
+            setattr(state, name, Group(attention_tp))
+        elif re.search(r"ATTN.*CP|MOE.*DP", name):
+            setattr(state, name, Group(cp if "CP" in name else moe_dp))
         elif re.search(r"TP|WORLD", name):
             setattr(state, name, Group(tp))
         elif name == "_PP":
@@ -125,7 +137,7 @@ def _ranks(tp: int, ep: int, pp: int, stage: int, dp: int = 1) -> None:
     attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
     known = {
         "_ATTN_TP_RANK": 0,
-        "_ATTN_TP_SIZE": tp // dp,
+        "_ATTN_TP_SIZE": attention_tp,
         "_ATTN_DP_RANK": 0,
         "_ATTN_DP_SIZE": dp,
         "_LOCAL_ATTN_DP_SIZE": dp,
@@ -133,7 +145,7 @@ def _ranks(tp: int, ep: int, pp: int, stage: int, dp: int = 1) -> None:
     known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": dp > 1}
     for name, value in known.items():
         setattr(attention, name, value)
-    attention._ATTN_TP_GROUP = Group(tp // dp)
+    attention._ATTN_TP_GROUP = Group(attention_tp)
     with suppress(ImportError):
         context: Any = importlib.import_module("sglang.srt.runtime_context")
         values: dict[str, Any] = {}
@@ -142,8 +154,11 @@ def _ranks(tp: int, ep: int, pp: int, stage: int, dp: int = 1) -> None:
             if field == "pp_group":
                 values[field] = Group(pp, stage)
             elif field.endswith("_group"):
-                own = {"moe_ep_group": ep, "moe_tp_group": tp // ep, "attn_tp_group": tp // dp}
-                size = own.get(field, tp if re.search("tp|world", field) else 1)
+                groups = {"moe_ep": ep, "moe_tp": moe_tp, "moe_dp": moe_dp}
+                groups |= {"attn_tp": attention_tp, "attn_cp": cp}
+                size = groups.get(
+                    field.removesuffix("_group"), tp if re.search("tp|world", field) else 1
+                )
                 values[field] = Group(size)
             elif field.endswith("_rank"):
                 values[field] = stage if field == "pp_rank" else 0

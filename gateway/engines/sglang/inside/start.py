@@ -40,11 +40,22 @@ def rehearsed(
         given = start.run("parser", lambda: arguments_of(folder, argv))
         if given is None:
             return start.answer
+        # A resolution that failed cannot be repeated.
+        if not start.run("configuration", lambda: _resolve(given)):
+            return start.answer
+        start.run("checks", given.check_server_args)
         configured = start.run("configuration", lambda: configured_of(given))
         if configured is not None:
-            start.run("checks", given.check_server_args)
             _built(start, configured, kv_bytes)
     return start.answer
+
+
+def _resolve(given: Any) -> bool:
+    """Resolve ServerArgs as the launched server does, before it checks and publishes them. Older
+    versions resolve themselves."""
+    if hasattr(given, "resolve_once"):
+        given.resolve_once()
+    return True
 
 
 def _built(start: Start, configured: Any, kv_bytes: int) -> None:

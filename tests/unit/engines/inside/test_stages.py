@@ -27,6 +27,16 @@ def asks(module):
 
 def device():
     raise RuntimeError("No CUDA device is there")
+
+def value():
+    raise ValueError("A longer context may lead to CUDA errors")
+
+def parses():
+    import argparse
+    try:
+        says_no()
+    except ValueError as error:
+        raise argparse.ArgumentTypeError("bad value") from error
 """
 
 
@@ -90,3 +100,43 @@ def test_a_validator_of_a_configuration_is_found_behind_pydantic(tmp_path: Path)
     start = Start(Path(__file__).parent.parent.name, words)  # this test is in its "package"
     start.run("configuration", wrong)
     assert start.refused.startswith("ValidationError")
+
+
+def test_a_refused_value_may_mention_cuda(engine: ModuleType) -> None:
+    start = Start("vllm", words)
+    start.run("configuration", engine.value)
+    assert start.refused.startswith("ValueError: A longer context")
+
+
+def test_the_place_of_a_parsers_error_is_the_check_that_it_wraps(engine: ModuleType) -> None:
+    start = Start("vllm", words)
+    start.run("parser", engine.parses)
+    assert (start.refused, start.place) == ("ArgumentTypeError: bad value", "config.py:3")
+
+
+@pytest.mark.parametrize(
+    ("path", "counts"),
+    [
+        ("site-packages/transformers/models/llama/configuration_llama.py", True),
+        ("site-packages/huggingface_hub/dataclasses.py", True),
+        ("site-packages/transformers/processing_utils.py", False),
+        ("lib/vllm/lib/site-packages/torch/config.py", False),
+    ],
+)
+def test_checks_of_config_json_count_and_other_libraries_do_not(
+    tmp_path: Path, engine: ModuleType, path: str, counts: bool
+) -> None:
+    (file := tmp_path / path).parent.mkdir(parents=True)
+    file.write_text(_SOURCE)
+    spec = importlib.util.spec_from_file_location("library_of_a_test", file)
+    assert spec is not None
+    assert spec.loader is not None
+    library = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(library)
+
+    class Package:
+        of_a_package = staticmethod(library.says_no)
+
+    start = Start("vllm", words)
+    start.run("configuration", lambda: engine.asks(Package))
+    assert bool(start.refused) == counts
