@@ -24,6 +24,12 @@ class Engine:
             raise ValueError("dtype")
         self.abstract()
 
+        wanted = config.dtype
+        if wanted:
+            raise ValueError("wanted")
+        if self.state is None:
+            raise ValueError("state")
+
     def abstract(self):
         raise NotImplementedError
 
@@ -38,12 +44,14 @@ class Engine:
 
 def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(_SOURCE)
-    found = refusals(tmp_path, {("engine.py", 2)})
+    found = refusals(tmp_path, {("engine.py", 2)}, {"size", "dtype"})
     assert [(one.function, one.kind) for one in found] == [
         ("start", "config"),
         ("start", "platform"),
         ("start", "elsewhere"),
         ("Engine.load", "config"),
+        ("Engine.load", "config"),
+        ("Engine.load", "internal"),
         ("Engine.abstract", "abstract"),
     ]
     assert found[0].place == "engine.py:4"

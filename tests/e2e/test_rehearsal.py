@@ -19,7 +19,8 @@ from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.document import StatedGpus
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.planner.service.engine_check import model_files
-from tests.conformance.engine.start_path import Refusal, refusals
+from gateway.profiles.profiles import Profiles
+from tests.conformance.engine.start_path import Refusal, fields, refusals
 from tests.conformance.kept import Kept
 from tests.e2e.conftest import ENGINE
 from tests.e2e.refused_starts import SGLANG, VLLM, RefusedStart
@@ -54,6 +55,22 @@ class Rehearsals(NamedTuple):
 
 def asked(config: dict[str, Any], argv: list[str], env: dict[str, str], size: int) -> object:
     return {"files": {"config.json": config}, "argv": argv, "env": env, "kv_bytes": size}
+
+
+def settings(ref: str, package: Path) -> set[str]:
+    """Flags of the engine, fields of published config.json, and of the engine's configurations."""
+    found = {name.replace("-", "_") for name in Profiles().engine(ref).flags}
+    for path in MODELS.glob("*.json"):
+        found |= keys(json.loads(path.read_text()))
+    return found | fields(package / "config")
+
+
+def keys(value: object) -> set[str]:
+    if isinstance(value, list):
+        return {name for item in value for name in keys(item)}
+    if isinstance(value, dict):
+        return {*value, *(name for item in value.values() for name in keys(item))}
+    return set()
 
 
 @pytest.fixture(scope="module", params=[VLLM_REF, SGLANG_REF])
@@ -98,7 +115,8 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     said = json.loads(done.stdout)
     answers = said["starts"]
     first, last = len(rows), len(rows) + len(models)
-    paths = refusals(sources / kind, {(file, line) for file, line in said["entered"]})
+    entered = {(file, line) for file, line in said["entered"]}
+    paths = refusals(sources / kind, entered, settings(ref, sources / kind))
     return ref, Rehearsals(
         list(zip(rows, answers, strict=False)),
         list(zip(models, answers[first:last], strict=True)),

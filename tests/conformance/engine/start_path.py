@@ -45,7 +45,8 @@ class Function(NamedTuple):
 
 class Refusal(NamedTuple):
     """kind: config, or why no configuration leads to it: platform, package, protocol, abstract,
-    elsewhere (another error of a file, a package or a network), argument (see `_is_given`)."""
+    elsewhere (another error of a file, a package or a network), internal (no input of its
+    conditions is a setting)."""
 
     place: str
     function: str
@@ -53,9 +54,14 @@ class Refusal(NamedTuple):
     text: str
 
 
-def refusals(package: Path, entered: Collection[tuple[str, int]]) -> list[Refusal]:
+def refusals(
+    package: Path, entered: Collection[tuple[str, int]], settings: Collection[str]
+) -> list[Refusal]:
     """The refusals of functions that starts entered (file, first line), and of the functions that
-    these call by names which are certain."""
+    these call by names which are certain.
+
+    settings: names of flags, of fields of config.json and of the engine's configurations.
+    """
     files = sorted({file for file, _ in entered if (package / file).is_file()})
     functions = [one for file in files for one in _functions(package, file)]
     begun = [one for one in functions if (one.file, one.first) in entered]
@@ -63,12 +69,29 @@ def refusals(package: Path, entered: Collection[tuple[str, int]]) -> list[Refusa
         Refusal(
             f"{one.file}:{statement.lineno}",
             f"{one.owner}.{one.node.name}".lstrip("."),
-            _kind(one, statement),
+            _kind(one, statement, settings),
             ast.unparse(statement)[:200],
         )
         for one in [*begun, *_called(functions, begun)]
         for statement in one.raises
     ]
+
+
+def fields(folder: Path) -> set[str]:
+    """Names of the public fields of the classes in this folder."""
+    classes = (
+        node
+        for path in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    )
+    return {
+        line.target.id
+        for node in classes
+        for line in node.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        if not line.target.id.startswith("_")
+    }
 
 
 def _functions(package: Path, file: str) -> list[Function]:
@@ -124,7 +147,7 @@ def _targets(
     return alike[: len(alike) == 1]
 
 
-def _kind(function: Function, statement: ast.Raise) -> str:
+def _kind(function: Function, statement: ast.Raise, settings: Collection[str]) -> str:
     said = ast.unparse(statement.exc) if statement.exc else ""
     guards = [*_guards(function.node, statement)]
     tests = " ; ".join(ast.unparse(one.test) for one in guards if isinstance(one, ast.If))
@@ -144,7 +167,38 @@ def _kind(function: Function, statement: ast.Raise) -> str:
         for one in caught
     ):
         return "elsewhere"
-    return "config"
+    return "internal" if _inputs(function, guards).isdisjoint(settings) else "config"
+
+
+def _inputs(function: Function, guards: list[ast.AST]) -> set[str]:
+    """The names and words in the conditions, and in what the function assigns to such names."""
+    conditions = [
+        getattr(one, name, None) for one in guards for name in ("test", "iter", "subject")
+    ]
+    result = {word for one in conditions if one is not None for word in _words(one)}
+    assigned = [
+        node
+        for node in ast.walk(function.node)
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr) and node.value is not None
+    ]
+    for _ in range(2):
+        for node in assigned:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(result & _words(target) for target in targets):
+                result |= _words(node.value) if node.value is not None else set()
+    return result
+
+
+def _words(node: ast.AST) -> set[str]:
+    result = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute):
+            result.add(part.attr)
+        elif isinstance(part, ast.Name):
+            result.add(part.id)
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str):
+            result.add(part.value)
+    return result
 
 
 def _type(handler: ast.ExceptHandler) -> str:

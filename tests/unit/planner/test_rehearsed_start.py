@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
-from gateway.domain import AskedCache, Decision, EngineAnswer, Plan, RehearsedStart, StartSettings
+from gateway.domain import (
+    AskedCache,
+    Decision,
+    EngineAnswer,
+    EngineRef,
+    Plan,
+    Question,
+    RehearsedStart,
+    StartSettings,
+)
 from gateway.engines.inquiry.inquirer import rehearses
 from gateway.planner.asked import open_questions
 from gateway.planner.rehearsed_start import is_proven, start_of, start_refusal, unrehearsed
+from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.versions import VLLM_REF
@@ -165,3 +176,40 @@ def test_a_checked_plan_names_what_was_not_rehearsed(forecast: Plan) -> None:
         "--lora-modules: files are not asked",
     )
     assert forecast.unrehearsed == ()
+
+
+class _Inquirer:
+    """Stands for an engine that refuses the first start for its size, and runs the next one."""
+
+    def __init__(self, said: EngineAnswer) -> None:
+        self.said = said
+        self.asked: list[StartSettings] = []
+
+    async def exact(self, engine: EngineRef) -> EngineRef:
+        return engine
+
+    async def answers(self, *asked: Any) -> dict[Question, EngineAnswer]:
+        *_, starts, known = asked
+        (question,) = starts
+        assert (question in known) == bool(self.asked)
+        self.asked.append(start := starts[question])
+        refused = "" if len(self.asked) > 1 else "too many"
+        rehearsed = RehearsedStart(asked=start, refused=refused, stage="graphs")
+        return {question: self.said.evolve(start=rehearsed)}
+
+
+def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
+    said = answer(forecast, None, state_bytes=forecast.memory.kv_bytes // 100)
+    inquirer: Any = _Inquirer(said)
+    check = EngineCheck(inquirer, MACHINES[MACHINE], model_files({}, None))
+
+    async def settled() -> Decision:
+        found = decision()
+        while await check.ask(open_questions(found)[:1]):
+            found = decision(answers=check.answers)
+        return found
+
+    best = asyncio.run(settled()).plans[0]
+    assert (best.grade, best.question) == ("checked", None)
+    assert inquirer.asked == [start_of(forecast), start_of(best)]
+    assert best.max_num_seqs.value < forecast.max_num_seqs.value
