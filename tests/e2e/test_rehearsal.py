@@ -103,7 +103,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     command += ["--version", version, "--capability", GPUS.capability, "--sources", str(sources)]
     done = subprocess.run(
         [*command, "tests.conformance.engine.rehearsed_starts"],
-        input=json.dumps(starts),
+        input=json.dumps({"memory_mib": GPUS.memory_bytes >> 20, "starts": starts}),
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
