@@ -100,10 +100,11 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
         for name, (length, seqs) in limited
     ]
     command = [str(python), "-m", "tests.conformance.engine", "--engine", kind]
+    command += ["--memory-gib", str(GPUS.memory_bytes // GIB)]
     command += ["--version", version, "--capability", GPUS.capability, "--sources", str(sources)]
     done = subprocess.run(
         [*command, "tests.conformance.engine.rehearsed_starts"],
-        input=json.dumps({"memory_mib": GPUS.memory_bytes >> 20, "starts": starts}),
+        input=json.dumps(starts),
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},

@@ -24,6 +24,7 @@ def main() -> None:
     )
     parser.add_argument("--version", required=True)
     parser.add_argument("--capability", required=True, help="compute capability, e.g. 8.6")
+    parser.add_argument("--memory-gib", type=int, default=24, help="of each GPU")
     parser.add_argument(
         "--packages",
         choices=["image", "all", "none"],
@@ -37,9 +38,14 @@ def main() -> None:
     os.dup2(2, 1)
     major, minor = map(int, args.capability.split("."))
     if args.engine == "sglang":
-        sglang_boot.boot(args.sources, (major, minor))
+        sglang_boot.boot(args.sources, (major, minor), memory_bytes=args.memory_gib << 30)
     else:
-        vllm_boot.boot(args.sources, (major, minor), present=packages(args.sources, args.packages))
+        vllm_boot.boot(
+            args.sources,
+            (major, minor),
+            present=packages(args.sources, args.packages),
+            memory_bytes=args.memory_gib << 30,
+        )
     module = importlib.import_module(args.questions)
     json.dump(module.answers(args.version), answers)
     answers.flush()

@@ -1,8 +1,7 @@
 """Rehearsals of whole starts in one process, read from standard input, and the functions of the
 engine that they enter.
 
-    {"memory_mib": 81920, "starts": [{"files": {"config.json": {...}}, "argv": [...], "env": {...},
-     "kv_bytes": 1073741824}, ...]}
+    [{"files": {"config.json": {...}}, "argv": [...], "env": {...}, "kv_bytes": 1073741824}, ...]
 
 An answer has `starts`, in this order, and `entered`: [file, first line] of each function that a
 start entered beside the imports of modules.
@@ -19,7 +18,6 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gateway.engines.inside.__main__ import words
-from gateway.engines.sglang.inside import boot as sglang_boot
 
 
 def answers(version: str) -> dict[str, Any]:
@@ -28,8 +26,6 @@ def answers(version: str) -> dict[str, Any]:
     kind = "sglang" if "sglang" in sys.modules else "vllm"
     package = importlib.import_module(kind)
     root = str(Path(str(package.__file__)).parent) + "/"
-    if kind == "sglang":
-        sglang_boot.state_memory(asked["memory_mib"])
     start: Any = importlib.import_module(f"gateway.engines.{kind}.inside.start")
     entered: set[CodeType] = set()
 
@@ -38,7 +34,7 @@ def answers(version: str) -> dict[str, Any]:
             entered.add(frame.f_code)
 
     starts = []
-    for one in asked["starts"]:
+    for one in asked:
         files = {name: json.dumps(text).encode() for name, text in one["files"].items()}
         own = dict(os.environ)
         os.environ.update(one["env"])
