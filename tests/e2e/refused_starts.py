@@ -35,9 +35,10 @@ def _changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         inner = fields.get(name)
         if value is None:
             result.pop(name, None)
+        elif isinstance(value, dict) and isinstance(inner, dict):
+            result[name] = _changed(inner, value)
         else:
-            both = isinstance(value, dict) and isinstance(inner, dict)
-            result[name] = _changed(inner, value) if both else value
+            result[name] = value
     return result
 
 

@@ -91,12 +91,12 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
         )
         for row in rows
     ]
-    starts += [asked(config(name), [f"{context}=512"], {}, 20 * GIB) for name in models]
+    starts += [asked(config(name), [f"{context}=512"], {}, 24 * GIB) for name in models]
     limited = [
         (name, limit) for name in ("llama-3.2-1b", "granite-4.0-h-micro") for limit in LIMITS
     ]
     starts += [
-        asked(config(name), [f"{context}={length}", f"{SEQS[ref]}={seqs}"], {}, 20 * GIB)
+        asked(config(name), [f"{context}={length}", f"{SEQS[ref]}={seqs}"], {}, 24 * GIB)
         for name, (length, seqs) in limited
     ]
     command = [str(python), "-m", "tests.conformance.engine", "--engine", kind]
