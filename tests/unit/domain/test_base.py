@@ -25,7 +25,7 @@ SOME = (
 MACHINES = ("2x3090", "8xh100", "gb10")
 
 PLANS = """
-import sys
+import json, sys
 from gateway.domain.base import become_lean
 become_lean()
 from gateway.domain import Wish
@@ -34,7 +34,12 @@ planner = OfflinePlanner.from_environment()
 for line in sys.stdin.read().splitlines():
     folder, machine = line.split("\\t")
     decision = planner.decide(Wish(name="plan", source=folder), machine, include_alternatives=True)
-    print(decision.model_dump_json(by_alias=True))
+    text = decision.model_dump_json(by_alias=True)
+    # As a gateway sends it. JSON writes the infinite numbers of an embedder's plan as null.
+    if "bge" not in folder:
+        sent = type(decision).model_validate(json.loads(text))
+        assert sent.model_dump_json(by_alias=True) == text
+    print(text)
 assert not {name for name in sys.modules if name.startswith("pydantic")}
 """
 
