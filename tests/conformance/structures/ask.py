@@ -8,6 +8,7 @@ tests/models or of family_configs.json, or with the defaults of its configuratio
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import os
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from gateway.models.catalog.structure_files import nested_types, stems
 from tests.conformance.forecast_cases import family_configs
@@ -36,7 +37,7 @@ _LISTS = (
     "_TRANSFORMERS_SUPPORTED_MODELS",
 )
 _MAX_MISSING = 12
-_STUCK = "another error"
+_STUCK: Literal["another error"] = "another error"
 _UNREAD = ("_name_or_path", "output_attentions")
 _QUANTIZATION = ("quantization_config", "compression_config")
 
@@ -108,30 +109,55 @@ def _completed(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, A
     The engine's error names each. Any value that takes the build further will do: it is varied.
     """
     for _ in range(_MAX_MISSING):
-        name = _missing_field(config, arguments)
-        if name is None or name in config:
+        missing = _missing_field(config, arguments)
+        if missing is None or missing == _STUCK:
             break
-        values = (1, config.get("hidden_size"), False, "sigmoid", [1] * 64)
+        name, owner = missing
+        part = _part_of(config, owner)
+        if name in part:
+            break
+        values = (part.get("patch_size", 1), part.get("hidden_size"), False, "sigmoid", [1] * 64)
+        completed = (_with_field(config, owner, name, value) for value in values)
         config = next(
-            (
-                longer
-                for longer in ({**config, name: value} for value in values)
-                if _missing_field(longer, arguments) != _STUCK
-            ),
-            config | {name: 1},
+            (longer for longer in completed if _missing_field(longer, arguments) != _STUCK),
+            _with_field(config, owner, name, 1),
         )
     return config
 
 
-def _missing_field(config: dict[str, Any], arguments: dict[str, Any]) -> str | None:
-    """The attribute that a build of the config lacks; None: the build ends; _STUCK: otherwise."""
+_Missing = tuple[str, str]
+
+
+def _missing_field(
+    config: dict[str, Any], arguments: dict[str, Any]
+) -> _Missing | Literal["another error"] | None:
+    """The attribute that a build of the config lacks, and the model_type of the config that lacks
+    it; None: the build ends; _STUCK: otherwise."""
     try:
         observe(fewer_layers(config, 4), **arguments)
     except AttributeError as error:
-        return error.name or _STUCK
+        return (error.name, getattr(error.obj, "model_type", "")) if error.name else _STUCK
     except Exception:
         return _STUCK
     return None
+
+
+def _part_of(config: dict[str, Any], owner: str) -> dict[str, Any]:
+    """The nested config of this model_type; else the whole."""
+    for value in config.values():
+        if isinstance(value, dict):
+            if value.get("model_type") == owner:
+                return value
+            inner = _part_of(value, owner)
+            if inner is not value:
+                return inner
+    return config
+
+
+def _with_field(config: dict[str, Any], owner: str, name: str, value: Any) -> dict[str, Any]:
+    longer = copy.deepcopy(config)
+    _part_of(longer, owner)[name] = value
+    return longer
 
 
 def _merged(defaults: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
@@ -156,8 +182,8 @@ def _published(architecture: str) -> Iterator[dict[str, Any]]:
             plain = {name: value for name, value in config.items() if name not in _QUANTIZATION}
             with suppress(Exception):
                 defaults = json.loads(read_config(plain).to_json_string(use_diff=False))
-                plain = _merged(_plain(defaults), plain)
-            yield plain
+                yield _merged(_plain(defaults), plain)
+            yield plain  # where a default hides what it follows from
 
 
 def _defaults(architecture: str) -> Iterator[dict[str, Any]]:

@@ -108,13 +108,13 @@ def _clusters(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, list[Cluster]]
 
 
 def _likeness(seed: Cluster, other: Cluster) -> float:
-    """How many sizes and layers are equal; sizes count twice."""
+    """How many sizes and layers are equal; sizes count thrice."""
     equal = sum(seed.sizes.get(name) == size for name, size in other.sizes.items())
     shared = 1.0
     if seed.layers is not None and other.layers is not None:
         mine, theirs = {*seed.layers}, {*other.layers}
         shared = len(mine & theirs) / len(mine | theirs)
-    return shared + 2 * equal / max(1, len(other.sizes))
+    return shared + 3 * equal / max(1, len(other.sizes))
 
 
 def _most_similar(seeds: Sequence[Cluster], clusters: Sequence[Cluster]) -> list[Cluster | None]:

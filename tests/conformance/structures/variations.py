@@ -166,6 +166,8 @@ def _cut_lists(part: dict[str, Any], layers: int, limit: int) -> None:
     for name, value in [*part.items()]:
         if isinstance(value, list | str) and len(value) == layers:
             part[name] = value[:limit]
+        elif isinstance(value, list) and len(value) == layers + 1 and "ratio" in name:
+            part[name] = value[: limit + 1]  # with the layer that drafts
         elif (
             isinstance(value, list)
             and all(type(item) is int for item in value)
