@@ -35,6 +35,8 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
     SettingsError, and FitserveError if a gateway already runs on the data folder.
     """
     os.environ.setdefault("FITSERVE_HOST_KIND", "process")
+    # Its one engine starts once.
+    os.environ.setdefault("FITSERVE_PREPARED_ENGINES", "0")
     settings = load_settings()
     # `health` reads only the environment.
     os.environ |= {"FITSERVE_HOST": settings.host, "FITSERVE_PORT": str(settings.port)}
