@@ -20,6 +20,7 @@ FactKind = Literal[
     "peers_fail",
     "sleep_works",
     "sleep_fails",
+    "fork_fails",
     "speed_ratio",
     "speed_measured",
     "machine_speed",
@@ -42,6 +43,7 @@ class Fact(Value):
     peers_fail      these `gpus` cannot reach each other `by` a link of diagnosis/facts/peers.py
     sleep_works     an engine of this version on this device slept and freed its memory
     sleep_fails     the engine did not free its memory, or did not wake up
+    fork_fails      processes that this engine version forked on this device failed or hung
     speed_ratio     `value` thousandths of the expected `figure` were measured, `samples` times, for
                     this device, engine, kernel, attention backend and ranks. With a fingerprint in
                     the scope clients measured it, else `fitserve bench`

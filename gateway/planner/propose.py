@@ -60,7 +60,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
     sleeps = _sleep_mode(candidate, sizes, env)
-    variables = _variables(candidate, env, silent, eager=sizes.batch.eager.value)
+    variables = _variables(candidate, env, silent, sizes)
     variables |= _sleeping(candidate, sleeps)
     tools, reasoning = _parsers(candidate)
     flags = {
@@ -478,13 +478,13 @@ def _quantization(candidate: Candidate) -> Choice[str]:
 
 
 def _variables(
-    candidate: Candidate, env: Mapping[str, str], silent: Mapping[str, Fact], *, eager: bool
+    candidate: Candidate, env: Mapping[str, str], silent: Mapping[str, Fact], sizes: Sizes
 ) -> dict[str, Choice[str]]:
     """Why the engine gets each of its variables; `env` are the operator's, and what the variant
     adds to them."""
     engine, own, everywhere = candidate.engine, candidate.given.wish.env, candidate.given.global_env
-    found: dict[str, Choice[str]] = {}
-    for name, value in engine.eager_env.items() if eager else ():
+    found = _start_method(candidate, sizes.scope, env)
+    for name, value in engine.eager_env.items() if sizes.batch.eager.value else ():
         found[name] = str_choice(value, "goes with no graphs", f"profile {engine.ref}")
     if P2P in silent:
         found[P2P_OFF[0]] = str_choice(
@@ -505,6 +505,18 @@ def _variables(
             reason, source = "set by the user", "user"
         found[name] = str_choice(value, reason, source)
     return found
+
+
+def _start_method(
+    candidate: Candidate, scope: Mapping[str, str], env: Mapping[str, str]
+) -> dict[str, Choice[str]]:
+    """How the engine starts its processes. A failure of a fork here leaves that to the engine."""
+    if next(candidate.given.facts.holding("fork_fails", scope), None) is not None:
+        return {}
+    chosen = candidate.rules.start_method(
+        candidate.engine, candidate.args, candidate.given.spec.architecture
+    )
+    return {name: choice for name, choice in chosen.items() if name not in env}
 
 
 def _left_out(candidate: Candidate) -> list[str]:

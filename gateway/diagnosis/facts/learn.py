@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from gateway.diagnosis.ending import environmental
 from gateway.diagnosis.facts import peers
 from gateway.diagnosis.facts.scope import batch_scope
+from gateway.diagnosis.facts.sleep import sleep_scope
 from gateway.diagnosis.lines.log_lines import parse
 from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
 from gateway.domain.running import FORGIVE_S
@@ -30,6 +31,8 @@ _OF_RANKS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_p
 _BEFORE_SIZES = ("starting", "download", "load")
 # Smaller differences are not worth a fact.
 _NOISE = 64 * MIB
+# vLLM's variable with the value that makes it fork; engines/vllm/start_method.py.
+FORK = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 # The last lines of an engine before its ranks first connect. Source: vllm/distributed/
 # parallel_state.py, device_communicators/pynccl.py and custom_all_reduce.py; the same files of
 # sglang/srt/distributed.
@@ -82,6 +85,8 @@ def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
     elif failure.proves == "kernel" or failure.culprit.get("kernel"):
         rows += [(kind, scope, None) for kind, scope in _kernels(plan, failure)]
     is_certain = bool(rows)
+    if _is_of_fork(plan, failure):
+        rows.append(("fork_fails", sleep_scope(plan.scope), None))
     if failure.proves == "peers" and (scope := peers.peers_scope(plan)) is not None:
         rows.append(("peers_fail", scope, None))
     if failure.proves == "engine" and not is_certain:
@@ -195,6 +200,16 @@ def context_limit(failure: Failure) -> int | None:
     """The longest context that the engine itself said would fit."""
     limit = failure.culprit.get("engine_max_model_len")
     return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def _is_of_fork(plan: Plan, failure: Failure) -> bool:
+    """Whether a fork may be the cause: the engine says so, or hangs in a start with forks.
+
+    The next plan is without them. If that hangs too, the fault is the plan's.
+    """
+    if FORK not in plan.env.items() or failure.proves == "peers":
+        return False
+    return "fork" in failure.culprit or failure.kind == "start_timeout"
 
 
 def _engine_scope(plan: Plan) -> dict[str, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
+
+from gateway.domain import Choice, Engine, Scalar
 
 
 class EngineKind(Protocol):
@@ -34,6 +37,11 @@ class EngineKind(Protocol):
     def ports(self, port: int, groups: int, /) -> frozenset[int]:
         """The ports of an engine that listens on `port`: those that it derives from this one for
         groups of ranks among them."""
+
+    def start_method(
+        self, engine: Engine, args: Mapping[str, Scalar], architecture: str, /
+    ) -> dict[str, Choice[str]]:
+        """The variable that lets an engine fork its processes, where that is sound; empty: none."""
 
     def adapter_slots(self, adapters: int) -> int:
         """LoRA slots that the engine allocates for this many adapters."""

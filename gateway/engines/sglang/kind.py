@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
 
 
@@ -25,6 +28,13 @@ class SglangKind:
         port: six of 0.5.10.post1, seven of 0.5.23, and one for each group with a Rust server."""
         derived = range(port + 233, port + 233 + 7 + groups) if groups > 1 else ()
         return frozenset({port, *derived})
+
+    def start_method(
+        self, _engine: Engine, _args: Mapping[str, Scalar], _architecture: str, /
+    ) -> dict[str, Choice[str]]:
+        """None: _set_envs_and_config in sglang/srt/entrypoints/engine.py of 0.5.23 sets `spawn`,
+        and no flag or variable changes that."""
+        return {}
 
     def adapter_slots(self, adapters: int) -> int:
         """One slot for each adapter, and an extra slot for the bare model."""

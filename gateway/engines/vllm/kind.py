@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
+from gateway.engines.vllm import start_method
 
 
 class VllmKind:
@@ -24,6 +28,12 @@ class VllmKind:
         """On one machine groups talk through files, and take free ports: launch_core_engines in
         vllm/v1/engine/utils.py, get_open_ports_list in vllm/config/parallel.py."""
         return frozenset({port})
+
+    def start_method(
+        self, engine: Engine, args: Mapping[str, Scalar], architecture: str, /
+    ) -> dict[str, Choice[str]]:
+        """See start_method.py."""
+        return start_method.start_method(engine, args, architecture)
 
     def adapter_slots(self, adapters: int) -> int:
         """As many slots as adapters."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gateway.domain import AttentionGroup, Engine, LayerAttention, Plan
+from gateway.domain import AttentionGroup, Choice, Engine, LayerAttention, Plan, Scalar
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
@@ -43,6 +44,11 @@ class ToyKind:
 
     def adapter_name(self, model: str, adapter: str, /) -> str:
         return f"{model}/{adapter}"
+
+    def start_method(
+        self, _engine: Engine, _args: Mapping[str, Scalar], _architecture: str, /
+    ) -> dict[str, Choice[str]]:
+        return {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,13 +50,13 @@ def model(folder: Path, name: str, quant: str = "") -> Path:
 
 
 def wide(result: Result, columns: int) -> list[str]:
-    """Lines that are too long; the engine's flags are one line to be copied, and a path cannot be
-    broken."""
+    """Lines that are too long; the engine's variables and flags are one line to be copied, and a
+    path cannot be broken."""
     lines = result.stdout.splitlines()
     return [
         line
         for line in lines
-        if len(line) > columns and not line.startswith("--") and "/" not in line
+        if len(line) > columns and not re.match(r"([A-Z_]+=\S* )*--", line) and "/" not in line
     ]
 
 

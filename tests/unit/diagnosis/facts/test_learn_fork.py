@@ -1,0 +1,58 @@
+"""A failed fork: the next plan leaves the start method to the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.facts.learn import FORK, learn
+from gateway.domain import Failure
+from gateway.engines.vllm import start_method
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import attempt
+from tests.support.versions import SGLANG_REF, VLLM_REF
+
+from .test_peers import searched
+
+NAME, VALUE = FORK
+LINE = (
+    b"RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with"
+    b" multiprocessing, you must use the 'spawn' start method\n"
+)
+SILENT = Failure(
+    kind="start_timeout",
+    phase="starting",
+    message="The start printed nothing for 1800 seconds and does not answer.",
+    line="INFO [core.py:97] Initializing a V1 LLM engine",
+)
+
+
+def test_the_variable_is_that_of_the_rule() -> None:
+    assert (start_method.VARIABLE, start_method.FORK) == FORK
+
+
+@pytest.mark.parametrize("silent", [True, False], ids=["silent", "refused"])
+def test_a_failed_fork_is_taken_back(silent: bool) -> None:
+    failure = SILENT if silent else diagnose([LINE], Profiles().signatures, "vllm")[0]
+    forked = searched("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
+    assert forked.env[NAME] == VALUE
+    facts = learn(attempt(1, plan=forked), failure, 1.0)
+    assert "fork_fails" in {fact.kind for fact in facts}
+    spawned = searched("llama-3.1-8b", "8xh100", VLLM_REF, facts).plans[0]
+    assert NAME not in spawned.env
+    assert spawned.argv == forked.argv
+    # A second failure is not due to a fork.
+    again = learn(attempt(2, plan=spawned), failure, 1.0)
+    assert {fact.kind for fact in again} == {"plan_failed"}
+
+
+def test_other_failures_say_nothing_of_forks() -> None:
+    forked = searched("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
+    other = SILENT.evolve(kind="exited")
+    assert "fork_fails" not in {fact.kind for fact in learn(attempt(1, plan=forked), other, 1.0)}
+
+
+def test_the_user_decides_before_the_planner() -> None:
+    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, env={NAME: "spawn"}).plans[0]
+    assert plan.env[NAME] == "spawn"
+    assert NAME not in searched("llama-3.1-8b", "8xh100", SGLANG_REF).plans[0].env
