@@ -63,7 +63,7 @@ def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
 def test_a_model_of_a_family_that_nobody_described_is_planned_as_a_guess_that_says_so(
     tmp_path: Path,
 ) -> None:
-    own = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
+    own = {"model_type": "orion", "architectures": ["OrionForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(config("qwen3-8b") | own))
     shown = fitserve("plan", str(tmp_path), "--hardware", "2x3090", "--engine", VLLM_REF)
     assert shown.returncode == 0, shown.stderr
