@@ -64,7 +64,9 @@ class Memory(Value):
     low: int
     high: int
     full_requests: float = Field(
-        0, description="requests of the planned context that the KV cache holds at once"
+        0,
+        description="requests of the planned context that the KV cache holds at once;"
+        " 0: no cache limits them",
     )
 
     @property

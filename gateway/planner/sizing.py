@@ -296,8 +296,9 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
         # The engine's own count: what fits of requests this long, which with windows is less than
         # bytes divided by a token's.
-        tokens = round(requests * context.value) if math.isfinite(requests) else memory.kv_tokens
-        memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
+        if math.isfinite(requests):
+            tokens = round(requests * context.value)
+            memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
     told = tuple(text for text in (bounds.warning, more, *warnings) if text)
     flags = {**bounds.flags, **rules.cache_flags(candidate, memory)}
     return Sizes(batch, memory, context, flags, scope, told)

@@ -27,9 +27,10 @@ from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.makers import wish
-from tests.support.paths import ROOT
+from tests.support.paths import MODELS, ROOT
 from tests.support.planning import decide
 from tests.support.published import config
+from tests.support.versions import SGLANG_REF, VLLM_REF
 
 DOCS = (ROOT / "docs" / "plan.md").read_text()
 PROFILES = Profiles()
@@ -93,6 +94,12 @@ def test_every_key_is_documented(name: str) -> None:
     decision = DECISIONS[name]()
     found = set(keys(json.loads(decision.model_dump_json(by_alias=True))))
     assert found <= documented(DOCS), sorted(found - documented(DOCS))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
+def test_a_decision_is_the_same_after_json(name: str) -> None:
+    decision = decided(name, "2x3090", VLLM_REF, SGLANG_REF)
+    assert Decision.model_validate_json(decision.model_dump_json()) == decision
 
 
 def test_every_field_that_could_be_there_is_documented() -> None:
