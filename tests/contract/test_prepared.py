@@ -34,7 +34,7 @@ KILLS = 95
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prepared process is looked after in each pass."""
     monkeypatch.setattr(pool, "TEND_S", 0.0)
-    monkeypatch.setattr(pool, "AGAIN_S", 0.0)
+    monkeypatch.setattr(pool, "RESTART_S", 0.0)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ IDLE_S = 300
 TEND_S = 1.0
 IMPORT_S = 900.0
 """Seconds that an import may take."""
-AGAIN_S = 10.0
+RESTART_S = 10.0
 """Seconds between two processes of one slot."""
 FREE_TO_PREPARE = 4 * GIB
 FREE_TO_KEEP = GIB
@@ -237,7 +237,7 @@ class PreparedEngines:
             is_due = (
                 slot not in self._clients
                 and slot not in self._broken
-                and time.monotonic() - self._begun.get(slot, -AGAIN_S) >= AGAIN_S
+                and time.monotonic() - self._begun.get(slot, -RESTART_S) >= RESTART_S
             )
             if is_due and is_calm and not self._importing and available_bytes() > FREE_TO_PREPARE:
                 self._begin(slot)
