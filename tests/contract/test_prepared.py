@@ -120,6 +120,19 @@ async def test_an_ended_prepared_process_still_notes_exit_codes(harness: Prepare
     await until("the former process has nothing left to note", is_gone)
 
 
+async def test_a_process_whose_socket_is_gone_ends(harness: PreparedHarness) -> None:
+    """As where a gateway replaces a process that it could not know yet."""
+    pid = await prepare(harness)
+    (path,) = harness.data_dir.glob("prepared/*/socket")
+    path.unlink()
+
+    async def is_gone() -> bool:
+        await harness.host.list()
+        return procfs.read(pid) is None
+
+    await until("the process has ended", is_gone)
+
+
 async def test_an_engine_outlives_its_prepared_process(harness: PreparedHarness) -> None:
     pid = await prepare(harness)
     assert await started(harness, harness.make_spec("forked"))

@@ -16,7 +16,8 @@ A connection carries lines of JSON, each request with one answer:
 The engine waits for one more byte of its connection. Without that byte it ends, and has done
 nothing. So no engine exists that its gateway has not recorded.
 
-An open connection keeps the process alive. It ends `idle_s` after the last one, and at SIGTERM.
+An open connection keeps the process alive. It ends `idle_s` after the last one, at SIGTERM, and
+when a later process takes over the socket.
 While engines of it live, it becomes a small program that only notes their exit codes.
 """
 
@@ -84,6 +85,7 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
         self._listener = listen(folder / "socket")
+        self._inode = (folder / "socket").stat().st_ino
         self._poll = select.poll()
         for number in (self._woken, self._listener.fileno()):
             self._poll.register(number, select.POLLIN)
@@ -94,7 +96,7 @@ class ForkServer:
     def serve(self, idle_s: float) -> list[str] | None:
         """None at the end. In a fork: the command line of the engine that this process is now."""
         used_at = time.monotonic()
-        while not self._ends and time.monotonic() - used_at < idle_s:
+        while not self._ends and self._is_reachable() and time.monotonic() - used_at < idle_s:
             for number, _ in self._poll.poll(1000):
                 if number == self._woken:
                     with suppress(BlockingIOError):
@@ -106,8 +108,16 @@ class ForkServer:
             exit_codes.note_ends(self.engines)
             if self._connections:
                 used_at = time.monotonic()
-        (self._folder / "socket").unlink(missing_ok=True)
+        if self._is_reachable():
+            (self._folder / "socket").unlink(missing_ok=True)
         return None
+
+    def _is_reachable(self) -> bool:
+        """Whether the socket in the folder is that of this process, and not of a later one."""
+        try:
+            return (self._folder / "socket").stat().st_ino == self._inode
+        except OSError:
+            return False
 
     def _accept(self) -> None:
         with suppress(OSError):
