@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from gateway.domain import Hardware
 from gateway.machine.gpu_cards import Cards
+from gateway.machine.meminfo import memory_sizes
 from gateway.machine.nvml import Notes, Nvml
 
 # Instruction sets that decide over CPU kernels, in Linux's spelling (`flags` on x86, `Features` on
@@ -71,11 +72,7 @@ def probe(
 
 def _read_meminfo(proc: Path, notes: Notes) -> dict[str, int]:
     """/proc/meminfo in bytes."""
-    text = notes.read("RAM", (proc / "meminfo").read_text) or ""
-    rows = (line.split() for line in text.splitlines())
-    return {
-        row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if len(row) == 3 and row[2] == "kB"
-    }
+    return memory_sizes(notes.read("RAM", (proc / "meminfo").read_text) or "")
 
 
 def _read_cpu(proc: Path, notes: Notes) -> tuple[str | None, tuple[str, ...]]:

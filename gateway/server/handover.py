@@ -21,12 +21,12 @@ import contextlib
 import json
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.errors import SettingsError
+from gateway.hosts.peer import peer_user
 from gateway.logging import Logger
 from gateway.proxy.workers.sockets import listen_at, short_path
 from gateway.version import __version__
@@ -190,10 +190,7 @@ class Handover:
     async def _hand(self, end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.closing(end):
-            _, user, _ = struct.unpack(
-                "3i", end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-            )
-            if user not in (0, os.getuid()) or self._handed_over:
+            if peer_user(end) not in (0, os.getuid()) or self._handed_over:
                 end.send(
                     json.dumps(
                         {"protocol": _PROTOCOL, "refused": "it is handing over to another gateway"}

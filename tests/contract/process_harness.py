@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import json
 import os
@@ -9,9 +10,12 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from gateway.domain import EngineRef, LaunchSpec
 from gateway.hosts.process.host import ProcessHost
@@ -48,6 +52,31 @@ def free_port() -> int:
                 return port
     finally:
         os.close(last)
+
+
+def killed_at_line(number: int, make_host: Callable[[], ProcessHost], spec: LaunchSpec) -> bool:
+    """Start in a child that gets SIGKILL at the `number`th line of our code inside `start`; false:
+    it ended before."""
+    pid = os.fork()
+    if pid == 0:
+        left = number
+
+        def trace(frame: FrameType, event: str, _argument: object) -> Any:
+            nonlocal left
+            if "gateway/hosts" not in frame.f_code.co_filename:
+                return None
+            if event == "line":
+                left -= 1
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return trace
+
+        host = make_host()
+        threading.settrace(trace)
+        sys.settrace(trace)
+        asyncio.run(host.start(spec))
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
 class ProcessHarness:

@@ -10,9 +10,8 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -24,7 +23,7 @@ from tests.support.patience import HANG_S
 
 from .harness import answering, exited, find, until
 from .prepared_harness import PreparedHarness
-from .process_harness import living_in
+from .process_harness import killed_at_line, living_in
 
 pytestmark = pytest.mark.anyio
 KILLS = 95
@@ -319,34 +318,6 @@ async def test_nothing_is_prepared_where_memory_is_short(
     await until("the process has ended", is_ended)
 
 
-def killed_at_line(number: int, data_dir: Path, spec: LaunchSpec) -> bool:
-    """Start in a child that gets SIGKILL at the `number`th line of the host's code; false: it ended
-    before."""
-    pid = os.fork()
-    if pid == 0:
-        left = number
-
-        def trace(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal left
-            if "gateway/hosts" not in frame.f_code.co_filename:
-                return None
-            if event == "line":
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        import sys
-        import threading
-
-        host = ProcessHost(data_dir, 1)
-        threading.settrace(trace)
-        sys.settrace(trace)
-        asyncio.run(host.start(spec))
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-
-
 async def test_kill_at_any_line_of_a_forked_start_leaves_no_engine_without_a_record(
     harness: PreparedHarness,
 ) -> None:
@@ -355,7 +326,8 @@ async def test_kill_at_any_line_of_a_forked_start_leaves_no_engine_without_a_rec
     number, forks = 1, 0
     while True:
         spec = harness.make_spec(f"a{number}", script=["--no-serve"])
-        killed = await asyncio.to_thread(killed_at_line, number, harness.data_dir, spec)
+        make_host = partial(ProcessHost, harness.data_dir, 1)
+        killed = await asyncio.to_thread(killed_at_line, number, make_host, spec)
         host = harness.restart()
         folder = harness.data_dir / "run" / spec.name
         listed = await find(host, spec.name)

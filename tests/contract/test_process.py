@@ -11,11 +11,10 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from gateway.hosts.process.records import Record, Records
 from tests.support.patience import HANG_S
 
 from .harness import answering, exited, find, until
-from .process_harness import ProcessHarness, living_in
+from .process_harness import ProcessHarness, killed_at_line, living_in
 
 pytestmark = pytest.mark.anyio
 
@@ -62,31 +61,6 @@ def command_line(pid: int) -> bytes:
 # --- a gateway that dies ---
 
 
-def killed_at_line(number: int, data_dir: Path, spec: LaunchSpec) -> bool:
-    """Start in a child that gets SIGKILL at the `number`th line of our code inside `start`; false:
-    it ended before."""
-    pid = os.fork()
-    if pid == 0:
-        left = number
-
-        def trace(frame: FrameType, event: str, _argument: object) -> Any:
-            nonlocal left
-            if "gateway/hosts" not in frame.f_code.co_filename:
-                return None
-            if event == "line":
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            return trace
-
-        host = ProcessHost(data_dir)
-        threading.settrace(trace)
-        sys.settrace(trace)
-        asyncio.run(host.start(spec))
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-
-
 def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows(
     tmp_path: Path,
 ) -> None:
@@ -105,8 +79,9 @@ def test_kill_at_any_line_of_start_leaves_nothing_or_an_instance_that_list_shows
         return listed is not None
 
     number = 1
+    make_host = partial(ProcessHost, tmp_path)
     while killed_at_line(
-        number, tmp_path, spec := harness.make_spec(f"a{number}", script=["--no-serve"])
+        number, make_host, spec := harness.make_spec(f"a{number}", script=["--no-serve"])
     ):
         outcomes.append(asyncio.run(check(spec)))
         number += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.errors import short_reason
+from gateway.machine.meminfo import memory_sizes
 from gateway.machine.nvml import Nvml
 
 # Time limit of each request.
@@ -151,12 +152,10 @@ def kernel_version(proc: Path = Path("/proc")) -> str | None:
 def host_memory(proc: Path = Path("/proc")) -> HostMemory | None:
     """None where /proc/meminfo lacks a line."""
     try:
-        rows = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+        sizes = memory_sizes((proc / "meminfo").read_text())
     except OSError:
         return None
-    sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) == 3 and row[1].isdecimal()}
-    found = [sizes.get(name) for name in ("MemFree:", "MemAvailable:", "SwapTotal:")]
-    free, available, swap = found
+    free, available, swap = map(sizes.get, ("MemFree", "MemAvailable", "SwapTotal"))
     if free is None or available is None or swap is None:
         return None
     names = set()

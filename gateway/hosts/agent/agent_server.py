@@ -13,7 +13,6 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -54,6 +53,7 @@ from gateway.hosts.agent.calls import (
 from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_gpus, check_launch
 from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.host import Host
+from gateway.hosts.peer import peer_user
 from gateway.logging import Logger
 
 log = Logger("fitserve.agent")
@@ -136,7 +136,7 @@ class Agent:
         self._full = full
         if full:
             return False
-        user = _user(writer.get_extra_info("socket"))
+        user = peer_user(writer.get_extra_info("socket"))
         if user not in (0, os.getuid()):
             log.warning("refused", reason="a process of another user", user=user)
             return False
@@ -307,13 +307,6 @@ def _failed(error: FitserveError) -> FailedAnswer:
     return FailedAnswer.model_validate(
         {"error": kind.__name__, "message": error.message, "hint": error.hint}
     )
-
-
-def _user(connection: socket.socket) -> int:
-    """The user of the process at the other end."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    user: int = struct.unpack("3i", found)[1]
-    return user
 
 
 def _listen(path: Path) -> socket.socket:

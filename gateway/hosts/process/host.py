@@ -31,7 +31,7 @@ import subprocess
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -118,7 +118,7 @@ class ProcessHost:
     async def list(self) -> list[Instance]:
         records = await run_to_end(self._find_all)
         if self._prepared is not None:
-            await run_to_end(self._prepared.tend, records, self._identities())
+            await run_to_end(self._prepared.tend, records, self._identities)
         return [record.instance for record in records]
 
     async def stop(self, name: str, grace_s: float) -> None:
@@ -401,7 +401,7 @@ class ProcessHost:
         engine = self._prepared.fork(start)
         if engine is None:
             return None
-        with engine:
+        with closing(engine):
             open_files.restore_fd_limit(engine.pid)
             process = procfs.read(engine.pid)
             if process is None:

@@ -6,18 +6,16 @@ import json
 import os
 import signal
 import socket
-import struct
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from gateway.hosts.peer import peer_user
 from gateway.hosts.process import procfs
 from gateway.hosts.process.prepared.process_start import ProcessStart
 
 PATIENCE_S = 0.9
 """Seconds for an answer. A start without one is a plain start."""
-_CREDENTIALS = struct.Struct("3i")
 
 
 class ForkedEngine:
@@ -27,20 +25,12 @@ class ForkedEngine:
         self._connection = connection
         self.pid = pid
 
-    def __enter__(self) -> ForkedEngine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        self._connection.close()
-
     def go(self) -> None:
         """Let the engine begin. Raises OSError if it is gone."""
         self._connection.sendall(b"!")
+
+    def close(self) -> None:
+        self._connection.close()
 
 
 class ForkClient:
@@ -122,11 +112,11 @@ def connect(folder: Path) -> socket.socket:
             connection.connect(f"/proc/self/fd/{place}/socket")
         finally:
             os.close(place)
-        packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        user = peer_user(connection)
     except BaseException:
         connection.close()
         raise
-    if _CREDENTIALS.unpack(packed)[1] != os.geteuid():
+    if user != os.geteuid():
         connection.close()
         raise PermissionError(f"{folder} belongs to another user")
     return connection

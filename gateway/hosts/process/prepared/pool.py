@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,7 @@ from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine,
 from gateway.hosts.process.prepared.process_start import ProcessStart, agrees
 from gateway.hosts.process.records import Record
 from gateway.logging import Logger
+from gateway.machine.meminfo import MEMINFO, memory_sizes
 from gateway.store import atomic_file
 
 IDLE_S = 300
@@ -121,8 +122,9 @@ class PreparedEngines:
                 self._drop(slot)
                 return None
 
-    def tend(self, records: Iterable[Record], identities: Mapping[str, str]) -> None:
-        """Prepare what is due, and end what is not wanted. identities: engine -> environment."""
+    def tend(self, records: Iterable[Record], identities: Callable[[], Mapping[str, str]]) -> None:
+        """Prepare what is due, and end what is not wanted. identities: reads engine ->
+        environment."""
         if time.monotonic() - self._tended_at < TEND_S:
             return
         self._tended_at = time.monotonic()
@@ -133,7 +135,7 @@ class PreparedEngines:
             is_calm &= listens or record.exited
             self._judge(record, listens=listens)
         with self._lock, suppress(OSError):
-            self._tend(identities, is_calm=is_calm)
+            self._tend(identities(), is_calm=is_calm)
 
     def views(self) -> tuple[PreparedView, ...]:
         """The processes that answer."""
@@ -224,12 +226,13 @@ class PreparedEngines:
                 self._broken.add(slot)
                 log.warning("prepared.failed", slot=slot, code=process.returncode)
         self._children = [process for process in self._children if process.poll() is None]
-        wanted = [] if available_bytes() < FREE_TO_KEEP else self._due(identities)
+        due = self._due(identities)
+        wanted = due if available_bytes() >= FREE_TO_KEEP else []
         for slot in self._slots():
             client = self._connect(slot)
             if slot not in wanted:
                 self._drop(slot)
-                if slot not in self._due(identities):
+                if slot not in due:
                     shutil.rmtree(self._folder / slot, ignore_errors=True)
             elif client is not None and is_calm and self._has_learned(slot):
                 self._drop(slot)
@@ -344,10 +347,7 @@ def program_identity() -> str:
 
 def available_bytes() -> int:
     """Memory that programs of this machine can still take."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    return memory_sizes(MEMINFO.read_text()).get("MemAvailable", 0)
 
 
 def _cgroup() -> str:
