@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gateway.diagnosis import remedy
 from gateway.diagnosis.flags import refused_flag
-from gateway.diagnosis.lines.pattern_index import PatternIndex
+from gateway.diagnosis.lines.pattern_index import IndexedRows
 from gateway.diagnosis.reasons import reasons
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import (
@@ -45,8 +45,9 @@ FAULTS = frozenset(
 )
 # A flag or variable that a message names beside a verb of advice. Nobody is told to trust code.
 _ADVICE = re.compile(
-    r"(?:^|[.;:,(]\s*|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead|either|launch"
-    r"|start|run)\s+)(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
+    r"(?:^|[.;:,(]\s*|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead"
+    r"|either|launch|start|run)\s+)"
+    r"(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
     r"|with(?:out)?|specify(?:ing)?|increas(?:e|ing)|decreas(?:e|ing)|lower(?:ing)?|reduc(?:e|ing)"
     r"|rais(?:e|ing)|remov(?:e|ing)|omit|export)\b[^.;\n]{0,60}?[\s`'\"(]"
     r"(--(?!trust-remote-code|help)[a-z][a-z0-9]*(?:-[a-z0-9]+)+"
@@ -65,7 +66,8 @@ _ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
 _VARIABLE = re.compile(r"\b(?:VLLM|SGLANG|NCCL|CUDA|HF|TORCH|PYTORCH|FLASHINFER)_[A-Z0-9_]{2,}\b")
 _SETTING = re.compile(
     r"(?<![\w.'/])(?:max|num|enable|disable|min|kv|block|page|tensor|pipeline|data|gpu|mem|chunked"
-    r"|speculative|quantization|attention|cuda|long|rope|tokenizer|dtype|mamba|moe)(?:_[a-z0-9]+)+\b"
+    r"|speculative|quantization|attention|cuda|long|rope|tokenizer|dtype|mamba|moe)"
+    r"(?:_[a-z0-9]+)+\b"
 )
 
 
@@ -87,8 +89,7 @@ class Cures:
     def __init__(self, rows: CureRows) -> None:
         self.rows = rows
         self.remedies = {row.kind: row for row in reversed(rows.remedies)}
-        self._lines = _compiled((row, row.pattern) for row in rows.circumstances)
-        self._line_index = PatternIndex([pattern.pattern for _, pattern in self._lines])
+        self._lines = IndexedRows((row, row.pattern) for row in rows.circumstances if row.pattern)
         self._frames = _compiled((row, row.frames) for row in rows.circumstances)
         self._messages = _compiled((row, row.message) for row in rows.circumstances)
 
@@ -102,8 +103,7 @@ class Cures:
 
     def in_line(self, text: str) -> dict[str, Scalar]:
         """The circumstances that a line of a start shows."""
-        several = [self._lines[at] for at in self._line_index.candidates(text)]
-        return _read_groups(several, text)
+        return _read_groups(self._lines.candidates(text), text)
 
     def in_shape(self, shape: Shape) -> dict[str, Scalar]:
         """The circumstances that the traceback and the message of a failure show."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.diagnosis.cures import CureRows, Cures
 from gateway.diagnosis.likely import KindWords, Likely, normalize
-from gateway.diagnosis.lines.pattern_index import PatternIndex
+from gateway.diagnosis.lines.pattern_index import IndexedRows
 from gateway.diagnosis.signature import (
     EndingLine,
     FailureSignature,
@@ -43,13 +43,11 @@ class Signatures:
         self.rows = rows
         texts, structures, cures, progress, endings, frames, words = rows
         self._likely = Likely(words)
-        self._texts = [(row, re.compile(row.pattern)) for row in texts]
-        self._text_index = PatternIndex([row.pattern for row in texts])
+        self._texts = IndexedRows((row, row.pattern) for row in texts)
         self._details = {
             row.pattern: re.compile(row.detail_pattern) for row in texts if row.detail_pattern
         }
-        self._progress = [(row, re.compile(row.pattern)) for row in progress]
-        self._progress_index = PatternIndex([row.pattern for row in progress])
+        self._progress = IndexedRows((row, row.pattern) for row in progress)
         self._endings = re.compile("|".join(f"(?:{row.pattern})" for row in endings) or "(?!)")
         self.main_loops = frozenset(row.function for row in frames if row.main_loop)
         # The words of `unknown` are those of requests: an error without a name can be anywhere.
@@ -64,8 +62,7 @@ class Signatures:
         self, text: str, engine: str | None, frames: frozenset[str], *, line: bool
     ) -> tuple[TextSignature, dict[str, Scalar]] | None:
         """The failure that `text` proves: a whole line (`line`), or a part of a message."""
-        for at in self._text_index.candidates(text):
-            row, pattern = self._texts[at]
+        for row, pattern in self._texts.candidates(text):
             if row.line_start is not line or (row.frame and row.frame not in frames):
                 continue
             if row.engines and engine is not None and engine not in row.engines:
@@ -125,8 +122,7 @@ class Signatures:
 
     def match_progress(self, text: str) -> Iterator[tuple[ProgressLine, dict[str, Scalar]]]:
         """Rows that a line of a start matches, with their groups."""
-        for at in self._progress_index.candidates(text):
-            row, pattern = self._progress[at]
+        for row, pattern in self._progress.candidates(text):
             if found := pattern.search(text):
                 yield row, parse_groups(found.groupdict())
 

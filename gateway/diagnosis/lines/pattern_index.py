@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
 
+Row = TypeVar("Row")
 Gram = tuple[str, ...]
 _OFFSETS = range(4)
 _SHORTEST = 2
@@ -56,6 +58,18 @@ class PatternIndex:
             if needle in lower:
                 found.update(self._numbers[needle])
         return sorted(found.union(self.unindexed)) if found else self.unindexed
+
+
+class IndexedRows(Generic[Row]):
+    """Rows with a regular expression each. Few of them are searched for in a text."""
+
+    def __init__(self, rows: Iterable[tuple[Row, str]]) -> None:
+        self._rows = [(row, re.compile(pattern)) for row, pattern in rows]
+        self._index = PatternIndex([pattern.pattern for _, pattern in self._rows])
+
+    def candidates(self, text: str) -> list[tuple[Row, re.Pattern[str]]]:
+        """The rows whose expression may match, in order."""
+        return [self._rows[at] for at in self._index.candidates(text)]
 
 
 class IndexedPattern:

@@ -151,7 +151,7 @@ def _attention(row: LearnedRow, broken: bool, unknown: set[str]) -> dict[str, An
         sizes["value"] = row.sizes["value"]
     if row.sizes["index"] != "0":
         sizes["index"] = row.sizes["index"]
-    return {"is": "attention", "name": _owner(row), "kind": kind, **_where(row), **sizes}
+    return {"is": "attention", "name": _owner(row), "kind": kind, **_layers(row), **sizes}
 
 
 def _state(row: LearnedRow, broken: bool, unknown: set[str]) -> dict[str, Any] | None:
@@ -162,14 +162,14 @@ def _state(row: LearnedRow, broken: bool, unknown: set[str]) -> dict[str, Any] |
     names = ("heads", "rows", "columns", "groups", "channels", "kernel")
     sizes = {name: row.sizes[name] for name in names}
     head = {"is": "state", "name": _owner(row), "kind": kind, "dtype": row.kind["dtype"]}
-    return head | _where(row) | sizes
+    return head | _layers(row) | sizes
 
 
 def _owner(row: LearnedRow) -> str:
     return row.name.partition("#")[0]
 
 
-def _where(row: LearnedRow) -> dict[str, Any]:
+def _layers(row: LearnedRow) -> dict[str, Any]:
     return {"when": row.when, "layers": row.layers} | ({"of": row.of} if row.of else {})
 
 

@@ -20,9 +20,9 @@ def proven(text: str, config: Mapping[str, Any], **arguments: Any) -> bool:
 
     Raises BadModel where the structure refuses it, and the engine's errors.
     """
-    said = _said(structure_blueprint(text, Fields(config, "the config")))
+    elements = _elements(structure_blueprint(text, Fields(config, "the config")))
     built = sum(map(_built, observe(config, **arguments).values()))
-    return abs(said - built) <= _TOLERANCE * built
+    return abs(elements - built) <= _TOLERANCE * built
 
 
 def _built(row: Row) -> int:
@@ -41,7 +41,7 @@ def _built(row: Row) -> int:
     return 0
 
 
-def _said(blueprint: Blueprint) -> int:
+def _elements(blueprint: Blueprint) -> int:
     linears = sum(
         len(layer.numbers) * max(1, layer.experts) * (layer.k + layer.bias) * sum(layer.parts)
         for layer in blueprint.linears

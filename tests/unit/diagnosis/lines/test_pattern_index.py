@@ -90,8 +90,9 @@ class CountedPattern:
 )
 def test_a_line_is_searched_for_few_of_all_texts(line: str) -> None:
     signatures = Signatures(ROWS)
-    counted = [(row, CountedPattern(pattern)) for row, pattern in signatures._texts]
-    object.__setattr__(signatures, "_texts", counted)
+    texts = signatures._texts
+    counted = [(row, CountedPattern(pattern)) for row, pattern in texts._rows]
+    object.__setattr__(texts, "_rows", counted)
     searches = []
     for number in (500, 1000):
         CountedPattern.searches = 0
