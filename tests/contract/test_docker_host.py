@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from docker.errors import NotFound
+from docker.errors import APIError, NotFound
 
 from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.engines.inquiry import script
@@ -68,6 +68,21 @@ async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:
 
 def is_there(path: str) -> bool:
     return Path(path).exists()
+
+
+async def pause(harness: DockerHarness, name: str) -> None:
+    """Pauses the container of `name`. The kernel may refuse to freeze a process that just forks."""
+
+    async def is_frozen() -> bool:
+        try:
+            harness.docker.pause(container_name(name, harness.instance))
+        except APIError as exc:
+            if "unable to freeze" not in str(exc.explanation):
+                raise
+            return False
+        return True
+
+    await until("frozen container", is_frozen)
 
 
 def containers(harness: DockerHarness) -> list[dict[str, Any]]:
@@ -439,7 +454,8 @@ async def test_an_engine_that_kills_itself_is_seen_as_killed(harness: DockerHarn
 async def test_a_paused_engine_counts_as_running_and_can_be_stopped(harness: DockerHarness) -> None:
     spec = harness.make_spec(f"{harness.instance}-a")
     instance = await harness.host.start(spec)
-    harness.docker.pause(container_name(spec.name, harness.instance))
+    await answering(instance)
+    await pause(harness, spec.name)
     assert await harness.host.list() == [instance]
     await harness.host.stop(spec.name, 0.2)
     assert containers(harness) == []
@@ -862,7 +878,7 @@ async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_sto
         "fake_engine.py" in one.command and one.cpu_s >= 0
         for one in await harness.host.processes("a1")
     )
-    harness.docker.pause(container_name("a1", harness.instance))
+    await pause(harness, "a1")
     seen = await harness.host.processes("a1")
     assert seen
     assert all(one.stopped for one in seen)
