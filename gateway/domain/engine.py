@@ -44,6 +44,16 @@ class Install(Value):
     )
 
 
+class Warmup(Value):
+    """A warm-up of an engine version without a switch.
+
+    shapes: MODULE:NAME of a tuple of what it compiles; an empty one leaves it out.
+    """
+
+    shapes: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    min_capability: str
+
+
 class Advisory(Value):
     """A published weakness of one engine version."""
 
@@ -240,6 +250,9 @@ class Engine(Value):
             "environment variables that name folders of what it compiles -> their names below one"
             " folder for all"
         ),
+    )
+    expert_warmups: dict[str, Warmup] = Field(
+        {}, description="warm-ups for mixtures of experts that it runs for every model"
     )
     user_env: tuple[str, ...] = Field((), description="environment variables a user may set")
     open_switches: tuple[str, ...] = Field(

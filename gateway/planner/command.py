@@ -14,7 +14,7 @@ from gateway.diagnosis.facts.peers import P2P_OFF
 from gateway.domain import Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.domain.wish import NAME_PATTERN
-from gateway.engines.common import engine_auth
+from gateway.engines.common import engine_auth, expert_warmups
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS
 from gateway.errors import BadFlag
@@ -52,6 +52,8 @@ def check_command(
         else engine.container_command
     )
     own = {engine.spelling.get(name, name): name for name in OWN}
+    skipping = expert_warmups.wrap_command(program, engine, ",".join(engine.expert_warmups))
+    program = skipping if argv[: len(skipping)] == skipping else program
     if argv[: len(program)] != program:
         raise BadFlag(f"The command is not that of {engine.ref}.", param="argv")
     given, quiet = argv[len(program) :], quieted(engine)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gateway.domain import Engine, Flag, Plan, Scalar
 from gateway.domain.record import FrozenRecord
 from gateway.domain.value import served_name
-from gateway.engines.common import engine_auth, resources
+from gateway.engines.common import engine_auth, expert_warmups, resources
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import list_arguments
 from gateway.engines.common.open_flags import why_closed
@@ -171,7 +171,7 @@ def launch_spec(
         + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
         + list_arguments(engine, inputs.adapters)
         + arguments({engine.spelling.get(flag, flag): value for flag, value in last.items()}),
-        env={**engine.env, **plan.env},
+        env={**engine.env, **expert_warmups.without_skips(plan).env},
         gpus=plan.gpus,
         mounts=inputs.mounts,
         shm_bytes=resources.shared_memory(plan),
@@ -190,6 +190,8 @@ def _program(plan: Plan, engine: Engine, environment: str | None) -> tuple[str, 
     command = engine.container_command if environment is None else engine.process_command
     if engine_auth.needs_auth(plan.env):
         command = engine_auth.wrap_command(command, engine.key_env)
+    skipped = plan.env.get(expert_warmups.VARIABLE, "")
+    command = expert_warmups.wrap_command(command, engine, skipped)
     return tuple(part.replace("{env}", environment or "") for part in command)
 
 

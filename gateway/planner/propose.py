@@ -25,7 +25,7 @@ from gateway.domain import (
 )
 from gateway.domain.release import release
 from gateway.domain.units import GIB, gib, words
-from gateway.engines.common import sleep_mode
+from gateway.engines.common import expert_warmups, sleep_mode
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.chat import template
 from gateway.engines.common.chat.parsers import NONE, REASONING, TOOLS
@@ -510,13 +510,21 @@ def _variables(
 def _start_method(
     candidate: Candidate, scope: Mapping[str, str], env: Mapping[str, str]
 ) -> dict[str, Choice[str]]:
-    """How the engine starts its processes. A failure of a fork here leaves that to the engine."""
+    """How the engine starts its processes, and what forks of it leave out. A failure of a fork here
+    leaves that to the engine."""
     if next(candidate.given.facts.holding("fork_fails", scope), None) is not None:
         return {}
     chosen = candidate.rules.start_method(
         candidate.engine, candidate.args, candidate.given.spec.architecture
     )
-    return {name: choice for name, choice in chosen.items() if name not in env}
+    found = {name: choice for name, choice in chosen.items() if name not in env}
+    if found and candidate.group:
+        found |= expert_warmups.skipped_warmups(
+            candidate.engine,
+            candidate.group[0].capability,
+            has_experts=candidate.given.spec.experts is not None,
+        )
+    return found
 
 
 def _left_out(candidate: Candidate) -> list[str]:

@@ -27,6 +27,7 @@ from gateway.domain import (
 )
 from gateway.engines.common.chat import template
 from gateway.engines.common.engine_auth import without_dev_endpoints
+from gateway.engines.common.expert_warmups import without_skips
 from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host
 from gateway.logging import Logger
@@ -146,7 +147,7 @@ class Launcher:
         adapters = {one.name: folder(one) for one in plan.adapters}
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
         files = LaunchFiles(folder(plan.model), drafter, templates, adapters)
-        exported = attempt.evolve(port=port, plan=without_dev_endpoints(plan))
+        exported = attempt.evolve(port=port, plan=without_skips(without_dev_endpoints(plan)))
         return self._spec(
             engine, exported, files, None, container=container, remote_code=remote_code
         )

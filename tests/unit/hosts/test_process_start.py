@@ -6,8 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from gateway.domain.engine import Warmup
+from gateway.engines.common import expert_warmups
 from gateway.engines.common.engine_auth import wrap_command
 from gateway.hosts.process.prepared.process_start import ProcessStart, agrees
+from tests.support.makers import engine
 
 PREPARED = {"HOME": "/home/one", "CUDA_VISIBLE_DEVICES": "GPU-0", "VLLM_READ": "1"}
 
@@ -59,6 +62,10 @@ def test_the_module_of_a_command() -> None:
     assert start().module == "engine"
     door = wrap_command(("python", "-m", "vllm.entrypoints.openai.api_server"), "VLLM_API_KEY")
     assert start(argv=door).module == "vllm.entrypoints.openai.api_server"
+    warmup = Warmup(shapes="vllm.warm:SHAPES", min_capability="9.0")
+    vllm = engine(expert_warmups={"router": warmup})
+    skipping = expert_warmups.wrap_command(("python", "-m", "vllm.server"), vllm, "router")
+    assert start(argv=skipping).module == "vllm.server"
     assert start(argv=("python", "file.py", "x")).module is None
     assert start(argv=("engine",)).module is None
 

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import Engine, Flag
+from gateway.domain.engine import Warmup
+from gateway.engines.common import expert_warmups
 from gateway.engines.common.engine_auth import DEV_MODE, wrap_command
 from gateway.errors import BadFlag
 from gateway.planner.command import check_command, check_environment
@@ -213,3 +215,21 @@ def test_an_engine_whose_endpoints_for_development_are_open_is_behind_its_door()
     for engine_of, its in ((SMALL, env), (sleeps, {DEV_MODE[0]: "2"})):
         with pytest.raises(BadFlag):
             check_environment(engine_of, its)
+
+
+def test_a_start_may_leave_out_the_warm_ups_that_the_profile_names() -> None:
+    warmup = Warmup(shapes="served.warm:SHAPES", min_capability="9.0")
+    known = SMALL.evolve(key_env="KEY", sleeps=True, expert_warmups={"router": warmup})
+    door = wrap_command(known.container_command, "KEY")
+    for program, env in ((known.container_command, {}), (door, dict([DEV_MODE]))):
+        skipping = expert_warmups.wrap_command(program, known, "router")
+        for argv in (program, skipping):
+            check_command(known, (*argv, *OWN), env, model="m", port=8000, folder="/models")
+        for engine_of, argv in (
+            (known.evolve(expert_warmups={}), skipping),
+            (known, (*skipping[:2], f"{skipping[2]}pass", *skipping[3:])),
+        ):
+            with pytest.raises(BadFlag):
+                check_command(engine_of, (*argv, *OWN), env, model="m", port=8000, folder="/models")
+    with pytest.raises(BadFlag):
+        check_environment(known, {expert_warmups.VARIABLE: "router"})

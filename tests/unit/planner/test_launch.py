@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.domain import Engine, Flag, Mount
+from gateway.domain.engine import Warmup
+from gateway.engines.common.expert_warmups import VARIABLE
 from gateway.planner.flags import LaunchInputs, launch_spec
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine as make_engine
@@ -57,6 +59,16 @@ def test_a_launch_is_the_plan_made_concrete() -> None:
     )
     assert spec.mounts == (Mount(source="/models", target="/models"),)
     assert spec.shm_bytes == 4 * 1024**3
+
+
+def test_warm_ups_that_a_plan_skips_are_left_out_by_a_program_before_the_engine() -> None:
+    warmup = Warmup(shapes="served.warm:SHAPES", min_capability="9.0")
+    spec = launch("/e", SMALL.evolve(expert_warmups={"router": warmup}), env={VARIABLE: "router"})
+    assert spec.env == {}
+    assert spec.argv[:2] == ("/e/bin/python", "-c")
+    assert "served.warm:SHAPES" in spec.argv[2]
+    assert 'run_module("engine"' in spec.argv[2]
+    assert spec.argv[3 : 3 + len(make_plan().argv)] == make_plan().argv
 
 
 def test_polls_of_the_gateway_are_not_in_the_access_log_by_default() -> None:

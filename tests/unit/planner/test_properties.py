@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Decision, Engine, Fact, Hardware, ModelSpec, Plan, Wish
+from gateway.engines.common.expert_warmups import VARIABLE
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadModel, FitserveError
 from gateway.models.read_drafter import read_drafter
@@ -146,7 +147,8 @@ def sound(plan: Plan, asked: Wish) -> None:
     flags = [name if name in engine.flags else name.removeprefix("no-") for name in named]
     assert set(flags) <= set(engine.flags), "a flag that this version does not have"
     assert len(flags) == len(set(flags)), "a flag twice"
-    assert set(plan.env) <= {*engine.user_env, *engine.eager_env}, (
+    skips = [VARIABLE] if engine.expert_warmups else []
+    assert set(plan.env) <= {*engine.user_env, *engine.eager_env, *skips}, (
         "a variable that this version does not have"
     )
     assert plan.max_model_len.value >= (asked.min_context or 1)

@@ -7,14 +7,18 @@ import pytest
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.facts.learn import FORK, learn
 from gateway.domain import Failure
+from gateway.engines.common.expert_warmups import VARIABLE
 from gateway.engines.vllm import start_method
 from gateway.profiles.profiles import Profiles
-from tests.support.makers import attempt
+from tests.support.makers import attempt, machine
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 from .test_peers import searched
 
 NAME, VALUE = FORK
+FIXED = [
+    str(engine.ref) for engine in Profiles().engines_for(machine("8xh100")) if engine.expert_warmups
+]
 LINE = (
     b"RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with"
     b" multiprocessing, you must use the 'spawn' start method\n"
@@ -44,6 +48,19 @@ def test_a_failed_fork_is_taken_back(silent: bool) -> None:
     # A second failure is not due to a fork.
     again = learn(attempt(2, plan=spawned), failure, 1.0)
     assert {fact.kind for fact in again} == {"plan_failed"}
+
+
+def test_only_forks_of_dense_models_on_hopper_skip_the_warm_ups_of_experts() -> None:
+    """Each engine that compiles the kernels of experts for every model."""
+    assert FIXED
+    for ref in FIXED:
+        dense = searched("llama-3.1-8b", "8xh100", ref).plans[0]
+        assert dense.env[VARIABLE]
+        assert "experts" in dense.variables[VARIABLE].reason
+        for model, hardware in (("qwen3-30b-a3b", "8xh100"), ("llama-3.1-8b", "2x3090")):
+            assert VARIABLE not in searched(model, hardware, ref).plans[0].env
+        facts = learn(attempt(1, plan=dense), SILENT, 1.0)
+        assert VARIABLE not in searched("llama-3.1-8b", "8xh100", ref, facts).plans[0].env
 
 
 def test_other_failures_say_nothing_of_forks() -> None:

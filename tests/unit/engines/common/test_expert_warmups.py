@@ -1,0 +1,122 @@
+"""A dense model's start without the warm-ups of experts' kernels."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import Engine
+from gateway.domain.engine import Warmup
+from gateway.engines.common import engine_auth
+from gateway.engines.common.expert_warmups import (
+    VARIABLE,
+    skipped_warmups,
+    without_skips,
+    wrap_command,
+)
+from tests.support.makers import engine, plan
+
+PLACE = "served.warm:SHAPES"
+ENGINE = engine(expert_warmups={"router": Warmup(shapes=PLACE, min_capability="9.0")})
+
+
+def test_a_model_without_experts_skips_them() -> None:
+    choice = skipped_warmups(ENGINE, "9.0", has_experts=False)[VARIABLE]
+    assert choice.value == "router"
+    assert "without experts" in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("on", "capability", "has_experts"),
+    [
+        (ENGINE, "9.0", True),
+        (ENGINE, "8.6", False),
+        (ENGINE, None, False),
+        (engine(), "9.0", False),
+    ],
+)
+def test_where_none_would_run_in_vain_nothing_is_skipped(
+    on: Engine, capability: str | None, has_experts: bool
+) -> None:
+    assert skipped_warmups(on, capability, has_experts=has_experts) == {}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """An engine that prints, from a fork, the shapes that it would compile."""
+    package = tmp_path / "served"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "warm.py").write_text(
+        "SHAPES = ((1, 2),)\nOTHERS = (3,)\ndef warm():\n    return [SHAPES, OTHERS]\n"
+    )
+    (package / "server.py").write_text(
+        "import json, os, sys\n"
+        "def main():\n"
+        "    pid = os.fork()\n"
+        "    if pid:\n"
+        "        os.waitpid(pid, 0)\n"
+        "        return\n"
+        "    from served import warm\n"
+        "    print(json.dumps([__name__, sys.argv[1:], warm.warm()]), flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    main()\n"
+    )
+    return tmp_path
+
+
+def said(folder: Path, command: tuple[str, ...], *before: str) -> list[object]:
+    """What the engine prints, in an interpreter that has imported `before`."""
+    python, option, program, *others = command
+    imports = "".join(f"import {name}\n" for name in before)
+    result = subprocess.run(
+        [python, option, imports + program if option == "-c" else program, *others, "--port=1"],
+        cwd=folder,
+        env={"KEY": "k"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    found: list[object] = json.loads(result.stdout)
+    return found
+
+
+def test_the_engine_finds_an_empty_list_and_all_else_as_it_was(served: Path) -> None:
+    command = (sys.executable, "-m", "served.server")
+    assert said(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
+    skipping = wrap_command(command, ENGINE, "router")
+    assert said(served, skipping) == ["__main__", ["--port=1"], [[], [3]]]
+    imported = said(served, skipping, "served.warm")
+    assert imported == ["__main__", ["--port=1"], [[], [3]]]
+
+
+def test_it_goes_with_the_door(served: Path) -> None:
+    door = engine_auth.wrap_command((sys.executable, "-m", "served.server"), "KEY")
+    arguments = ["--middleware=fitserve_door.Door", "--port=1"]
+    assert said(served, wrap_command(door, ENGINE, "router")) == ["__main__", arguments, [[], [3]]]
+
+
+@pytest.mark.parametrize("place", ["served.warm:GONE", "served.gone:SHAPES", "served.warm:warm"])
+def test_a_version_without_the_list_starts_as_ever(served: Path, place: str) -> None:
+    changed = engine(expert_warmups={"router": Warmup(shapes=place, min_capability="9.0")})
+    command = wrap_command((sys.executable, "-m", "served.server"), changed, "router")
+    assert said(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
+
+
+def test_names_that_the_profile_lacks_change_no_command() -> None:
+    command = ("python3", "-m", "server")
+    assert wrap_command(command, ENGINE, "") == command
+    assert wrap_command(command, ENGINE, "other") == command
+    with pytest.raises(ValueError, match="no Python program"):
+        wrap_command(("python3", "server.py", "x"), ENGINE, "router")
+
+
+def test_who_starts_the_engine_without_a_gateway_gets_its_plain_command() -> None:
+    plain = plan("3090")
+    assert without_skips(plain.evolve(env={**plain.env, VARIABLE: "router"})) == plain
+    assert without_skips(plain) is plain
