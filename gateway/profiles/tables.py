@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gateway.domain.hardware import XidTable
 
 V = TypeVar("V", bound=Value)
+_REINSTALL = "Install fitserve again: `pip install --force-reinstall fitserve`."
 
 
 class ProfileTables:
@@ -127,7 +128,7 @@ class ProfileTables:
     def pace(self) -> SpeedKnowledge:
         """How fast GPUs and engines are; of the table of what engines reach a user's file wins over
         ours."""
-        path = next(path for root in self.roots if (path := root / "speed.yaml").is_file())
+        path = self._nearest("speed.yaml")
         return SpeedKnowledge(self.cards, validated(path, SpeedTable, self.document(path)))
 
     @cached_property
@@ -155,7 +156,7 @@ class ProfileTables:
         """Error numbers of NVIDIA's driver; a user's file wins over ours."""
         from gateway.domain.hardware import XidTable  # not before it is needed: a plan does without
 
-        path = next(path for root in self.roots if (path := root / "xids.yaml").is_file())
+        path = self._nearest("xids.yaml")
         return validated(path, XidTable, self.document(path))
 
     @cached_property
@@ -230,6 +231,16 @@ class ProfileTables:
             validated(path, model, entry) for path in paths for entry in self.document(path) or ()
         )
 
+    def _nearest(self, name: str) -> Path:
+        """The file of the first folder that has it. Raises SettingsError."""
+        for root in self.roots:
+            if (path := root / name).is_file():
+                return path
+        raise SettingsError(
+            f"The profile {name} is missing: {', '.join(map(str, self.roots))} do not have it.",
+            hint=_REINSTALL,
+        )
+
     def document(self, path: Path) -> Any:
         """The file's one document."""
         return next(iter(self.documents.read(path)), None)
@@ -237,9 +248,18 @@ class ProfileTables:
 
 @cache
 def shipped() -> Path:
-    """The folder of the shipped profiles: in the package, or beside it in a source checkout."""
-    inside = Path(__file__).parent / "data"
-    return inside if inside.is_dir() else Path(__file__).parents[2] / "profiles"
+    """The folder of the shipped profiles: in the package, or beside it in a source checkout.
+
+    Raises SettingsError.
+    """
+    inside, beside = Path(__file__).parent / "data", Path(__file__).parents[2] / "profiles"
+    for folder in (inside, beside):
+        if folder.is_dir():
+            return folder
+    raise SettingsError(
+        f"The profiles of fitserve are missing: there is no folder {inside} and no {beside}.",
+        hint=_REINSTALL,
+    )
 
 
 def validated(path: Path, model: type[V], data: Any) -> V:

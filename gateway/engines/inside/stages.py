@@ -28,18 +28,33 @@ class Start:
         self.refused = self.stage = self.place = ""
         self.found: dict[str, Any] = {}
 
-    def run(self, stage: str, step: Callable[[], Any]) -> Any:
-        """The result of the step; None where it was not run, or an earlier stage was refused."""
+    def run(
+        self,
+        stage: str,
+        step: Callable[[], Any],
+        passed: type[Exception] | tuple[()] = (),
+    ) -> Any:
+        """The result of the step; None where it was not run, or an earlier stage was refused.
+
+        Raises errors of the kind `passed`.
+        """
         if self.refused:
             return None
         try:
             result = step()
+        except passed:
+            raise
         except Exception as error:
             self._ended(stage, error)
             return None
         if not self.refused and stage:
             self.ran.append(stage)
         return result
+
+    def refuse(self, stage: str, words: str, place: str) -> None:
+        """The start ends at this stage, for what the engine would meet only in a request."""
+        if not self.refused:
+            self.refused, self.stage, self.place = words, stage, place
 
     def _ended(self, stage: str, error: Exception) -> None:
         place = raised_at(error, self.package)

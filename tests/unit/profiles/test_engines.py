@@ -221,6 +221,14 @@ def test_vllm_is_installed_with_what_reads_sound_files(ref: str) -> None:
     assert engine.install.packages == (f"vllm[audio]=={engine.version}",)
 
 
+@pytest.mark.parametrize("ref", sorted(CPU))
+def test_the_pins_of_the_cpu_engine_have_what_reads_sound_files(ref: str) -> None:
+    file = PROFILES.install_file(PROFILES.engine(ref))
+    assert file is not None
+    pinned = {line.partition("==")[0] for line in file.read_text().splitlines()}
+    assert {"av", "soundfile", "soxr"} <= pinned
+
+
 @pytest.mark.parametrize("ref", ASKED)
 def test_a_version_that_is_told_by_differences_is_a_whole_engine_with_the_rules_of_a_known_one(
     ref: str,

@@ -8,7 +8,10 @@ the CUDA graphs. Refusals are the engine's own (`inside/stages.py`).
 from __future__ import annotations
 
 import importlib
+import io
+import wave
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from ...inside.meta import fit, folder_of
@@ -18,6 +21,8 @@ from .model import arguments_of, built_of, given_arguments, parsed, prepare
 
 # Of this engine these stages are never run.
 _LEFT_OUT = ("profile of the memory", "capture of graphs")
+# Packages of the extra `audio`.
+_SOUND = ("soundfile", "av", "soxr")
 
 
 def rehearsed(
@@ -74,6 +79,7 @@ def _tokenizer(folder: str, argv: Sequence[str]) -> None:
 def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
     with built_of(arguments) as (configured, _):
         start.ran += ["configuration", "model"]
+        start.run("", lambda: hear(start, configured.model_config))
         kept = start.run("cache layers", lambda: answers.specs(configured))
         if not kept:
             return
@@ -91,6 +97,38 @@ def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
         start.run("graphs", lambda: _graphs(configured, cache, support))
         sizes = configured.compilation_config.cudagraph_capture_sizes or ()
         start.found["graph_sizes"] = [int(size) for size in sizes]
+
+
+def hear(start: Start, model: Any) -> None:
+    """A model that only transcribes reads a second of silence, as a request brings it: that needs
+    packages which no other model does."""
+    if not model.registry.is_transcription_only_model(model.architectures, model):
+        return
+    media: Any = importlib.import_module("vllm.multimodal.media.audio")
+    if not hasattr(media, "load_audio"):
+        return
+    try:
+        start.run("sound", lambda: media.load_audio(silence(), sr=16_000), passed=ImportError)
+    except ImportError:
+        missing = [name for name in _SOUND if find_spec(name) is None]
+        start.refuse(
+            "sound",
+            "sound cannot be read, because packages beside the engine are missing:"
+            f" {', '.join(missing)}; `pip install {' '.join(missing)}` in its environment",
+            "multimodal/media/audio.py",
+        )
+
+
+def silence() -> io.BytesIO:
+    """A second of silence as a WAV file, whose rate is not the model's."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as sound:
+        sound.setnchannels(1)
+        sound.setsampwidth(2)
+        sound.setframerate(44_100)
+        sound.writeframes(bytes(2 * 44_100))
+    file.seek(0)
+    return file
 
 
 def _backends(configured: Any, cache: Any) -> Any:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import sys
+import wave
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from pydantic import BaseModel
 
 from gateway.engines.inside.__main__ import words
 from gateway.engines.inside.stages import Start
+from gateway.engines.vllm.inside.start import hear
 
 _SOURCE = """
 def says_no():
@@ -140,3 +144,49 @@ def test_checks_of_config_json_count_and_other_libraries_do_not(
     start = Start("vllm", words)
     start.run("configuration", lambda: engine.asks(Package))
     assert bool(start.refused) == counts
+
+
+def test_an_error_of_a_kind_that_is_asked_for_is_passed_on(engine: ModuleType) -> None:
+    start = Start("vllm", words)
+    with pytest.raises(ValueError, match="at most 3"):
+        start.run("sound", engine.says_no, passed=ValueError)
+    start.refuse("sound", "packages are missing", "audio.py")
+    start.refuse("later", "the first refusal counts", "")
+    said = start.answer
+    assert (said["stage"], said["refused"], said["place"]) == (
+        "sound",
+        "packages are missing",
+        "audio.py",
+    )
+
+
+class _Registry:
+    def __init__(self, transcribes: bool) -> None:
+        self.transcribes = transcribes
+
+    def is_transcription_only_model(self, *_: object) -> bool:
+        return self.transcribes
+
+
+@pytest.mark.parametrize(
+    ("transcribes", "lacks", "refused"),
+    [(True, True, "soundfile"), (True, False, ""), (False, True, "")],
+)
+def test_a_model_that_transcribes_is_refused_where_sound_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch, transcribes: bool, lacks: bool, refused: str
+) -> None:
+    def load_audio(file: io.BytesIO, sr: int) -> int:
+        with wave.open(file) as sound:
+            assert sound.getnframes() == sound.getframerate() != sr
+        if lacks:
+            raise ImportError("install the extra")
+        return sr
+
+    reading = SimpleNamespace(load_audio=load_audio)
+    monkeypatch.setitem(sys.modules, "vllm.multimodal.media.audio", reading)
+    start = Start("vllm", words)
+    model = SimpleNamespace(registry=_Registry(transcribes), architectures=["WhisperModel"])
+    hear(start, model)
+    assert refused in start.refused
+    assert bool(start.refused) is bool(refused)
+    assert start.ran == (["sound"] if transcribes and not lacks else [])

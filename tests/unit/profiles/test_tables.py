@@ -1,0 +1,27 @@
+"""The folder of the shipped profiles, where it or a file of it is missing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import SettingsError
+from gateway.profiles import tables
+from gateway.profiles.profiles import Profiles
+
+
+def test_a_missing_folder_of_profiles_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tables, "__file__", str(tmp_path / "gateway/profiles/tables.py"))
+    with pytest.raises(SettingsError, match="The profiles of fitserve are missing") as told:
+        tables.shipped.__wrapped__()
+    assert "Install fitserve again" in (told.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["pace", "xids"])
+def test_a_missing_file_of_the_profiles_is_said(tmp_path: Path, name: str) -> None:
+    profiles = Profiles(roots=(tmp_path,))
+    with pytest.raises(SettingsError, match=f"yaml is missing: {tmp_path}"):
+        getattr(profiles, name)
