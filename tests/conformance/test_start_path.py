@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.conformance.engine.start_path import refusals
+from tests.conformance.engine.option_defaults import defaults
+from tests.conformance.engine.path_conditions import OneOf
+from tests.conformance.engine.planned_options import is_planned
+from tests.conformance.engine.start_path import KINDS, Sources, refusals
 
 _SOURCE = """
 def start(config, platform):
@@ -42,9 +45,95 @@ class Engine:
 """
 
 
+_OPTIONS = """
+class Options:
+    watermark: str | None = None
+    backend: str = "none"
+    steps: int = 1
+    dtype: str = "auto"
+"""
+_CHECKS = """
+def check(options, flag):
+    if options.dtype == "x":
+        options.backend = "deep"
+    if options.watermark and options.dtype == "y":
+        options.steps = 2
+    if options.watermark:
+        raise ValueError("watermark")
+    if options.backend == "deep":
+        raise ValueError("deep")
+    if options.backend == "pplx":
+        raise ValueError("pplx")
+    if options.steps == 1:
+        return
+    never(options)
+    raise ValueError("steps")
+
+def never(options):
+    if options.dtype == "z":
+        raise ValueError("never")
+
+def kept(options):
+    try:
+        if options.dtype == "w":
+            raise ValueError("inner")
+    except ValueError as error:
+        raise TypeError("outer") from error
+    if options.dtype not in ("a", "b", None):
+        raise ValueError("parser")
+"""
+
+
+def _sources(folder: Path, choices: dict[str, tuple[str, ...]]) -> Sources:
+    (folder / "config").mkdir()
+    (folder / "config/options.py").write_text(_OPTIONS)
+    (folder / "checks.py").write_text(_CHECKS)
+    known = defaults(folder, "vllm", {"dtype"}, choices, {"checks.py"})
+    return Sources(folder, {"checks.py"}, {"dtype", "backend", "steps", "watermark"}, known)
+
+
+def test_a_refusal_that_needs_an_option_of_no_plan_is_none_of_a_configuration(
+    tmp_path: Path,
+) -> None:
+    found = refusals(_sources(tmp_path, {}), {("checks.py", 2)})
+    assert [(one.text[18:-2], one.kind) for one in found] == [
+        ("watermark", "option"),
+        ("deep", "config"),  # the engine itself chooses it by the type
+        ("pplx", "option"),
+        ("steps", "option"),
+    ]
+
+
+def test_errors_that_the_engine_takes_up_count_once_and_choices_of_the_parser_are_kept(
+    tmp_path: Path,
+) -> None:
+    entered = {("checks.py", _CHECKS[: _CHECKS.index("def kept")].count("\n") + 1)}
+    sources = _sources(tmp_path, {"dtype": ("a", "b")})
+    found = {one.text: one.kind for one in refusals(sources, entered)}
+    assert found["raise ValueError('inner')"] == "wrapped"
+    assert found["raise ValueError('parser')"] == "option"
+    assert {*found.values()} <= {*KINDS}
+
+
+def test_what_the_engine_makes_of_an_option_is_one_of_its_values(tmp_path: Path) -> None:
+    _sources(tmp_path, {})
+    known = defaults(tmp_path, "vllm", {"dtype"}, {}, {"checks.py"})
+    assert known == {"watermark": None, "backend": OneOf(("none", "deep")), "steps": 1}
+
+
+def test_a_start_is_planned_with_options_and_inner_fields_that_the_planner_has_words_for() -> None:
+    planned = {"max_model_len", "speculative_config", "method", "VLLM_X"}
+    ngram = '--speculative-config={"method":"ngram"}'
+    assert is_planned(["--max-model-len=5", ngram], ["VLLM_X"], planned)
+    assert not is_planned(["--grpc"], [], planned)
+    assert not is_planned(['--speculative-config={"fly":1}'], [], planned)
+    assert not is_planned([], ["VLLM_Y"], planned)
+
+
 def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(_SOURCE)
-    found = refusals(tmp_path, {("engine.py", 2)}, {"size", "dtype"})
+    sources = Sources(tmp_path, {"engine.py"}, {"size", "dtype"}, {})
+    found = refusals(sources, {("engine.py", 2)})
     assert [(one.function, one.kind) for one in found] == [
         ("start", "config"),
         ("start", "platform"),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,9 @@ from gateway.engines.inquiry.document import StatedGpus
 from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.planner.service.engine_check import model_files
 from gateway.profiles.profiles import Profiles
-from tests.conformance.engine.start_path import Refusal, fields, refusals
+from tests.conformance.engine.option_defaults import defaults
+from tests.conformance.engine.planned_options import is_planned, keys, planned_names
+from tests.conformance.engine.start_path import KINDS, Refusal, Sources, fields, refusals
 from tests.conformance.kept import Kept
 from tests.e2e.conftest import ENGINE
 from tests.e2e.refused_starts import SGLANG, VLLM, RefusedStart
@@ -38,7 +41,7 @@ SEQS = {VLLM_REF: "--max-num-seqs", SGLANG_REF: "--max-running-requests"}
 # Rows that take the whole way of an inquiry too.
 INQUIRED = ("llama-3.2-1b", 12)
 # Of the refusals that a configuration may lead to, so many are triggered.
-LEAST = {VLLM_REF: 200, SGLANG_REF: 140}
+LEAST = {VLLM_REF: 140, SGLANG_REF: 58}
 SOURCES = (VLLM_REF, SGLANG_REF)
 # Published shapes whose starts run: a length, and requests at once.
 LIMITS = ((2048, 64), (1024, 64), (2048, 8), (512, 1))
@@ -53,24 +56,41 @@ class Rehearsals(NamedTuple):
     paths: list[Refusal]
 
 
-def asked(config: dict[str, Any], argv: list[str], env: dict[str, str], size: int) -> object:
-    return {"files": {"config.json": config}, "argv": argv, "env": env, "kv_bytes": size}
+def asked(
+    config: dict[str, Any],
+    argv: list[str],
+    size: int,
+    env: Mapping[str, str] | None = None,
+    traced: bool = True,
+) -> dict[str, Any]:
+    return {
+        "files": {"config.json": config},
+        "argv": argv,
+        "env": dict(env or {}),
+        "kv_bytes": size,
+        "traced": traced,
+    }
 
 
-def settings(ref: str, package: Path) -> set[str]:
+def settings(ref: str, package: Path, published: set[str]) -> set[str]:
     """Flags of the engine, fields of published config.json, and of the engine's configurations."""
-    found = {name.replace("-", "_") for name in Profiles().engine(ref).flags}
-    for path in MODELS.glob("*.json"):
-        found |= keys(json.loads(path.read_text()))
-    return found | fields(package / "config")
+    flags = {name.replace("-", "_") for name in Profiles().engine(ref).flags}
+    return flags | published | fields(package / "config")
 
 
-def keys(value: object) -> set[str]:
-    if isinstance(value, list):
-        return {name for item in value for name in keys(item)}
-    if isinstance(value, dict):
-        return {*value, *(name for item in value.values() for name in keys(item))}
-    return set()
+def paths_of(ref: str, package: Path, entered: set[tuple[str, int]]) -> list[Refusal]:
+    """The refusals that starts with the planner's options can meet."""
+    published = {
+        name for path in MODELS.glob("*.json") for name in keys(json.loads(path.read_text()))
+    }
+    choices = {
+        name.replace("-", "_"): flag.choices
+        for name, flag in Profiles().engine(ref).flags.items()
+        if flag.choices
+    }
+    files = {file for file, _ in entered if (package / file).is_file()}
+    known = defaults(package, ref.partition("==")[0], planned_names() | published, choices, files)
+    return refusals(Sources(package, files, settings(ref, package, published), known), entered)
 
 
 @pytest.fixture(scope="module", params=[VLLM_REF, SGLANG_REF])
@@ -80,23 +100,24 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     kind, _, version = ref.partition("==")
     sources = Kept(ROOT / ".cache/engines").sources(kind, version)
     python = engines / ENGINE.replace("==", "-") / "bin/python"
-    rows, context = ROWS[ref], CONTEXT[ref]
+    rows, context, planned = ROWS[ref], CONTEXT[ref], planned_names()
     models = sorted(path.stem for path in MODELS.glob("*.json"))
     starts = [
         asked(
             row.config,
             [*([] if context in " ".join(row.argv) else [f"{context}=512"]), *row.argv],
-            dict(row.env),
             row.kv_bytes,
+            dict(row.env),
+            is_planned(row.argv, dict(row.env), planned),
         )
         for row in rows
     ]
-    starts += [asked(config(name), [f"{context}=512"], {}, 24 * GIB) for name in models]
+    starts += [asked(config(name), [f"{context}=512"], 24 * GIB) for name in models]
     limited = [
         (name, limit) for name in ("llama-3.2-1b", "granite-4.0-h-micro") for limit in LIMITS
     ]
     starts += [
-        asked(config(name), [f"{context}={length}", f"{SEQS[ref]}={seqs}"], {}, 24 * GIB)
+        asked(config(name), [f"{context}={length}", f"{SEQS[ref]}={seqs}"], 24 * GIB)
         for name, (length, seqs) in limited
     ]
     command = [str(python), "-m", "tests.conformance.engine", "--engine", kind]
@@ -117,7 +138,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     answers = said["starts"]
     first, last = len(rows), len(rows) + len(models)
     entered = {(file, line) for file, line in said["entered"]}
-    paths = refusals(sources / kind, entered, settings(ref, sources / kind))
+    paths = paths_of(ref, sources / kind, entered)
     return ref, Rehearsals(
         list(zip(rows, answers, strict=False)),
         list(zip(models, answers[first:last], strict=True)),
@@ -151,19 +172,28 @@ def test_a_start_that_runs_also_runs_with_smaller_limits(
 
 
 def test_the_share_of_refusals_that_are_triggered(rehearsals: tuple[str, Rehearsals]) -> None:
-    """Prints the counts. Each refusal that a row leads to counts as one of a configuration."""
+    """Prints the counts. A refusal that a row with planned options leads to counts as one that a
+    configuration may lead to, whatever its conditions say."""
     ref, found = rehearsals
+    planned = planned_names()
     places = {said["place"] for _, said in found.refused}
+    met = {
+        said["place"] for row, said in found.refused if is_planned(row.argv, dict(row.env), planned)
+    }
     counts = Counter(one.kind for one in found.paths)
-    triggered = [one for one in found.paths if one.place in places]
-    of_configs = {one.place for one in found.paths if one.kind == "config"}
-    possible = of_configs | {one.place for one in triggered}
-    sys.stdout.write(
-        f"{ref}: {len(found.paths)} raise statements in the start path {dict(counts)};"
-        f" triggered and found {len(triggered)} of {len(possible)} that a configuration may lead"
-        f" to, in {len(found.refused)} starts at {len(places)} places with asserts\n"
-    )
+    possible = {one.place for one in found.paths if one.kind == "config" or one.place in met}
+    triggered = possible & places
+    beyond = {one.place for one in found.paths if one.place in places} - possible
+    lines = [f"{ref}: {len(found.paths)} raise statements in the start path"]
+    lines += [f"    {counts[kind]:4} {kind}: {why}" for kind, why in KINDS.items()]
+    lines += [
+        f"    triggered and found {len(triggered)} of {len(possible)}"
+        f" ({len(triggered) / len(possible):.0%}), and {len(beyond)} that no plan leads to,"
+        f" in {len(found.refused)} starts"
+    ]
+    sys.stdout.write("\n".join(lines) + "\n")
     assert len(triggered) >= LEAST[ref]
+    assert not [one for one in found.paths if one.kind == "option" and one.place in met]
 
 
 @pytest.mark.parametrize("ref", SOURCES)

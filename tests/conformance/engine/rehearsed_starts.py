@@ -1,10 +1,11 @@
 """Rehearsals of whole starts in one process, read from standard input, and the functions of the
 engine that they enter.
 
-    [{"files": {"config.json": {...}}, "argv": [...], "env": {...}, "kv_bytes": 1073741824}, ...]
+    [{"files": {"config.json": {...}}, "argv": [...], "env": {...}, "kv_bytes": 1073741824,
+      "traced": true}, ...]
 
 An answer has `starts`, in this order, and `entered`: [file, first line] of each function that a
-start entered beside the imports of modules.
+traced start entered beside the imports of modules.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def answers(version: str) -> dict[str, Any]:
         files = {name: json.dumps(text).encode() for name, text in one["files"].items()}
         own = dict(os.environ)
         os.environ.update(one["env"])
-        sys.settrace(trace)
+        sys.settrace(trace if one["traced"] else None)
         try:
             starts.append(start.rehearsed(files, one["argv"], one["kv_bytes"], words))
         finally:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tests.conformance.engine.path_conditions import UNKNOWN, Evaluator, conditions
 
 # Conditions on the platform: the start is on NVIDIA GPUs.
 _PLATFORM = re.compile(
     r"is_(rocm|cpu|xpu|tpu|hip|npu|musa|hpu|mps|mlx|out_of_tree|unspecified|cuda_alike|cuda)\b"
-    r"|rocm|xpu|npu|musa|aiter|on_gfx|is_sm\d|sys\.platform|get_device_capability|is_blackwell",
+    r"|rocm|xpu|npu|musa|mps|aiter|on_gfx|is_sm\d|sys\.platform|get_device_capability|is_blackwell"
+    r"|device_type|device_name|current_platform|cuda_available|\.device\b",
     re.IGNORECASE,
 )
 # Conditions on packages and versions that are installed beside the engine.
@@ -27,7 +30,36 @@ _ELSEWHERE = re.compile(
     r"Import|ModuleNotFound|OSError|HTTP|Timeout|Connection|EntryNotFound|RepositoryNotFound"
     r"|AttributeError|StopIteration"
 )
+# Conditions on files beside config.json, which no rehearsal of a config has.
+_FILE = re.compile(r"exists\(|is_?file\(|is_?dir\(|glob|listdir|gguf|_files\b", re.IGNORECASE)
+# Errors of the engine's own steps, by their words: a step came twice, or before another one.
+_ORDER = re.compile(
+    r"has not been|have not been|is not set;|[Nn]o \w+ \w+ is set"
+    r"|must be (set|resolved) (after|before)|already been|Duplicate layer|collision"
+    r"|must be present for|not published|must implement"
+)
+# These hold or name settings and are none themselves.
+_GENERAL = re.compile(r"config|\w+_config|name|type|key|length|port|model|static_forward_context")
+# Conditions on the files of a draft model.
+_DRAFT = re.compile(r"\bdraft_(model|hf|vllm)?_?config|draft_architectures|draft_model_path")
 _PROTOCOLS = ("__getattr__", "__getattribute__", "__getitem__", "__init_subclass__", "__new__")
+
+
+KINDS = {
+    "config": "a configuration may lead to it",
+    "platform": "its conditions are on other devices than NVIDIA's",
+    "package": "its conditions are on packages beside the engine",
+    "protocol": "it is of Python's own protocols",
+    "abstract": "a method that classes replace",
+    "elsewhere": "it tells of another error of a file, a package or a network",
+    "wrapped": "another raise makes its own error of it",
+    "handled": "the engine catches it",
+    "option": "its conditions are never met while each option that no plan gives has its default",
+    "draft": "its conditions are on the files of a draft model, which an inquiry does not get",
+    "file": "its conditions are on other files than config.json",
+    "order": "it tells of the engine's own steps in a wrong order",
+    "internal": "no input of its conditions is a setting",
+}
 
 
 class Function(NamedTuple):
@@ -44,9 +76,7 @@ class Function(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """kind: config, or why no configuration leads to it: platform, package, protocol, abstract,
-    elsewhere (another error of a file, a package or a network), internal (no input of its
-    conditions is a setting)."""
+    """kind: config, or why no configuration leads to it (KINDS)."""
 
     place: str
     function: str
@@ -54,25 +84,74 @@ class Refusal(NamedTuple):
     text: str
 
 
-def refusals(
-    package: Path, entered: Collection[tuple[str, int]], settings: Collection[str]
-) -> list[Refusal]:
-    """The refusals of functions that starts entered (file, first line), and of the functions that
-    these call by names which are certain.
+class Sources:
+    """The functions of the files that starts enter, with the values of unplanned options.
 
     settings: names of flags, of fields of config.json and of the engine's configurations.
+    defaults: of the options that no plan gives (option_defaults.py).
     """
-    files = sorted({file for file, _ in entered if (package / file).is_file()})
-    functions = [one for file in files for one in _functions(package, file)]
-    begun = [one for one in functions if (one.file, one.first) in entered]
+
+    def __init__(
+        self,
+        package: Path,
+        files: Collection[str],
+        settings: Collection[str],
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.settings = settings
+        self.functions = [one for file in sorted({*files}) for one in _functions(package, file)]
+        self._defaults = defaults
+        self._single: dict[str, Any] = {}
+        alike = Counter(one.node.name for one in self.functions)
+        for one in self.functions:
+            if alike[one.node.name] == 1 and not one.owner:
+                self._single[one.node.name] = one.node
+        self._own: dict[tuple[str, str], dict[str, Any]] = {}
+        for one in self.functions:
+            if one.owner and one.node.name == "__init__":
+                self._own[one.file, one.owner] = self._assigned(one)
+        self._calls: dict[str, list[tuple[Function, ast.Call]]] = defaultdict(list)
+        for one in self.functions:
+            for node in ast.walk(one.node):
+                if isinstance(node, ast.Call):
+                    self._calls[_name_of(node.func)].append((one, node))
+
+    def never(self, function: Function, node: ast.AST) -> bool:
+        """Whether no start with planned options reaches this part of the function."""
+        own = self._own.get((function.file, function.owner))
+        evaluator = Evaluator(function.node, self._defaults, own, self._single)
+        return evaluator.never(conditions(function.node, node))
+
+    def is_handled(self, function: Function) -> bool:
+        """Whether each call of the function stands where its errors are caught and kept."""
+        calls = self._calls.get(function.node.name, [])
+        return bool(calls) and all(_is_caught(caller.node, call) for caller, call in calls)
+
+    def _assigned(self, one: Function) -> dict[str, Any]:
+        """Values of the attributes that `__init__` assigns; UNKNOWN if more than once."""
+        evaluator, result = Evaluator(one.node, self._defaults), dict[str, Any]()
+        for node in ast.walk(one.node):
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and _name_of(target.value) == "self":
+                    single = target.attr not in result
+                    result[target.attr] = evaluator.value(node.value) if single else UNKNOWN
+        return result
+
+
+def refusals(sources: Sources, entered: Collection[tuple[str, int]]) -> list[Refusal]:
+    """The refusals of functions that starts entered (file, first line), and of the functions that
+    these call by names which are certain."""
+    begun = [one for one in sources.functions if (one.file, one.first) in entered]
     return [
         Refusal(
             f"{one.file}:{statement.lineno}",
             f"{one.owner}.{one.node.name}".lstrip("."),
-            _kind(one, statement, settings),
+            _kind(sources, one, statement),
             ast.unparse(statement)[:200],
         )
-        for one in [*begun, *_called(functions, begun)]
+        for one in [*begun, *_called(sources, begun)]
         for statement in one.raises
     ]
 
@@ -113,10 +192,10 @@ def _functions(package: Path, file: str) -> list[Function]:
     return result
 
 
-def _called(functions: list[Function], begun: list[Function]) -> list[Function]:
-    """Functions that a start can call though none of the starts did."""
+def _called(sources: Sources, begun: list[Function]) -> list[Function]:
+    """Functions that a start with planned options can call though none of the starts did."""
     by_name: dict[str, list[Function]] = defaultdict(list)
-    for one in functions:
+    for one in sources.functions:
         by_name[one.node.name].append(one)
     known, result, open_ones = {id(one) for one in begun}, [], [*begun]
     while open_ones:
@@ -125,7 +204,7 @@ def _called(functions: list[Function], begun: list[Function]) -> list[Function]:
             if not isinstance(node, ast.Call):
                 continue
             for one in _targets(caller, node.func, by_name):
-                if id(one) not in known:
+                if id(one) not in known and not sources.never(caller, node):
                     known.add(id(one))
                     result.append(one)
                     open_ones.append(one)
@@ -147,16 +226,17 @@ def _targets(
     return alike[: len(alike) == 1]
 
 
-def _kind(function: Function, statement: ast.Raise, settings: Collection[str]) -> str:
+def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
     said = ast.unparse(statement.exc) if statement.exc else ""
     guards = [*_guards(function.node, statement)]
+    held = conditions(function.node, statement)
     tests = " ; ".join(ast.unparse(one.test) for one in guards if isinstance(one, ast.If))
     caught = [one for one in guards if isinstance(one, ast.ExceptHandler)]
     if function.node.name in _PROTOCOLS:
         return "protocol"
     if not tests and said.startswith("NotImplementedError") and not caught:
         return "abstract"
-    if _PLATFORM.search(tests):
+    if _PLATFORM.search(tests) or _PLATFORM.search(function.node.name):
         return "platform"
     if _PACKAGE.search(tests) or said.startswith(("ImportError", "ModuleNotFoundError")):
         return "package"
@@ -167,7 +247,34 @@ def _kind(function: Function, statement: ast.Raise, settings: Collection[str]) -
         for one in caught
     ):
         return "elsewhere"
-    return "internal" if _inputs(function, guards).isdisjoint(settings) else "config"
+    if _is_caught(function.node, statement, again=True):
+        return "wrapped"
+    if _is_caught(function.node, statement) or sources.is_handled(function):
+        return "handled"
+    if sources.never(function, statement):
+        return "option"
+    if _FILE.search(tests) or _FILE.search(function.node.name):
+        return "file"
+    if _ORDER.search(said):
+        return "order"
+    if _DRAFT.search(" ".join(ast.unparse(one.test) for one in held)):
+        return "draft"
+    inputs = {name for name in _inputs(function, guards) if not _GENERAL.fullmatch(name)}
+    return "internal" if inputs.isdisjoint(sources.settings) else "config"
+
+
+def _is_caught(node: ast.AST, statement: ast.AST, *, again: bool = False) -> bool:
+    """Whether a `try` around the statement catches an error and raises none; again: another."""
+    return any(
+        isinstance(one, ast.Try)
+        and any(_within(statement, part) for part in one.body)
+        and any(
+            re.search(r"^$|ValueError|\bException|AssertionError", _type(handler))
+            and any(isinstance(part, ast.Raise) for part in ast.walk(handler)) is again
+            for handler in one.handlers
+        )
+        for one in _guards(node, statement)
+    )
 
 
 def _inputs(function: Function, guards: list[ast.AST]) -> set[str]:
@@ -201,11 +308,19 @@ def _words(node: ast.AST) -> set[str]:
     return result
 
 
+def _name_of(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else str(getattr(node, "id", ""))
+
+
+def _within(statement: ast.AST, node: ast.AST) -> bool:
+    return any(one is statement for one in ast.walk(node))
+
+
 def _type(handler: ast.ExceptHandler) -> str:
     return ast.unparse(handler.type) if handler.type else ""
 
 
-def _guards(node: ast.AST, statement: ast.Raise) -> Iterator[ast.AST]:
+def _guards(node: ast.AST, statement: ast.AST) -> Iterator[ast.AST]:
     """The nodes around the statement, from outside."""
     for child in ast.iter_child_nodes(node):
         if any(one is statement for one in ast.walk(child)):

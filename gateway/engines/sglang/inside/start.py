@@ -46,7 +46,7 @@ def rehearsed(
         start.run("checks", given.check_server_args)
         configured = start.run("configuration", lambda: configured_of(given))
         if configured is not None:
-            _built(start, configured, kv_bytes)
+            start.run("", lambda: _built(start, configured, kv_bytes))
     return start.answer
 
 

@@ -1,0 +1,294 @@
+"""The conditions under which a statement of a function is reached, and what they come to where some
+names have known values: true, false or unknown.
+
+The standard library alone reads the sources.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+UNKNOWN: Any = object()
+_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+_COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}
+
+
+class Condition(NamedTuple):
+    """The statement is reached where `test` is `holds`."""
+
+    test: ast.expr
+    holds: bool
+
+
+def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
+    """Around the statement, and of statements before it that end the function or the loop."""
+    result: list[Condition] = []
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        block = getattr(node, field, None)
+        if not isinstance(block, list):
+            continue
+        place = next((number for number, one in enumerate(block) if _within(statement, one)), None)
+        if place is None:
+            continue
+        if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
+            result.append(Condition(node.test, field == "body"))
+        for one in block[:place]:
+            result += _passed(one)
+        return [*result, *conditions(block[place], statement)]
+    return [*result, *_inside(node, statement)]
+
+
+def _within(statement: ast.AST, node: ast.AST) -> bool:
+    return any(one is statement for one in ast.walk(node))
+
+
+def _passed(node: ast.stmt) -> Iterator[Condition]:
+    """What holds after a statement that may end the block."""
+    if isinstance(node, ast.If):
+        if isinstance(node.body[-1], _ENDS):
+            yield Condition(node.test, holds=False)
+        if node.orelse and isinstance(node.orelse[-1], _ENDS):
+            yield Condition(node.test, holds=True)
+    elif isinstance(node, ast.Assert):
+        yield Condition(node.test, holds=True)
+
+
+def _inside(node: ast.AST, statement: ast.AST) -> Iterator[Condition]:
+    """Conditions within an expression: `a and call()`, `call() if a else b`."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.BoolOp):
+            place = next((i for i, part in enumerate(one.values) if _within(statement, part)), 0)
+            for part in one.values[:place]:
+                yield Condition(part, isinstance(one.op, ast.And))
+        elif isinstance(one, ast.IfExp):
+            for branch in (one.body, one.orelse):
+                if _within(statement, branch):
+                    yield Condition(one.test, branch is one.body)
+
+
+class OneOf(NamedTuple):
+    """A value that is one of these."""
+
+    values: tuple[Any, ...]
+
+
+class Evaluator:
+    """What an expression of a function comes to.
+
+    known: values of attributes, parameters and module variables by name. own: of attributes that
+    the class itself assigns. functions: those that alone have their name.
+    """
+
+    def __init__(
+        self,
+        node: FunctionNode,
+        known: Mapping[str, Any],
+        own: Mapping[str, Any] | None = None,
+        functions: Mapping[str, FunctionNode] | None = None,
+    ) -> None:
+        self._node = node
+        self._known = known
+        self._own = own or {}
+        self._functions = functions or {}
+        self._local: dict[str, list[tuple[ast.AST, ast.expr | None]]] = {}
+        for one in ast.walk(node):
+            for name, value in _stored(one):
+                self._local.setdefault(name, []).append((one, value))
+        self._open: set[str] = set()
+
+    def never(self, held: list[Condition]) -> bool:
+        """Whether a condition is certainly not met."""
+        return any(one.holds not in _truths(self.value(one.test)) for one in held)
+
+    def value(self, node: ast.expr | None) -> Any:
+        """The value; UNKNOWN where a part of it that counts is unknown."""
+        try:
+            return UNKNOWN if node is None else self._value(node)
+        except (TypeError, ValueError, AttributeError):
+            return UNKNOWN
+
+    def returned(self) -> Any:
+        """What the function returns."""
+        found = [
+            self.value(one.value) if one.value else None
+            for one in ast.walk(self._node)
+            if isinstance(one, ast.Return) and not self.never(conditions(self._node, one))
+        ]
+        return _any_of(found) if found else None
+
+    def _value(self, node: ast.expr) -> Any:
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return self._variable(node.id)
+            case ast.Attribute():
+                return self._attribute(node)
+            case ast.UnaryOp(op=ast.Not()):
+                return _any_of([not one for one in _truths(self.value(node.operand))])
+            case ast.UnaryOp(op=ast.USub()):
+                return _each(operator.neg, self.value(node.operand))
+            case ast.BoolOp():
+                return self._joined(node)
+            case ast.Compare():
+                return self._compared(node)
+            case ast.Tuple() | ast.List() | ast.Set():
+                parts = [self.value(one) for one in node.elts]
+                known = not any(one is UNKNOWN or isinstance(one, OneOf) for one in parts)
+                return tuple(parts) if known else UNKNOWN
+            case ast.IfExp():
+                branches = {True: node.body, False: node.orelse}
+                return _any_of(
+                    [self.value(branches[one]) for one in _truths(self.value(node.test))]
+                )
+            case ast.NamedExpr():
+                return self.value(node.value)
+            case ast.Call():
+                return self._called(node)
+        return UNKNOWN
+
+    def _variable(self, name: str) -> Any:
+        if name not in self._local:
+            return self._known.get(name, UNKNOWN)
+        if name in self._open:
+            return UNKNOWN
+        self._open.add(name)
+        try:
+            found = [
+                self.value(value)
+                for place, value in self._local[name]
+                if not self.never(conditions(self._node, place))
+            ]
+        finally:
+            self._open.discard(name)
+        parameters = {one.arg for one in ast.walk(self._node.args) if isinstance(one, ast.arg)}
+        if name in parameters:
+            found.append(self._known.get(name, UNKNOWN))
+        return _any_of(found)
+
+    def _attribute(self, node: ast.Attribute) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id == "self" and node.attr in self._own:
+            return self._own[node.attr]
+        return self._known.get(node.attr, UNKNOWN)
+
+    def _joined(self, node: ast.BoolOp) -> Any:
+        ends = isinstance(node.op, ast.Or)
+        parts = [self.value(one) for one in node.values]
+        if any(_truths(one) == {ends} for one in parts):
+            return ends
+        decided = [one for one in parts if _truths(one) != {not ends}]
+        return (not ends) if not decided else UNKNOWN
+
+    def _compared(self, node: ast.Compare) -> Any:
+        values = [self.value(one) for one in (node.left, *node.comparators)]
+        if any(one is UNKNOWN for one in values):
+            return UNKNOWN
+        choices = [one.values if isinstance(one, OneOf) else (one,) for one in values]
+        return _any_of(
+            [
+                all(
+                    _COMPARED[type(op)](left, right)
+                    for left, op, right in zip(row[:-1], node.ops, row[1:], strict=True)
+                )
+                for row in product(*choices)
+            ]
+        )
+
+    def _called(self, node: ast.Call) -> Any:
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        arguments = node.args
+        if name == "getattr" and len(arguments) > 1 and isinstance(arguments[1], ast.Constant):
+            return self._known.get(str(arguments[1].value), UNKNOWN)
+        if name == "isinstance" and arguments:
+            return False if self.value(arguments[0]) is None else UNKNOWN
+        if name in ("bool", "len") and len(arguments) == 1:
+            return _each({"bool": bool, "len": len}[name], self.value(arguments[0]))
+        if isinstance(node.func, ast.Attribute) and not arguments:
+            owner = self.value(node.func.value)
+            if node.func.attr == "get":  # of an environment variable
+                return owner
+            if node.func.attr == "is_set" and owner is not UNKNOWN:
+                return False
+            if node.func.attr in ("lower", "upper", "strip"):
+                return _each(operator.methodcaller(node.func.attr), owner)
+        if name in self._functions and f"{name}()" not in self._open:
+            called = Evaluator(self._functions[name], self._known)
+            called._open = {*self._open, f"{name}()"}
+            return called.returned()
+        return UNKNOWN
+
+
+def joined(first: Any, second: Any) -> Any:
+    """A value that is one or the other."""
+    return _any_of([first, second])
+
+
+def _any_of(values: list[Any]) -> Any:
+    found: list[Any] = []
+    for value in values:
+        if value is UNKNOWN:
+            return UNKNOWN
+        for one in value.values if isinstance(value, OneOf) else (value,):
+            if not any(
+                one is other or (one == other and type(one) is type(other)) for other in found
+            ):
+                found.append(one)
+    if not found:
+        return UNKNOWN
+    return found[0] if len(found) == 1 else OneOf(tuple(found))
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    if value is UNKNOWN:
+        return UNKNOWN
+    return _any_of(
+        [change(one) for one in (value.values if isinstance(value, OneOf) else (value,))]
+    )
+
+
+def _truths(value: Any) -> set[bool]:
+    """What the value may be as a condition."""
+    if value is UNKNOWN:
+        return {True, False}
+    return {bool(one) for one in (value.values if isinstance(value, OneOf) else (value,))}
+
+
+def _stored(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """The variables that this node assigns; None: a value that is not told."""
+    if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for target in targets:
+            if isinstance(target, ast.Name):
+                if node.value is not None:
+                    yield target.id, node.value
+            else:
+                yield from ((name, None) for name in _names(target))
+    elif isinstance(node, ast.AugAssign | ast.For | ast.comprehension):
+        yield from ((name, None) for name in _names(node.target))
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from ((name, None) for name in _names(node.optional_vars))
+
+
+def _names(node: ast.expr) -> set[str]:
+    return {
+        one.id
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+    }
