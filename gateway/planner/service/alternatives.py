@@ -42,6 +42,9 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "version": "gemm",
     },
 }
+_BITS = {"fp8": 8, "awq": 4}
+# Verdicts on a layout that no quantization changes.
+_IMPOSSIBLE = {"illegal_parallelism", "unsupported_architecture"}
 _CONTEXT_FLAGS = {"max-model-len", "context-length"}
 
 
@@ -71,7 +74,7 @@ def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Dec
     )
     shorter = _shorter(unplanned)
     forms = tuple(_best(_variants(unplanned, hub), unplanned)) or tuple(
-        _best(_shapes(unplanned), unplanned)
+        _best(_shapes(unplanned, decision), unplanned)
     )
     found = WouldFit(
         weights_bytes=_weights(decision),
@@ -127,16 +130,33 @@ def _shorter(unplanned: Unplanned) -> Plan | None:
     return plans[0] if plans else None
 
 
-def _shapes(unplanned: Unplanned) -> Iterator[tuple[str, str, Plan]]:
+def _shapes(unplanned: Unplanned, decision: Decision) -> Iterator[tuple[str, str, Plan]]:
     if unplanned.spec.quant is not None:
         return
     for words, config in _SHAPES.items():
+        if _is_too_large(unplanned, decision, _BITS[config["quant_method"]]):
+            continue
         quant = Quant(method=config["quant_method"], config=config)
         spec = unplanned.spec.evolve(
             quant=quant, config={**unplanned.spec.config, "quantization_config": config}
         )
         for plan in _planned(spec, unplanned):
             yield words, "", plan
+
+
+def _is_too_large(unplanned: Unplanned, decision: Decision, bits: int) -> bool:
+    """Whether weights of so many bits alone exceed the budget of every layout that is possible.
+
+    Then no layout has a plan, and none is looked for. Offloaded weights are in no budget.
+    """
+    wish, spec = unplanned.wish, unplanned.spec
+    whole = 32 if "float32" in (wish.dtype, spec.dtype) else 16
+    return not any("offload" in name for name in wish.args) and all(
+        one.memory.weights_bytes * bits > one.memory.budget_bytes * whole
+        if one.memory is not None
+        else one.verdict in _IMPOSSIBLE
+        for one in decision.rejected
+    )
 
 
 def _variants(unplanned: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]:

@@ -96,3 +96,33 @@ def test_of_a_folder_the_shapes_are_told_and_what_was_demanded_of_the_context(
     assert form.what == "AWQ or GPTQ 4-bit"
     assert 4096 < form.context < 120000
     assert planned(str(folder), hub).would_fit is None
+
+
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [
+        ("deepseek-v3", "8xh100"),
+        ("deepseek-v3", "2x3090"),
+        ("qwen3-30b-a3b", "3090"),
+        ("qwen3-next-80b-a3b", "2x3090"),
+        ("llama-3.1-8b", "3090"),
+    ],
+)
+def test_a_shape_that_is_not_looked_for_has_no_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, machine: str
+) -> None:
+    folder = tmp_path / model
+    folder.mkdir()
+    (folder / "config.json").write_bytes((MODELS / f"{model}.json").read_bytes())
+    hub = Hub("http://127.0.0.1:1", None, tmp_path)
+    asked: list[bool] = []
+
+    def is_too_large(*given: Any) -> bool:
+        asked.append(too_large(*given))
+        return False
+
+    found = planned(str(folder), hub, machine)
+    too_large = alternatives._is_too_large
+    monkeypatch.setattr(alternatives, "_is_too_large", is_too_large)
+    assert planned(str(folder), hub, machine).would_fit == found.would_fit
+    assert any(asked) is ((model, machine) not in {("llama-3.1-8b", "3090")})
