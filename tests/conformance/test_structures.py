@@ -21,7 +21,7 @@ from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.conformance.structures.document import Unlearned, document
 from tests.conformance.structures.facts import Facts
-from tests.conformance.structures.learn import learn
+from tests.conformance.structures.learn import learn, one_shape
 from tests.conformance.structures.terms import (
     flagged_term,
     last_layer_term,
@@ -239,3 +239,26 @@ def test_a_structure_of_one_tower_is_not_taken_for_another() -> None:
     with pytest.raises(BadModel, match="another"):
         structure_blueprint(structure_text(other), Fields(other, "m"))
     assert structure_text(forecast_config("pixtral", "none")) != text
+
+
+def test_a_structure_of_one_shape_holds_for_its_shape_and_any_vocabulary() -> None:
+    config = {**BASE, "vocab_size": 300, "num_shared_experts": 1}
+    rows = made_up_engine(config)
+    rows["embed.weight"] = {"what": "vocab", "rows": 300, "columns": 48}
+    rows["model.layers.2.attn#attention"] = {"what": "attention", "class": "unseen Other"}
+    found = one_shape(config, rows)
+    gate = next(row for row in found if row.name == "model.layers.*.gate")
+    assert (gate.layers, gate.of, gate.sizes["shape.0"]) == ("i in (1, 2)", "3", "60")
+    facts = Facts({}, {}, set(), {}, {}, {})
+    fixed = {name: config[name] for name in ("hidden_size", "layer_types")}
+    text = document("MadeUp", "vllm==0", fixed, found, facts)
+    structure = json.loads(text)
+    assert structure["unknown"] == ["its attention"]
+    plan = structure_blueprint(text, Fields({**config, "vocab_size": 320}, "config"))
+    assert {item.name: item.shape for item in plan.parameters}["embed.weight"] == (320, 48)
+    assert {layer.name: len(layer.numbers) for layer in plan.linears} == {
+        "model.layers.*.qkv_proj": 4,
+        "model.layers.*.shared.up": 3,
+    }
+    with pytest.raises(BadModel, match="unlike the structure"):
+        structure_blueprint(text, Fields({**config, "hidden_size": 96}, "config"))

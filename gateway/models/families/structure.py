@@ -15,6 +15,9 @@ gateway/models/structures/ARCHITECTURE.json:
     aliases   other names of fields
     unknown   parts that the terms do not describe; they stay a guess
 
+Where no small terms fit, the sizes are numbers and `fixed` names every field that decides them: the
+structure holds for configs of that shape.
+
 Terms are a small part of Python's expressions (`_value`). Pure.
 """
 
@@ -118,6 +121,8 @@ def _value(node: ast.expr, config: _Config, number: int) -> Any:
             return number
         case ast.Name() | ast.Attribute():
             return config.field(ast.unparse(node))
+        case ast.Tuple(elts=parts):
+            return [_value(part, config, number) for part in parts]
         case ast.Subscript(value=value, slice=index):
             return _value(value, config, number)[_value(index, config, number)]
         case ast.UnaryOp(op=ast.Not(), operand=operand):

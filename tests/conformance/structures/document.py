@@ -47,6 +47,7 @@ def document(
         unknown.add(ATTENTION)
     if ATTENTION in unknown:
         rows = [row for row in rows if row["is"] not in ("attention", "state")]
+    read |= {*fixed}
     read |= {name for field in read for name in rule_fields(facts.absent.get(field, {}))}
     parts = {
         "architecture": architecture,
@@ -187,6 +188,8 @@ def _linear(
         "bias": sizes["bias"],
     }
     made |= {name: sizes[name] for name in ("heads", "kv_heads") if name in sizes}
+    if made.get("kv_heads") == "0":  # parts that every rank has whole, as those of one KV head
+        made["kv_heads"] = "1"
     if sizes.get("exact") == "1":
         made["exact"] = True
     if last in facts.packed:

@@ -48,9 +48,11 @@ def facts_of(
     base: dict[str, Any],
     built: Mapping[str, Mapping[str, Any]],
     rows: Iterable[LearnedRow],
+    fixed: Iterable[str] = (),
     **arguments: Any,
 ) -> Facts:
-    """The facts of the architecture of `base`. built: its rows by name on one rank."""
+    """The facts of the architecture of `base`. built: its rows by name on one rank. fixed: fields
+    beside those of the rows' terms."""
     plain: set[str] = set()
     with suppress(Exception):
         plain = {
@@ -68,7 +70,7 @@ def facts_of(
         _shards(built, cut),
         _whole(built, cut),
         plain,
-        _absent(base, {name for row in rows for name in fields_of(row)}),
+        _absent(base, {name for row in rows for name in fields_of(row)}.union(fixed)),
         _aliases(base),
         {name: [*parts] for name, parts in packed.items() if [*parts] != [name]},
     )

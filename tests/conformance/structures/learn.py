@@ -278,3 +278,32 @@ def learn(
 ) -> list[LearnedRow]:
     """The rows that describe every observation (config, rows by name); the first is the base."""
     return _Learner(observed).rows()
+
+
+def one_shape(config: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) -> list[LearnedRow]:
+    """The rows of one observation, whose sizes are numbers: they hold for configs of that shape.
+
+    The size of the vocabulary stays a field: tuned models add tokens.
+    """
+    found = []
+    words = {value: name for name, value in flatten(config).items() if is_vocabulary(name)}
+    for pattern, clusters in sorted(_clusters(rows).items()):
+        count = 1 + max((max(one.layers) for one in clusters if one.layers), default=0)
+        for one in clusters:
+            sizes: dict[str, str | None] = {name: str(size) for name, size in one.sizes.items()}
+            rows_of = one.sizes.get("rows")
+            if rows_of in words and dict(one.kind)["what"] == "vocab":
+                sizes["rows"] = words[rows_of]
+            layers, of = "once", None
+            if one.layers is not None:
+                every = len(one.layers) == count
+                layers = "all" if every else f"i in {tuple(sorted(one.layers))}"
+                of = str(count)
+            kind = dict(one.kind)
+            found.append(LearnedRow(pattern, kind, "always", layers, of, sizes, one.sizes))
+    return found
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether a field by dotted name is the size of a vocabulary."""
+    return name.rpartition(".")[2] == "vocab_size"

@@ -24,7 +24,8 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
     vocab: Any = importlib.import_module("vllm.model_executor.layers.vocab_parallel_embedding")
     rows: dict[str, Row] = {}
     described: set[str] = set()
-    with built(config, tp, max_model_len=256, **arguments) as (_, model):
+    seen: set[int] = set()
+    with built(config, tp, max_model_len=256, **arguments) as (configured, model):
         named = {name for name, _ in model.named_parameters()}
         for path, module in model.named_modules():
             weights = {
@@ -43,7 +44,10 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
                 if f"{path}.weight" in named:  # a tied head is the embedding
                     size = {"rows": module.org_vocab_size, "columns": module.embedding_dim}
                     rows[f"{path}.weight"] = {"what": "vocab", **size}
+            before = len(rows)
             _add_states(rows, path, module)
+            seen |= {id(module)} if len(rows) > before else set()
+        _add_unseen(rows, configured.compilation_config.static_forward_context, seen)
         for path, weight in model.named_parameters():
             if path not in described:
                 dtype = "F32" if str(weight.dtype) == "torch.float32" else ""
@@ -113,6 +117,16 @@ def _add_states(rows: dict[str, Row], path: str, module: Any) -> None:
         }
     elif name.endswith(("Mixer", "Mixer2", "GatedDeltaNet", "ShortConv")):
         rows[f"{path}#state"] = {"what": "state", "kind": name}
+
+
+def _add_unseen(rows: dict[str, Row], layers: Mapping[str, Any], seen: set[int]) -> None:
+    """Layers with a KV cache that no row describes (seen: those that one does, by identity). An
+    indexer's cache is part of its layer's row."""
+    for path, layer in layers.items():
+        name = type(layer).__name__
+        cached = hasattr(layer, "get_kv_cache_spec") and not name.endswith("Cache")
+        if cached and id(layer) not in seen:
+            rows[f"{path}#attention"] = {"what": "attention", "class": f"unseen {name}"}
 
 
 def _state(module: Any) -> Row:

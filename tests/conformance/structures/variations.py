@@ -10,7 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.conformance.structures.learn import LAYER_COUNTS, flatten, patterns
+from tests.conformance.structures.learn import (
+    LAYER_COUNTS,
+    flatten,
+    is_vocabulary,
+    patterns,
+)
 from tests.conformance.structures.observation import Row, observe
 
 Path = tuple[str, ...]
@@ -144,6 +149,22 @@ def variations(config: dict[str, Any], **arguments: Any) -> Variations:
         asked.ask(base)
     asked.vary()
     return asked
+
+
+def shape_fields(config: Mapping[str, Any], asked: Variations | None) -> dict[str, Any]:
+    """The fields of the config that decide what an engine builds, by dotted name: those whose
+    variation changes it or is refused. Without variations: all that may."""
+    stated = flatten(config)
+    names = {".".join(path) for path, _ in _leaves(config)}
+    if asked is not None and len(asked.observed) > 1:
+        base = flatten(asked.base)
+        names = {*asked.fixed}
+        for other, _ in asked.observed:
+            flat = flatten(other)
+            names |= {name for name in base.keys() | flat if base.get(name) != flat.get(name)}
+    counts = {name for name in stated if name.rpartition(".")[2] in LAYER_COUNTS}
+    fixed = {name for name in names | counts if name in stated and not is_vocabulary(name)}
+    return {name: stated[name] for name in sorted(fixed)}
 
 
 def fewer_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
