@@ -229,6 +229,9 @@ class Observation(Value):
     proof: Failure | None = Field(
         None, description="a failure that a log line, the probe or the verification proves"
     )
+    abilities: Abilities | None = Field(
+        None, description="those that the engine showed after the proof; None: nothing new"
+    )
     frozen: str = Field(
         "", description="why it gets no requests for now, though it runs; empty: it is not frozen"
     )

@@ -18,6 +18,7 @@ that decides.
     yes      starting  running        answering        Verify, then Publish
     yes      starting  exited         -                Fail
     yes      ready     running        proof (hang)     Fail
+    yes      ready     running        new abilities    NoteAbilities
     yes      ready     exited/absent  -                Fail
 
 The loop performs the action, records it, and asks again. Every action may be repeated: launching a
@@ -31,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.diagnosis.ending import ended, environmental
-from gateway.domain import Attempt, Failure, Instance, Observation, Policy
+from gateway.domain import Abilities, Attempt, Failure, Instance, Observation, Policy
 from gateway.domain.running import failures_in_a_row
 from gateway.planner.starts import undisturbed
 
@@ -54,6 +55,14 @@ class Verify:
 @dataclass(frozen=True)
 class Publish:
     attempt: Attempt
+
+
+@dataclass(frozen=True)
+class NoteAbilities:
+    """Record the abilities that a serving engine has shown."""
+
+    attempt: Attempt
+    abilities: Abilities
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,19 @@ class Rest:
     recheck_at: float | None = None
 
 
-Action = MakePlan | Launch | Verify | Publish | Fail | Retire | Sleep | Wake | Stop | Rest
+Action = (
+    MakePlan
+    | Launch
+    | Verify
+    | Publish
+    | NoteAbilities
+    | Fail
+    | Retire
+    | Sleep
+    | Wake
+    | Stop
+    | Rest
+)
 
 
 @dataclass(frozen=True)
@@ -217,6 +238,9 @@ def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
     if replica.leaving.reason:
         return Rest("stopping", f"{replica.leaving.reason}; requests in flight are answered first")
+    shown = replica.observation.abilities
+    if shown is not None and shown != attempt.abilities and not replica.busy:
+        return NoteAbilities(attempt, shown)
     frozen = replica.observation.frozen
     return Rest("unreachable", frozen) if frozen else Rest("ready")
 

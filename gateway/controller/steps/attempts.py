@@ -13,7 +13,7 @@ from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.start_gate import StartGate
 from gateway.diagnosis.facts.learn import excuse, judge, learn, prove_success
 from gateway.diagnosis.signatures import Signatures
-from gateway.domain import Attempt, Failure, Plan, Scalar
+from gateway.domain import Abilities, Attempt, Failure, Plan, Scalar
 from gateway.domain.running import failures_in_a_row
 from gateway.engines.common.chat import abilities
 from gateway.errors import NoPlan
@@ -84,13 +84,21 @@ class Attempts:
         replica.attempt, replica.made_room = ready, False
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
+    async def note_abilities(
+        self, replica: ReplicaState, attempt: Attempt, shown: Abilities
+    ) -> None:
+        """Record what a serving engine has shown. Raises StoreError."""
+        known = attempt.evolve(abilities=shown)
+        await asyncio.to_thread(self._store.save_attempt, known)
+        replica.attempt = known
+
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
         disturbed = self._gate.failed(attempt, failure) or self._gate.disturbance(attempt)
         if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
             disturbed, _ = await self._gate.foreign_change(attempt)
         failure = excuse(attempt, failure, disturbed)
-        if abilities.ended_by_asking(attempt):
+        if abilities.ended_by_asking(attempt.evolve(state="failed", ended_at=now)):
             failure = failure.evolve(
                 proves="nothing"
             )  # its plan serves clients that do not use the ability

@@ -7,13 +7,15 @@ import asyncio
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.watch.verify import alive, probe_abilities, verify
 from gateway.controller.watch.watcher import Watcher
-from gateway.domain import Attempt, Failure
+from gateway.domain import Attempt
 from gateway.engines.common.chat import abilities
 from gateway.store.store import Store
 
 # The wait for the last log lines of a broken engine, in turns of the event loop instead of seconds.
 # On a busy machine the log reader gets as many turns.
 _LAST_WORDS, _TURN_S = 10, 0.1
+# Seconds that the test of abilities may delay a start.
+_ABILITIES_S = 3.0
 # Seconds for the smallest request after an ability test without an answer.
 _ALIVE_S = 30.0
 
@@ -42,8 +44,7 @@ class ProofSteps:
         failure = await verify(*asked, self._patience_s, report, watcher.proved)
         if failure is None:
             report("verifying: tool calls, thoughts and answers by a schema")
-            failure = await self._test_abilities(replica, attempt, watcher, forgiven_at)
-        if failure is None:
+            await self._test_abilities(replica, attempt, watcher, forgiven_at)
             watcher.note(verified=True, phase="serving")
         else:
             if failure.kind == "verification_failed":
@@ -57,24 +58,30 @@ class ProofSteps:
 
     async def _test_abilities(
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float
-    ) -> Failure | None:
-        """Test the abilities for apps, and store them with the attempt.
-
-        Returns a failure if the test ended the engine. Then the test is not repeated.
-        """
+    ) -> None:
+        """Test the abilities for apps. Answers that take longer come while the engine serves."""
         known = abilities.earlier(attempt, replica.history, forgiven_at)
-        if known is None:
-            asked = attempt.evolve(abilities=abilities.unasked(attempt.plan))
-            await asyncio.to_thread(self._store.save_attempt, asked)
-            self._note(replica, asked)
-            engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
-            known = await probe_abilities(*engine)
-            if any(one.state == "unknown" for _, one in known) and not await alive(
-                *engine, _ALIVE_S
-            ):
-                return abilities.ended()
-        self._note(replica, attempt.evolve(abilities=known))
-        return None
+        if known is not None:
+            self._note(replica, attempt.evolve(abilities=known))
+            return
+        asked = attempt.evolve(abilities=abilities.unasked(attempt.plan))
+        await asyncio.to_thread(self._store.save_attempt, asked)
+        self._note(replica, asked)
+        questions = asyncio.create_task(self._ask(attempt, watcher))
+        watcher.keep_asking(questions)
+        await asyncio.wait({questions}, timeout=_ABILITIES_S)
+        if watcher.observation.abilities is not None:
+            self._note(replica, attempt.evolve(abilities=watcher.observation.abilities))
+
+    async def _ask(self, attempt: Attempt, watcher: Watcher) -> None:
+        """Note the abilities that the engine shows, or that it ended. Then the test is not
+        repeated."""
+        engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
+        known = await probe_abilities(*engine)
+        if any(one.state == "unknown" for _, one in known) and not await alive(*engine, _ALIVE_S):
+            watcher.fail(abilities.ended())
+        else:
+            watcher.note(abilities=known)
 
     def _note(self, replica: ReplicaState, attempt: Attempt) -> None:
         """Replace the attempt by one with more knowledge, if it is still the replica's."""

@@ -147,7 +147,12 @@ class ReplicaSteps:
                     replica.setback.clear()
             case reconcile.Stop():
                 self._begin_stop(model, replica, action, snapshot)
-            case reconcile.Publish() | reconcile.Fail() | reconcile.Retire():
+            case (
+                reconcile.Publish()
+                | reconcile.NoteAbilities()
+                | reconcile.Fail()
+                | reconcile.Retire()
+            ):
                 return await self._record(replica, action)
             case _:
                 self._begin_effect(model, replica, action, snapshot)
@@ -244,7 +249,9 @@ class ReplicaSteps:
                 self._start(replica, name, effect)
 
     async def _record(
-        self, replica: ReplicaState, action: reconcile.Publish | reconcile.Fail | reconcile.Retire
+        self,
+        replica: ReplicaState,
+        action: reconcile.Publish | reconcile.NoteAbilities | reconcile.Fail | reconcile.Retire,
     ) -> bool:
         """Record a change of the attempt. Returns whether to look for another action at once."""
         attempts, name = self._effects.attempts, type(action).__name__
@@ -253,6 +260,8 @@ class ReplicaSteps:
                 await self._performed(name, attempts.publish(replica, attempt))
                 replica.status = Rest("ready")
                 return False
+            case reconcile.NoteAbilities(attempt, shown):
+                await self._performed(name, attempts.note_abilities(replica, attempt, shown))
             case reconcile.Fail(attempt, failure):
                 await self._performed(name, attempts.fail(replica, attempt, failure))
             case reconcile.Retire(attempt):

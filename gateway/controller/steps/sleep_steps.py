@@ -75,6 +75,7 @@ class SleepSteps:
         falling = attempt.evolve(asleep=Asleep(since=time.time()))
         await self._save(replica, falling)
         replica.progress = "falls asleep"
+        watcher.end_questions()
         try:
             await self._tell(watcher, "/sleep?level=1")
         except NoAnswerError as error:

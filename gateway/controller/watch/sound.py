@@ -28,11 +28,16 @@ def tone(seconds: float = 1.0) -> bytes:
     return file.getvalue()
 
 
-def form(model: str, sound: bytes) -> bytes:
-    """The multipart body of a request to /v1/audio/transcriptions."""
+def form(model: str, sound: bytes, tokens: int) -> bytes:
+    """The multipart body of a request to /v1/audio/transcriptions for at most this many tokens.
+
+    Without a limit a model may repeat itself over a tone until its context is full. The field is
+    vLLM's (entrypoints/openai/speech_to_text/protocol.py of 0.18.0); SGLang has none.
+    """
     parts = (
         (b'name="model"', model.encode()),
         (b'name="response_format"', b"json"),
+        (b'name="max_completion_tokens"', b"%d" % tokens),
         (b'name="file"; filename="tone.wav"\r\ncontent-type: audio/wav', sound),
     )
     lines = [

@@ -14,7 +14,7 @@ import asyncio
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -26,12 +26,14 @@ from gateway.controller.watch.engine_client import (
     NoAnswerError,
 )
 from gateway.controller.watch.sound import BOUNDARY, form, tone
-from gateway.domain import Abilities, Ability, Failure, Plan
+from gateway.domain import Abilities, Ability, AdapterRef, Failure, Plan
 from gateway.engines.common.chat import abilities
 from gateway.engines.common.chat.abilities import ParsedAnswer
 from gateway.engines.registry import engine_kind
 
 T = TypeVar("T")
+# A request for a completion of these prompts with this many tokens.
+_Ask = Callable[[str | list[int] | list[list[int]], int], Coroutine[Any, Any, "Completion"]]
 
 # An engine without this path, or without this task, answers so.
 _NOT_SERVED = (400, 404, 405)
@@ -49,8 +51,6 @@ CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$"
 DEAF = re.compile(r"unsupported audio file|\[audio\]", re.IGNORECASE)
 OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
 _METRICS_S = 5.0
-# Abilities are tested at once, and delay a start at most this long.
-_ABILITIES_S = 60.0
 
 
 class _Logprobs(msgspec.Struct):
@@ -157,7 +157,6 @@ async def verify(
             await other(client, url, name, plan, timeout_s)
         else:
             await _generates(client, url, name, plan, timeout_s, report, measured)
-            await _adapted(client, url, name, plan, timeout_s, report)
     except _Refuted as refuted:
         return refuted.failure
     return None
@@ -174,7 +173,7 @@ async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan)
 
 async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:
     try:
-        answer = await client.post(f"{url}/v1/chat/completions", body, _ABILITIES_S)
+        answer = await client.post(f"{url}/v1/chat/completions", body, abilities.OPEN_S)
         if answer.status != 200:
             return Ability(
                 state="not proven", evidence=f"the engine answered {answer.status}: {answer.words}"
@@ -201,17 +200,35 @@ async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s
 
     A long prompt takes all tokens of every step, so the smallest request waits for its end.
     """
-    # The prompt is a token already, as the tokenizer may be busy with megabytes.
-    path, body = "/v1/completions", _completion(name, _ids(plan, 1, 0), 1)
-    if plan.model.task != "generate":
-        path, body = "/v1/embeddings", {"model": name, "input": "1"}
     before = await _cache_usage(client, url)
     try:
-        await client.post(f"{url}{path}", body, timeout_s)
+        await _smallest(client, url, name, plan, timeout_s)
     except NoAnswerError:
         after = await _cache_usage(client, url)
         return bool(before and after) and after != before
     return True
+
+
+async def _smallest(
+    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
+) -> EngineResponse:
+    """The answer to the smallest request of the model's task. Raises NoAnswerError.
+
+    A path of another task is refused before the engine's core hears of it.
+    """
+    match plan.model.task:
+        case "transcribe":
+            return await _transcription(client, url, name, timeout_s)
+        case "classify":
+            return await _classification(client, url, name, plan, ["1"], timeout_s)
+        case "rerank":
+            path, body = "/v1/rerank", {"model": name, "query": "1", "documents": ["1"]}
+        case "embed":
+            path, body = "/v1/embeddings", {"model": name, "input": "1"}
+        case _:
+            # The prompt is a token already, as the tokenizer may be busy with megabytes.
+            path, body = "/v1/completions", _completion(name, _ids(plan, 1, 0), 1)
+    return await client.post(f"{url}{path}", body, timeout_s)
 
 
 async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
@@ -254,65 +271,97 @@ async def _generates(
     report: Callable[[str], None],
     measured: Callable[[int, float], None],
 ) -> None:
-    path, context = f"{url}/v1/completions", plan.max_model_len.value
+    """Raises _Refuted unless a short answer, a full prefill batch and the planned concurrency
+    succeed, all asked at once."""
+
+    async def ask(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
+        body = _completion(name, prompt, tokens)
+        return await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
+
+    context = plan.max_model_len.value
+    proofs = {"a short answer": _writes(ask, context)}
+    long = min(plan.max_num_batched_tokens.value, context - 2)
+    if long > 0:
+        proofs[f"a prompt of {long} tokens"] = _reads(ask, _ids(plan, long, 0), measured)
+    many, length = _burst(plan)
+    if many > 1:
+        prompts = [_ids(plan, length, first) for first in range(many)]
+        proofs[f"{many} requests at once"] = _batches(ask, prompts)
+    for adapter in plan.adapters:
+        proofs[f"the adapter {adapter.name}"] = _adapts(client, url, name, plan, adapter, timeout_s)
+    await _gather_proofs(proofs, report)
+
+
+async def _gather_proofs(
+    proofs: dict[str, Coroutine[Any, Any, None]], report: Callable[[str], None]
+) -> None:
+    """Run the proofs at once, and report those without an end yet. Raises the first _Refuted, which
+    ends the others."""
+    left = dict.fromkeys(proofs)
+
+    def show() -> None:
+        report(f"verifying: {', '.join(left)}")
+
+    async def run(words: str, proof: Coroutine[Any, Any, None]) -> None:
+        await proof
+        del left[words]
+        if left:
+            show()
+
+    show()
+    tasks = [asyncio.ensure_future(run(*item)) for item in proofs.items()]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _writes(ask: _Ask, context: int) -> None:
+    """Raises _Refuted unless one of two beginnings is continued by text."""
     tokens = min(TOKENS, max(1, context // 2))
-    report("verifying: a short answer")
     problems = []
     for prompt in PROMPTS:
         # A byte-level tokenizer makes one token of each character; a tiny context holds only the
         # first of them.
         beginning = prompt if tokens + len(prompt) <= context else prompt[:1]
-        answer = await _post(
-            client, path, _completion(name, beginning, tokens), timeout_s, Completion
-        )
-        problem = degenerate(answer)
+        problem = degenerate(await ask(beginning, tokens))
         if problem is None:
-            break
+            return
         problems.append(problem)
-    if len(problems) == len(PROMPTS):
+    raise _Refuted(
+        "gibberish",
+        f"The engine answers, but its output is no text: {problems[0]}.",
+        problems[0],
+    )
+
+
+async def _reads(ask: _Ask, prompt: list[int], measured: Callable[[int, float], None]) -> None:
+    began = time.monotonic()
+    await ask(prompt, 2)
+    measured(len(prompt), time.monotonic() - began)
+
+
+async def _batches(ask: _Ask, prompts: list[list[int]]) -> None:
+    # To the engine one call with many prompts is as many requests.
+    answer = await ask(prompts, BURST_TOKENS)
+    if len(answer.choices) != len(prompts):
         raise _Refuted(
             "gibberish",
-            f"The engine answers, but its output is no text: {problems[0]}.",
-            problems[0],
+            f"Asked for {len(prompts)} answers at once, the engine gave {len(answer.choices)}.",
         )
-    long = min(plan.max_num_batched_tokens.value, context - 2)
-    if long > 0:
-        report(f"verifying: a prompt of {long} tokens")
-        began = time.monotonic()
-        await _post(client, path, _completion(name, _ids(plan, long, 0), 2), timeout_s, Completion)
-        measured(long, time.monotonic() - began)
-    many, length = _burst(plan)
-    if many > 1:
-        report(f"verifying: {many} requests at once")
-        # To the engine one call with many prompts is as many requests.
-        prompts = [_ids(plan, length, first) for first in range(many)]
-        answer = await _post(
-            client, path, _completion(name, prompts, BURST_TOKENS), timeout_s, Completion
-        )
-        if len(answer.choices) != many:
-            raise _Refuted(
-                "gibberish",
-                f"Asked for {many} answers at once, the engine gave {len(answer.choices)}.",
-            )
 
 
-async def _adapted(
-    client: EngineClient,
-    url: str,
-    name: str,
-    plan: Plan,
-    timeout_s: float,
-    report: Callable[[str], None],
+async def _adapts(
+    client: EngineClient, url: str, name: str, plan: Plan, adapter: AdapterRef, timeout_s: float
 ) -> None:
-    """Raises _Refuted unless each adapter answers."""
-    kind = engine_kind(plan.engine.kind)
-    for adapter in plan.adapters:
-        report(f"verifying: the adapter {adapter.name}")
-        served_as = kind.adapter_name(name, adapter.name)
-        body = _completion(served_as, PROMPTS[0][:1], BURST_TOKENS)
-        answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
-        if not answer.choices or not answer.choices[0].text:
-            raise _Refuted("gibberish", f"The adapter {adapter.name} gives an empty answer.")
+    """Raises _Refuted unless the adapter answers."""
+    served_as = engine_kind(plan.engine.kind).adapter_name(name, adapter.name)
+    body = _completion(served_as, PROMPTS[0][:1], BURST_TOKENS)
+    answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
+    if not answer.choices or not answer.choices[0].text:
+        raise _Refuted("gibberish", f"The adapter {adapter.name} gives an empty answer.")
 
 
 def _burst(plan: Plan) -> tuple[int, int]:
@@ -391,12 +440,8 @@ async def _classifies(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> None:
     """Raises _Refuted unless the model labels texts, or tokens of texts (/pooling of vLLM)."""
-    body = {"model": name, "input": list(PROMPTS)}
-    path = engine_kind(plan.engine.kind).classify_path
     try:
-        answer = await client.post(f"{url}{path}", body, timeout_s)
-        if answer.status in _NOT_SERVED:
-            answer = await client.post(f"{url}/pooling", body, timeout_s)
+        answer = await _classification(client, url, name, plan, list(PROMPTS), timeout_s)
     except NoAnswerError as error:
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
@@ -406,14 +451,32 @@ async def _classifies(
         raise _Refuted("gibberish", "The engine does not give one answer for each input.")
 
 
+async def _classification(
+    client: EngineClient, url: str, name: str, plan: Plan, texts: list[str], timeout_s: float
+) -> EngineResponse:
+    """Raises NoAnswerError."""
+    body = {"model": name, "input": texts}
+    path = engine_kind(plan.engine.kind).classify_path
+    answer = await client.post(f"{url}{path}", body, timeout_s)
+    if answer.status in _NOT_SERVED:
+        answer = await client.post(f"{url}/pooling", body, timeout_s)
+    return answer
+
+
+async def _transcription(
+    client: EngineClient, url: str, name: str, timeout_s: float
+) -> EngineResponse:
+    """Raises NoAnswerError."""
+    path = f"{url}/v1/audio/transcriptions"
+    return await client.post_form(path, form(name, tone(), TOKENS), BOUNDARY, timeout_s)
+
+
 async def _transcribes(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> None:
     """Raises _Refuted unless the model answers a second of sound. A tone may have no words."""
     try:
-        answer = await client.post_form(
-            f"{url}/v1/audio/transcriptions", form(name, tone()), BOUNDARY, timeout_s
-        )
+        answer = await _transcription(client, url, name, timeout_s)
     except NoAnswerError as error:
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."

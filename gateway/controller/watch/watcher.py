@@ -79,6 +79,7 @@ class Watcher:
         self._signatures = context.signatures
         self._reader = self._new_reader()
         self._report_timer: asyncio.TimerHandle | None = None
+        self._questions: asyncio.Task[None] | None = None
         self._settings = context.settings
         self.client = context.client
         self._wake = wake = context.wake
@@ -124,6 +125,15 @@ class Watcher:
         """Note how many seconds a prompt of this many tokens took."""
         self._freeze.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
 
+    def keep_asking(self, questions: asyncio.Task[None]) -> None:
+        """Own a task that goes on while the engine serves. It ends with the watcher."""
+        self._questions = questions
+
+    def end_questions(self) -> None:
+        """End the task of `keep_asking`, if any."""
+        if self._questions is not None:
+            self._questions.cancel()
+
     def fail(self, failure: Failure) -> None:
         """Note a failure. The first one stands, as later ones are consequences."""
         if self.observation.proof is None:
@@ -133,6 +143,7 @@ class Watcher:
         if self._report_timer is not None:
             self._report_timer.cancel()
             self._report_timer = None
+        self.end_questions()
         for work in self._works:
             await work.close()
 

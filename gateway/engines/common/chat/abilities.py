@@ -42,6 +42,8 @@ _THINK = "Which is larger, 9.11 or 9.8? Answer in one short sentence."
 _SCHEMA = 'Is Paris a capital? Answer with a JSON object that has "city" and "capital".'
 # How templates call the switch of models that think only where they are told to.
 _THINKING = {"enable_thinking": True, "thinking": True}
+# An engine that ends so soon after its proof, with questions open, has ended by them.
+OPEN_S = 60.0
 _ASKED = "the engine was asked, and has not answered"
 
 
@@ -180,7 +182,9 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
     for item in reversed(
         [past for past in history if past.started_at > since and past.abilities is not None]
     ):
-        if item.ready_at is not None and item.fingerprint == attempt.fingerprint:
+        # A gateway that ended before the answers asks again.
+        same = item.fingerprint == attempt.fingerprint and not _open(item)
+        if item.ready_at is not None and same:
             return item.abilities
         if ended_by_asking(item) and item.plan.engine == attempt.plan.engine:
             why = f"attempt {item.id} ended when it was asked"
@@ -204,7 +208,15 @@ def ended() -> Failure:
 
 def ended_by_asking(attempt: Attempt) -> bool:
     """Whether the engine ended before it answered what only apps need."""
-    asked = attempt.abilities is not None and any(
+    if not _open(attempt) or attempt.state == "stopped":
+        return False
+    if attempt.ready_at is None:
+        return True
+    return attempt.ended_at is not None and attempt.ended_at - attempt.ready_at <= OPEN_S
+
+
+def _open(attempt: Attempt) -> bool:
+    """Whether the engine was asked, and its answers are not known."""
+    return attempt.abilities is not None and any(
         item.evidence == _ASKED for _, item in attempt.abilities
     )
-    return asked and attempt.ready_at is None and attempt.state != "stopped"

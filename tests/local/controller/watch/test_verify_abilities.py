@@ -14,6 +14,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from gateway.cli.present import show_model
+from gateway.controller.watch.verify import probe_abilities
 from gateway.domain import LaunchSpec
 from tests.support.makers import machine
 from tests.support.memory_host import World
@@ -162,6 +163,31 @@ async def test_a_plan_that_was_asked_once_is_not_asked_at_its_next_start(tmp_pat
         assert states(view) == dict.fromkeys(ALL, "proven")
         assert record.read_bytes().count(b"get_weather") == 2
     async with running(tmp_path, doing(ALL, record), world, machine("3090")) as gateway:
+        assert states(await gateway.until("m", "ready")) == dict.fromkeys(ALL, "proven")
+
+
+async def test_an_engine_serves_while_it_is_asked_what_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.controller.steps.proof_steps._ABILITIES_S", 0.0)
+    shown: asyncio.Event = asyncio.Event()
+
+    async def slow(*engine: Any) -> Any:
+        await shown.wait()
+        return await probe_abilities(*engine)
+
+    monkeypatch.setattr("gateway.controller.steps.proof_steps.probe_abilities", slow)
+    world = World()
+    async with running(tmp_path, doing(ALL), world, machine("3090")) as gateway:
+        view = await added(gateway, tmp_path / "m")
+        assert states(view)["json_schema"] == "unknown"
+        shown.set()
+        async with asyncio.timeout(hang_s()):
+            while states(view) != dict.fromkeys(ALL, "proven"):
+                await asyncio.sleep(0.02)
+                view = await gateway.until("m", "ready")
+        assert len(view["attempts"]) == 1
+    async with running(tmp_path, doing(ALL), world, machine("3090")) as gateway:
         assert states(await gateway.until("m", "ready")) == dict.fromkeys(ALL, "proven")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,10 +13,11 @@ import pytest
 
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.sound import RATE, form, tone
-from gateway.controller.watch.verify import verify
+from gateway.controller.watch.verify import alive, verify
 from gateway.diagnosis.facts.learn import learn
 from gateway.domain import Failure
 from tests.support.makers import attempt, plan
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +31,7 @@ async def engine(answers: dict[str, tuple[int, bytes]]) -> AsyncIterator[tuple[s
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0] or 0)
         asked.append(head + await reader.readexactly(length))
         status, body = answers.get(head.split(b" ")[1].decode(), (404, b"{}"))
         writer.write(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
@@ -53,7 +55,8 @@ async def test_a_speech_model_hears_a_second_of_sound() -> None:
     (request,) = asked
     assert b"multipart/form-data; boundary=" in request
     assert tone() in request
-    assert form("m", tone()) in request
+    assert form("m", tone(), 16) in request
+    assert b'name="max_completion_tokens"\r\n\r\n16\r\n' in request
 
 
 async def test_a_speech_model_that_refuses_sound_is_not_served() -> None:
@@ -95,6 +98,87 @@ async def test_a_classifier_that_forgets_a_text_is_not_served() -> None:
         failure = await proof(url, "classify")
     assert failure is not None
     assert failure.kind == "gibberish"
+
+
+@pytest.mark.parametrize(
+    ("task", "paths"),
+    [
+        ("embed", ["/v1/embeddings"]),
+        ("rerank", ["/v1/rerank"]),
+        ("classify", ["/classify", "/pooling"]),
+        ("transcribe", ["/v1/audio/transcriptions"]),
+        ("generate", ["/metrics", "/v1/completions"]),
+    ],
+)
+async def test_the_smallest_request_is_of_the_task_that_the_model_serves(
+    task: str, paths: list[str]
+) -> None:
+    chosen = plan().evolve(model=plan().model.evolve(task=task))
+    async with engine({}) as (url, asked):
+        assert await alive(EngineClient(2), url, "m", chosen, 5.0)
+    seen = [request.split(b" ")[1].decode() for request in asked]
+    assert [path for path in seen if path != "/metrics" or task == "generate"] == paths
+
+
+@asynccontextmanager
+async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """An engine that answers no request before so many have arrived."""
+    asked: list[bytes] = []
+    complete = asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        body = await reader.readexactly(length)
+        asked.append(body)
+        if len(asked) >= at_once:
+            complete.set()
+        await complete.wait()
+        prompt = json.loads(body)["prompt"]
+        many = len(prompt) if isinstance(prompt[0], list) else 1
+        said = json.dumps({"choices": [{"text": "an engine speaks"}] * many}).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+        complete.set()
+        await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
+
+
+async def test_independent_proofs_are_asked_at_once() -> None:
+    said: list[str] = []
+    times: list[int] = []
+    async with gathering(3) as (url, asked):
+        failure = await verify(
+            EngineClient(8),
+            url,
+            "m",
+            plan(),
+            hang_s(),
+            said.append,
+            lambda tokens, _: times.append(tokens),
+        )
+    assert failure is None
+    prompts = [json.loads(body)["prompt"] for body in asked]
+    short, long, burst = prompts
+    assert isinstance(short, str)
+    assert times == [len(long)]
+    assert isinstance(burst[0], list)
+    assert said[0].startswith("verifying: a short answer, a prompt of ")
+    assert said[0].endswith(" requests at once")
+    assert len(said) == 3
+
+
+async def test_the_first_failed_proof_ends_the_others() -> None:
+    async with gathering(4) as (url, asked):
+        failure = await verify(EngineClient(8), url, "m", plan(), 0.2)
+    assert failure is not None
+    assert failure.kind == "verification_failed"
+    assert len(asked) == 3
 
 
 def test_the_tone_is_a_second_of_mono_sound() -> None:

@@ -8,6 +8,7 @@ from gateway.controller.decisions.reconcile import (
     Launch,
     Leaving,
     MakePlan,
+    NoteAbilities,
     PlanState,
     Publish,
     ReplicaSnapshot,
@@ -20,7 +21,7 @@ from gateway.controller.decisions.reconcile import (
     backoff,
     next_action,
 )
-from gateway.domain import Asleep, Attempt, Failure, Instance, Observation, Policy
+from gateway.domain import Abilities, Asleep, Attempt, Failure, Instance, Observation, Policy
 from gateway.domain.running import failures_in_a_row
 from tests.support.makers import attempt
 
@@ -82,6 +83,20 @@ def test_a_start_goes_from_plan_to_route() -> None:
     ) == Publish(one)
     ready = attempt(state="ready", ready_at=NOW)
     assert act(attempt=ready, instance=instance(ready), observation=answering) == Rest("ready")
+
+
+def test_abilities_that_an_engine_shows_while_it_serves_are_recorded_once() -> None:
+    ready = attempt(state="ready", ready_at=NOW)
+    shown = Abilities()
+    seen = Observation(answering=True, verified=True, abilities=shown)
+    assert act(attempt=ready, instance=instance(ready), observation=seen) == NoteAbilities(
+        ready, shown
+    )
+    assert act(attempt=ready, instance=instance(ready), observation=seen, busy=True) == Rest(
+        "ready"
+    )
+    noted = ready.evolve(abilities=shown)
+    assert act(attempt=noted, instance=instance(noted), observation=seen) == Rest("ready")
 
 
 def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:

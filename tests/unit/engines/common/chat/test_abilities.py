@@ -10,6 +10,7 @@ import pytest
 from gateway.domain import Abilities, Ability, Plan, StrChoice
 from gateway.engines.common.chat.abilities import (
     ANSWER,
+    OPEN_S,
     TOOL,
     ParsedAnswer,
     earlier,
@@ -136,6 +137,14 @@ def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
     for lived in (
         died.evolve(state="stopped"),
         died.evolve(ready_at=12.0),
+        died.evolve(ready_at=12.0, ended_at=12.0 + OPEN_S + 1),
         died.evolve(abilities=SHOWN),
     ):
         assert not ended_by_asking(lived)
+    assert ended_by_asking(died.evolve(ready_at=12.0, ended_at=13.0)), "it served meanwhile"
+
+
+def test_a_question_without_an_answer_is_asked_again_at_the_next_start() -> None:
+    asked = unasked(chatting())
+    served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=asked)
+    assert earlier(attempt(2, started_at=20.0), [served], 0.0) is None
