@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.cli.terminal import line_width as _width
 from gateway.cli.terminal import say, squeeze, wrap
+from gateway.domain.units import in_words
 from gateway.domain.units import words as size
 from gateway.visible import visible_line
 
@@ -47,7 +48,21 @@ def detail_text(view: Any) -> str:
     words += [
         f"after {follows['failure']}: {next_attempt_text(follows)}" for follows in retries[:1]
     ]
-    return "; ".join(words)
+    words += [start_text(found["start"]) for found in view["replicas"] if found.get("start")][:1]
+    return "; ".join(filter(None, words))
+
+
+def start_text(start: Any) -> str:
+    """The expected time of a start and of its phase; "": unknown."""
+    expected = start["expected"]
+    if expected is None:
+        return ""
+    low, high = expected["low_s"], expected["high_s"]
+    whole = in_words(high) if low == high else f"{in_words(low)} to {in_words(high)}"
+    phase_s = expected["phases"].get(start["phase"])
+    phase = f"{start['phase']} usually takes {in_words(phase_s)} of " if phase_s else "it takes "
+    basis = "" if expected["grade"] == "measured" else ", an estimate from another plan"
+    return f"{phase}{whole}{basis}"
 
 
 def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:

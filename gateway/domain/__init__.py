@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         LaunchSpec,
         Mount,
         Observation,
+        StartTime,
     )
     from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
     from gateway.domain.wish import NAME_PATTERN, Change, ChatTemplate, Policy, Wish
@@ -119,7 +120,7 @@ _NAMES = {
     ),
     "running": (
         "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel BenchReport "
-        "EngineProcess Instance LaunchSpec Mount Observation"
+        "EngineProcess Instance LaunchSpec Mount Observation StartTime"
     ),
     "value": "MOST_BYTES EngineRef Grade Scalar Task Value",
     "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
@@ -206,6 +207,7 @@ __all__ = [
     "Sharing",
     "Speed",
     "StartSettings",
+    "StartTime",
     "StrChoice",
     "Task",
     "TensorGroup",

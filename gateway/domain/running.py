@@ -175,6 +175,9 @@ class Attempt(Value):
         0, description="of the wish that it was planned by: each change of a wish is one more"
     )
     asleep: Asleep | None = Field(None, description="None: it is awake")
+    phases: dict[str, float] = Field(
+        {}, description="seconds of each phase of its start; empty: not measured"
+    )
 
     @property
     def grade(self) -> Grade:
@@ -207,6 +210,18 @@ class Attempt(Value):
         """The bytes of a GPU that no other engine may use."""
         promised = self.plan.memory.promised_bytes
         return promised if self.asleep is None else self.asleep.reserved_bytes(uuid, promised)
+
+
+class StartTime(Value):
+    """The expected time of a start."""
+
+    phases: dict[str, float] = Field(description="seconds by phase, in their order")
+    low_s: float = Field(description="of the shortest start that it is from")
+    high_s: float = Field(description="of the longest")
+    starts: int = Field(description="the number of starts that it is from")
+    grade: Literal["measured", "estimate"] = Field(
+        description="measured: of starts by the same plan; estimate: of other plans of the model"
+    )
 
 
 class Observation(Value):

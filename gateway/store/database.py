@@ -24,7 +24,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 13
+VERSION = 14
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -80,11 +80,13 @@ CREATE TABLE usage (
 _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
 # The sleep of an engine: its beginning and the freed memory.
 _ASLEEP = "ALTER TABLE attempts ADD COLUMN asleep TEXT"
+# Seconds of each phase of the start.
+_PHASES = "ALTER TABLE attempts ADD COLUMN phases TEXT"
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
     "attempts": (
         "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at,"
-        " failure, abilities, generation, asleep"
+        " failure, abilities, generation, asleep, phases"
     ),
     "facts": "id, fact, attempt, learned_at",
     "keys": "name, digest, may, created_at",
@@ -141,6 +143,7 @@ _UPGRADES = {
     10: _USAGE,
     11: _ASLEEP,
     12: _CLAIMS,
+    13: _PHASES,
 }
 # With fewer free bytes the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
@@ -154,6 +157,7 @@ _ADDITIONS = (
     _EVENTS,
     _USAGE,
     _ASLEEP,
+    _PHASES,
 )
 # Primary result codes that do not mean damage to the file.
 _UNDAMAGED = frozenset(

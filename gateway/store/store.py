@@ -236,10 +236,11 @@ class Store:
         failure = attempt.failure.model_dump_json() if attempt.failure else None
         abilities = attempt.abilities.model_dump_json() if attempt.abilities else None
         asleep = attempt.asleep.model_dump_json() if attempt.asleep else None
+        phases = json.dumps(attempt.phases) if attempt.phases else None
         with self._database.change() as db:
             db.execute(
                 "UPDATE attempts SET state=?, ready_at=?, ended_at=?, failure=?, abilities=?,"
-                " asleep=? WHERE id=?",
+                " asleep=?, phases=? WHERE id=?",
                 (
                     attempt.state,
                     attempt.ready_at,
@@ -247,6 +248,7 @@ class Store:
                     failure,
                     abilities,
                     asleep,
+                    phases,
                     attempt.id,
                 ),
             )
@@ -262,7 +264,7 @@ class Store:
         condition, values = ("WHERE model=?", (model,)) if model is not None else ("", ())
         columns = (
             "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at,"
-            " failure, abilities, generation, asleep"
+            " failure, abilities, generation, asleep, phases"
         )
         query = f"SELECT {columns} FROM attempts {condition} ORDER BY id"  # noqa: S608
         return [
@@ -281,6 +283,7 @@ class Store:
                 abilities=Abilities.model_validate_json(row[11]) if row[11] else None,
                 generation=row[12],
                 asleep=Asleep.model_validate_json(row[13]) if row[13] else None,
+                phases=json.loads(row[14]) if row[14] else {},
             )
             for row in self._database.rows(query, values)
         ]

@@ -11,6 +11,7 @@ from gateway.controller.decisions.eviction import Eviction, Place
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.watch.endpoint_watcher import EndpointWatcher
 from gateway.controller.watch.watcher import Watcher
+from gateway.diagnosis.start_clock import StartClock
 from gateway.domain import (
     Abilities,
     Attempt,
@@ -67,6 +68,8 @@ class ReplicaState:
     """The trial does not fit beside the serving engine."""
     in_place: bool = False
     """Its successor takes its place, as nothing fits beside it."""
+    launched: int | None = None
+    """The attempt that this gateway launched. Phases of other starts were not seen whole."""
     unrouted_at: float | None = None
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
     made_room: bool = False
@@ -93,6 +96,12 @@ class ReplicaState:
     @property
     def busy(self) -> bool:
         return self.task is not None
+
+    @property
+    def start_clock(self) -> StartClock | None:
+        """The clock of the present start; None: there is none, or its begin was not seen."""
+        seen = self.attempt is not None and self.launched == self.attempt.id
+        return self.watcher.clock if seen and self.watcher is not None else None
 
     @property
     def asleep(self) -> bool:

@@ -73,7 +73,8 @@ class Attempts:
 
     async def publish(self, replica: ReplicaState, attempt: Attempt) -> None:
         now = time.time()
-        ready = attempt.evolve(state="ready", ready_at=now)
+        phases = clock.seconds(time.monotonic()) if (clock := replica.start_clock) else {}
+        ready = attempt.evolve(state="ready", ready_at=now, phases=phases)
         cache_bytes = taken = None
         if attempt.plan.grade != "verified" and not self._gate.disturbance(attempt):
             moved, taken = await self._gate.foreign_change(attempt)

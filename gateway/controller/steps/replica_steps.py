@@ -229,6 +229,7 @@ class ReplicaSteps:
                 self._start(replica, name, effects.plans.plan(model, replica, context, instead))
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")
+                replica.launched = attempt.id
                 self._start(replica, name, effects.starts.launch(model, replica, attempt, context))
             case reconcile.Verify(attempt):
                 replica.status = Rest("verifying", "proving that it generates")

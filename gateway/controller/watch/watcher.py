@@ -20,6 +20,7 @@ from gateway.diagnosis.ending import PHASES
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.diagnosis.log_reader import LogReader
 from gateway.diagnosis.signatures import Signatures
+from gateway.diagnosis.start_clock import StartClock
 from gateway.domain import Attempt, EngineProcess, Failure, Observation
 from gateway.errors import FitserveError, HostError
 from gateway.hosts.host import Host
@@ -80,6 +81,7 @@ class Watcher:
         self._reader = self._new_reader()
         self._report_timer: asyncio.TimerHandle | None = None
         self._questions: asyncio.Task[None] | None = None
+        self.clock = StartClock(time.monotonic())
         self._settings = context.settings
         self.client = context.client
         self._wake = wake = context.wake
@@ -198,6 +200,8 @@ class Watcher:
 
     def _tell_phase(self) -> None:
         """Show the phase by the log, or by the compilers while the log is silent."""
+        if not self.observation.answering:
+            self.clock.enter(self._reader.progress.phase, time.monotonic())
         phase = self._compiles or PHASES.get(self._reader.progress.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
@@ -242,6 +246,7 @@ class Watcher:
         if healthy:
             self._silent_since = None
             if not self.observation.answering:
+                self.clock.enter("serving", now)
                 self.note(
                     answering=True,
                     phase="verifying" if not self.observation.verified else "serving",

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
 from gateway.controller.decisions.changes import Difference, diff_plans, diff_wishes
+from gateway.controller.decisions.start_times import expected_start
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
-from gateway.domain import Abilities, Asleep, Attempt, Decision, Failure, Plan, Value, Wish
+from gateway.domain import (
+    Abilities,
+    Asleep,
+    Attempt,
+    Decision,
+    Failure,
+    Plan,
+    StartTime,
+    Value,
+    Wish,
+)
 from gateway.planner.explain import changes
 from gateway.server.admin.bench_routes import RivalView, rival_view
 
@@ -42,9 +54,18 @@ class AttemptView(Value):
     started_at: float
     ready_at: float | None
     ended_at: float | None
+    phases: dict[str, float] = Field(description="seconds of each phase of its start")
     asleep: Asleep | None = Field(description="sleep of its engine; None: the engine is awake")
     failure: Failure | None
     follows: Follows | None = Field(description="the next start of its replica after a failure")
+
+
+class StartView(Value):
+    """The present phase of a start, and its expected time."""
+
+    phase: str
+    elapsed_s: float = Field(description="seconds in this phase")
+    expected: StartTime | None = Field(description="None: no start of the model was measured here")
 
 
 class ReplicaView(Value):
@@ -61,6 +82,7 @@ class ReplicaView(Value):
     )
     ready_at: float | None = Field(None, description="start of serving, in Unix seconds")
     follows: Follows | None = Field(description="set if the attempt follows a failure")
+    start: StartView | None = Field(None, description="set while its engine starts")
 
 
 class ModelView(Value):
@@ -195,6 +217,18 @@ def _replica(replica: ReplicaState) -> ReplicaView:
         memory_bytes=plan.memory.promised_bytes if plan else None,
         ready_at=attempt.ready_at if attempt else None,
         follows=_follows(replica.history[-1], [attempt]) if attempt and replica.history else None,
+        start=_start(replica),
+    )
+
+
+def _start(replica: ReplicaState) -> StartView | None:
+    clock, attempt = replica.start_clock, replica.attempt
+    if clock is None or attempt is None or attempt.state != "starting":
+        return None
+    return StartView(
+        phase=clock.phase,
+        elapsed_s=round(clock.elapsed_s(time.monotonic()), 1),
+        expected=expected_start(attempt, replica.history),
     )
 
 
@@ -224,6 +258,7 @@ def _attempt(attempt: Attempt, later: Iterable[Attempt]) -> AttemptView:
         started_at=attempt.started_at,
         ready_at=attempt.ready_at,
         ended_at=attempt.ended_at,
+        phases=attempt.phases,
         asleep=attempt.asleep,
         failure=attempt.failure,
         follows=_follows(attempt, later),

@@ -112,8 +112,13 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
         ]
         async with Slow(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
             await shown(gateway, "verifying: a prompt of")
+            [replica] = (await gateway.show("m"))["replicas"]
+            assert (replica["start"]["phase"], replica["start"]["expected"]) == ("prove", None)
             checked.set()
-            await gateway.until("m", "ready")
+            [attempt] = (await gateway.until("m", "ready"))["attempts"]
+            names = ["import", "load", "profile", "compile", "kv", "graphs", "prove"]
+            assert [*attempt["phases"]] == names
+            assert (await gateway.show("m"))["replicas"][0]["start"] is None
 
 
 async def test_a_pull_that_moves_may_take_longer_than_the_patience(

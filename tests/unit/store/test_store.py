@@ -192,6 +192,7 @@ def without_changes(db: sqlite3.Connection) -> None:
         ("models", "stopped"),
         ("models", "used_at"),
         ("attempts", "asleep"),
+        ("attempts", "phases"),
     ):
         db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
 
@@ -284,11 +285,32 @@ def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
             ' ["b"]}\')) WHERE id=1'
         )
         db.execute("UPDATE attempts SET seal=NULL")
+        db.execute("ALTER TABLE attempts DROP COLUMN phases")
         db.execute("PRAGMA user_version=12")
     for _ in range(2):
         again = Store(store.path)
         assert [one.plan.cap for one in again.attempts("a")] == [None, kept.cap]
         again.close()
+
+
+def test_a_database_without_times_of_starts_keeps_its_attempts_and_gets_room(
+    store: Store,
+) -> None:
+    store.add_model(wish(name="a"), 1.0)
+    made = store.add_attempt("a", 0, plan(), 1, 2.0)
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("ALTER TABLE attempts DROP COLUMN phases")
+        db.execute("PRAGMA user_version=13")
+    again = Store(store.path)
+    assert again.attempts("a") == [made]
+    timed = made.evolve(phases={"import": 3.5, "load": 1.0})
+    again.save_attempt(timed)
+    again.close()
+    again = Store(store.path)
+    assert again.attempts("a") == [timed]
+    assert [*again.attempts("a")[0].phases] == ["import", "load"]
+    again.close()
 
 
 def test_a_database_of_the_second_version_gets_room_for_keys(store: Store) -> None:

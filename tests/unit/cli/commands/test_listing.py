@@ -57,6 +57,20 @@ def test_replicas_that_serve_are_counted_and_not_those_that_are_wanted() -> None
     assert _row(view(replica()), numbers, NOW)[1] == "ready"
 
 
+def test_a_starting_engine_shows_what_its_start_usually_takes() -> None:
+    expected = {"phases": {"load": 12.0}, "low_s": 30.0, "high_s": 40.0, "grade": "measured"}
+
+    def detail(start: dict[str, Any] | None) -> object:
+        starting = replica(state="starting", busy_with="loading weights", start=start)
+        return _row(view(starting, state="starting", detail="loading weights"), {}, NOW)[-1]
+
+    load: dict[str, Any] = {"phase": "load", "elapsed_s": 1.0, "expected": expected}
+    assert detail(load) == "loading weights; load usually takes 12s of 30s to 40s"
+    guess = {**load, "phase": "kv", "expected": {**expected, "low_s": 40.0, "grade": "estimate"}}
+    assert detail(guess) == "loading weights; it takes 40s, an estimate from another plan"
+    assert detail({**load, "expected": None}) == detail(None) == "loading weights"
+
+
 def test_what_is_not_known_is_a_dash() -> None:
     idle = replica(
         state="starting", engine=None, gpus=[], max_model_len=None, memory_bytes=None, ready_at=None
