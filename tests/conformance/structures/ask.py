@@ -76,7 +76,7 @@ def _answers(
     published = [*_published(architecture)]
     for config in (*published, *_defaults(architecture)):
         own = stems(config)[0]
-        if own in learned or (learned and config not in published):
+        if own in learned or ("structure" in found[architecture] and config not in published):
             continue
         began = time.monotonic()
         answer = _answer(architecture, config, engine, arguments)
