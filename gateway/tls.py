@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from gateway.errors import SettingsError
 from gateway.logging import Logger
@@ -103,18 +103,22 @@ class Handshake(asyncio.Protocol):
     them a minute.
     """
 
-    protocol_factory: ClassVar[Callable[..., Any]]
-    """Makes a protocol with a `place`."""
-    context: ClassVar[ssl.SSLContext]
-    limiter: ClassVar[Places]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """args, kwargs: for `protocol_factory`."""
-        self._make = partial(type(self).protocol_factory, *args, **kwargs)
+    def __init__(
+        self,
+        protocol_factory: Callable[..., Any],
+        context: ssl.SSLContext,
+        limiter: Places,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """`protocol_factory` makes a protocol with a `place` from args and kwargs."""
+        self._make = partial(protocol_factory, *args, **kwargs)
+        self._context = context
+        self._limiter = limiter
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         address = peer_address(transport)
-        place = self.limiter.admit(address)
+        place = self._limiter.admit(address)
         if place != "out":
             # Nothing was read yet. The connection starts again with TLS, as another descriptor.
             connection = transport.get_extra_info("socket").dup()
@@ -130,13 +134,13 @@ class Handshake(asyncio.Protocol):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: protocol,
                 connection,
-                ssl=self.context,
+                ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_S,
                 ssl_shutdown_timeout=_FAREWELL_S,
             )
         except OSError:
             # The client speaks no TLS, speaks another version, or is too slow.
-            self.limiter.release(address, place)
+            self._limiter.release(address, place)
             connection.close()
 
 

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -58,19 +57,24 @@ class BufferedAnswer:
             )
 
 
-@dataclass(slots=True, eq=False)
 class AnsweredRequest(IncomingRequest):
     """The request and the state of its answer."""
 
-    client: Writer = field(init=False)  # destination of the engine's answer
-    status: int = 0
-    events: bool = False  # the answer is an event stream
-    sse_head_sent: bool = False  # the head of an event stream was sent while the request waited
-    _permit: Permit | None = None  # of a key with limits
-    _usage: TokenUsage | None = None
-    _buffered: BufferedAnswer | None = None
-    # The head of the answer is held back, because the engine may report its own end.
-    _head_withheld: bool = False
+    __slots__ = (
+        *("_buffered", "_head_withheld", "_permit", "_usage", "client"),
+        *("events", "sse_head_sent", "status"),
+    )
+
+    def _prepare_answer(self) -> None:
+        self.client: Writer  # destination of the engine's answer
+        self.status = 0
+        self.events = False  # the answer is an event stream
+        self.sse_head_sent = False  # the head of an event stream was sent while the request waited
+        self._permit: Permit | None = None  # of a key with limits
+        self._usage: TokenUsage | None = None
+        self._buffered: BufferedAnswer | None = None
+        # The head of the answer is held back, because the engine may report its own end.
+        self._head_withheld = False
 
     @property
     def sent(self) -> int:

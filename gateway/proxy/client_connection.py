@@ -24,7 +24,8 @@ import logging
 import math
 import ssl
 from collections import deque
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -48,17 +49,13 @@ log = logging.getLogger(__name__)
 _READ = memoryview(bytearray(256 * 1024))
 
 
-def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
-    """The protocol class for `uvicorn.Config(http=...)`. uvicorn creates one object per connection,
-    and all share `plane`."""
-    protocol = type("ClientConnection", (ClientConnection,), {"shared": plane, "__slots__": ()})
+def client_protocol(plane: DataPlane, tls: ssl.SSLContext | None = None) -> Any:
+    """The protocol factory for `uvicorn.Config(http=...)`. uvicorn creates one object per
+    connection, and all share `plane`."""
+    protocol = partial(ClientConnection, plane)
     if tls is None:
-        return protocol  # uvicorn's type hint does not know BufferedProtocol
-    return type(
-        "ClientHandshake",
-        (Handshake,),
-        {"protocol_factory": protocol, "context": tls, "limiter": plane.connection_limiter},
-    )
+        return protocol
+    return partial(Handshake, protocol, tls, plane.connection_limiter)
 
 
 class ClientConnection(asyncio.BufferedProtocol):
@@ -88,16 +85,16 @@ class ClientConnection(asyncio.BufferedProtocol):
             "reading_paused",
         ),
     )
-    shared: ClassVar[DataPlane]
 
     def __init__(
         self,
+        plane: DataPlane,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        self.plane = self.shared
+        self.plane = plane
         self.config = config
         self.server_state = server_state
         self.app_state = app_state
@@ -182,18 +179,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             return False
         self.deadline = math.inf
         exchange = self._current = Exchange(
-            self.plane,
             self,
             repeat.endpoint,
             repeat.headers,
             repeat.key,
             new_id(),
             True,
-            True,
             repeat.forwarded_headers,
-            body,
-            whole=True,
         )
+        exchange.body, exchange.whole = body, True
         self._run(exchange)
         return True
 

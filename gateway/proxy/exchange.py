@@ -33,7 +33,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from gateway.errors import Cancelled, FitserveError
@@ -61,22 +60,26 @@ _SERVER_ERROR = 500
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
 
-@dataclass(slots=True, eq=False)
 class Exchange(AnsweredRequest):
     """An inference request with its answer and all state of both."""
 
-    started: float = 0.0
-    first_byte_at: float = 0.0
-    outcome: Outcome = ""
-    model: str = ""  # name of a known model
-    counted: Any = None  # state of the meter
-    replica: RoutedReplica | None = None
-    _wait: QueueWait | None = None
-    _dial: asyncio.Task[None] | None = None
-    _retried: bool = False
-    _retry_body: request_body.Body = b""  # the body, as long as another replica may be asked
-    _quiet_since: float = 0.0
-    _stored: bool = False  # the engine keeps the response
+    __slots__ = (
+        *("_dial", "_quiet_since", "_retried", "_retry_body", "_stored", "_wait", "counted"),
+        *("first_byte_at", "model", "outcome", "replica", "started"),
+    )
+
+    def _prepare_answer(self) -> None:
+        super()._prepare_answer()
+        self.started = self.first_byte_at = self._quiet_since = 0.0
+        self.outcome: Outcome = ""
+        self.model = ""  # name of a known model
+        self.counted: Any = None  # state of the meter
+        self.replica: RoutedReplica | None = None
+        self._wait: QueueWait | None = None
+        self._dial: asyncio.Task[None] | None = None
+        self._retried = False
+        self._retry_body: request_body.Body = b""  # the body, while another replica may be asked
+        self._stored = False  # the engine keeps the response
 
     # --- called by the client's connection ---
 

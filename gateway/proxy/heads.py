@@ -69,6 +69,9 @@ def via_line(passed_by: int) -> bytes:
     return b"via: %b\r\n" % b", ".join([_PSEUDONYM] * (passed_by + 1))
 
 
+FIRST_VIA_LINE = via_line(0)
+
+
 def upgrade_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
     """The other protocol that a request asks for."""
     values = dict(headers)

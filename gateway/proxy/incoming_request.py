@@ -11,8 +11,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import FitserveError
@@ -23,7 +21,7 @@ from gateway.proxy.bodies.body_budget import SMALL_BYTES
 from gateway.proxy.bodies.multipart_form import FormReader
 from gateway.proxy.bodies.request_body import Body
 from gateway.proxy.data_plane import DataPlane
-from gateway.proxy.heads import hops, request_head, via_line
+from gateway.proxy.heads import FIRST_VIA_LINE, hops, request_head, via_line
 from gateway.proxy.routing.table import Call, RoutedReplica
 from gateway.proxy.upstream_connection import UpstreamConnection
 
@@ -33,29 +31,55 @@ if TYPE_CHECKING:
 State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
 
 
-@dataclass(slots=True, eq=False)
-class IncomingRequest(ABC):
-    """The request alone. `Exchange` adds its answer."""
+class IncomingRequest:
+    """The request alone. `Exchange` adds its answer.
 
-    plane: DataPlane
-    connection: ClientConnection
-    endpoint: Endpoint
-    headers: dict[bytes, bytes]  # headers of the client that the gateway uses
-    key: Key  # the caller's
-    id: str
-    keep_alive: bool  # the connection may serve another request
-    accepts_chunked: bool  # the client understands chunked encoding
-    forwarded_headers: bytes  # header lines that go to the engine
-    body: Body = b""  # received and not yet sent
-    whole: bool = False  # all of the body was received
-    in_budget: bool = False  # the `BodyBudget` counts the body
-    state: State = "reading"
-    received: int = 0  # bytes of the body when the request started
-    call: Call = field(init=False)
-    _content_type: bytes = b""
-    _form: FormReader | None = None  # reader of the form so far
-    _renames_thoughts: bool = False
-    _upstream: UpstreamConnection | None = None  # the connection that the body goes to
+    headers: those of the client that the gateway uses; `forwarded_headers`: the lines that go to
+    the engine. `key`: the caller's. `keep_alive`: the connection may serve another request.
+    `accepts_chunked`: the client understands chunked encoding. `body`: received and not yet sent;
+    `whole`: all of it was received. `call` is read when the request starts.
+    """
+
+    __slots__ = (
+        *("_content_type", "_form", "_renames_thoughts", "_upstream", "accepts_chunked", "body"),
+        *("call", "connection", "endpoint", "forwarded_headers", "headers", "id", "in_budget"),
+        *("keep_alive", "key", "plane", "received", "state", "whole"),
+    )
+
+    def __init__(
+        self,
+        connection: ClientConnection,
+        endpoint: Endpoint,
+        headers: dict[bytes, bytes],
+        key: Key,
+        id_: str,
+        keep_alive: bool,
+        forwarded_headers: bytes,
+    ) -> None:
+        self.plane: DataPlane = connection.plane
+        self.connection = connection
+        self.endpoint = endpoint
+        self.headers = headers
+        self.key = key
+        self.id = id_
+        self.keep_alive = keep_alive
+        self.accepts_chunked = True
+        self.forwarded_headers = forwarded_headers
+        self.body: Body = b""
+        self.whole = False
+        self.call: Call
+        self.in_budget = False  # the `BodyBudget` counts the body
+        self.state: State = "reading"
+        self.received = 0  # bytes of the body when the request started
+        self._content_type = b""
+        self._form: FormReader | None = None  # reader of the form so far
+        self._renames_thoughts = False
+        self._upstream: UpstreamConnection | None = None  # the connection that the body goes to
+        self._prepare_answer()
+
+    def _prepare_answer(self) -> None:
+        """Sets the state of an answer of which nothing has come."""
+        raise NotImplementedError
 
     @property
     def address(self) -> str:
@@ -146,9 +170,9 @@ class IncomingRequest(ABC):
         """Reads more of the body, for which there is room now."""
         self.connection.resume_upload()
 
-    @abstractmethod
     def reject(self, error: FitserveError) -> None:
         """Refuses the request, for whose body there is no room left."""
+        raise NotImplementedError
 
     def _count_body(self, size: int, *, pressed: bool = False) -> None:
         if self.in_budget or size > SMALL_BYTES:
@@ -166,7 +190,9 @@ class IncomingRequest(ABC):
         if replica is not None:
             description += replica.key_line
             if replica.remote:
-                description += via_line(hops(self.headers))
+                description += (
+                    via_line(hops(self.headers)) if b"via" in self.headers else FIRST_VIA_LINE
+                )
             name = (
                 replica.name_of(self.call.requested_name)
                 if replica.adapters

@@ -4,12 +4,13 @@ methods."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gateway.errors import FitserveError
+from gateway.proxy.api.usage_block import UsageBlock
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
@@ -24,17 +25,7 @@ TokenUsage = tuple[int | None, int | None, int | None]
 """Tokens of the prompt, of the answer, and of the prompt from a cache. None: not reported."""
 UNTOLD: TokenUsage = (None, None, None)
 
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
-
-
-class _Usage(msgspec.Struct):
-    """Usage block in OpenAI's form without nested blocks."""
-
-    prompt_tokens: _Count
-    completion_tokens: _Count
-
-
-_USAGE = msgspec.json.Decoder(_Usage)
+_USAGE = msgspec.json.Decoder(UsageBlock)
 
 
 class Meter:
@@ -67,9 +58,9 @@ class Meter:
         (by the engine), refused (by the gateway)."""
 
 
-def usage(tail: Iterable[bytes]) -> TokenUsage:
+def usage(tail: Sequence[bytes]) -> TokenUsage:
     """The last usage block in the tail of an answer."""
-    data = b"".join(tail)
+    data = tail[0] if len(tail) == 1 else b"".join(tail)
     start = data.rfind(b'"usage"')
     if start < 0:
         return UNTOLD

@@ -34,7 +34,7 @@ class QueueWait:
         self.avoid = avoid
         self._exchange = exchange
         self._since = self._told = exchange.plane.loop.time()
-        self._ready: bool | None = None
+        self._state = ""  # "ready" or "away", as at the last look; "" before the first
 
     def go(self, replica: RoutedReplica) -> None:
         try:
@@ -53,8 +53,11 @@ class QueueWait:
         if route is None:
             return  # `Routes` refuses it shortly
         ready = any(replica.id != self.avoid for replica in route.replicas)
-        if ready is not self._ready:
-            self._ready, self._since = ready, time if self._ready is not None else self._since
+        state = "ready" if ready else "away"
+        if state != self._state:
+            if self._state:
+                self._since = time
+            self._state = state
         if time - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
             why = f"this request has waited for {time - self._since:.0f} s"
             self.reject(plane.routes.refusal(route, why) if ready else route.not_ready())

@@ -205,10 +205,9 @@ class RequestReader:
                     connection, method, self.url, version, self.headers, id_, keep_alive=keep_alive
                 )
             else:
-                lines, chunked = request_lines(headers), version != "1.0"
-                request = Exchange(
-                    plane, connection, endpoint, headers, key, id_, keep_alive, chunked, lines
-                )
+                lines = request_lines(headers)
+                request = Exchange(connection, endpoint, headers, key, id_, keep_alive, lines)
+                request.accepts_chunked = version != "1.0"
         except FitserveError as error:
             connection.refuse_and_close(error, shape, id_)
             return

@@ -16,6 +16,7 @@ local/controller/test_proof.py
 local/controller/test_start_phases.py
 local/controller/test_unexpected_errors.py
 local/proxy/test_app_requests.py
+local/proxy/test_compiled_wheel.py
 local/proxy/test_endpoint_sdks.py
 local/proxy/test_hostile_bytes.py
 local/proxy/test_hostile_engine.py

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import httptools
 
@@ -115,7 +115,7 @@ def is_inference(path: str) -> bool:
 
 def split(target: bytes) -> tuple[str, bytes]:
     """The decoded path and the raw query of a request target. Raises HttpParserInvalidURLError."""
-    url = httptools.parse_url(target)
+    url: Any = httptools.parse_url(target)  # its query may be None, unlike its type hint says
     # Decoded like uvicorn's `scope["path"]`, so that a path means the same here and in FastAPI.
     path = (url.path or b"").decode("ascii")
     return urllib.parse.unquote(path) if "%" in path else path, url.query or b""

@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.errors import BadRequest, FitserveError, TooLarge
 from gateway.proxy.api.endpoints import Shape
+from gateway.proxy.api.request_fields import RequestFields, UsualFields
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -26,8 +27,6 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _PREFIX = f"req_{secrets.token_hex(8)}"
 _COUNT = itertools.count()
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_NAME = msgspec.json.Decoder(str)
-_NOTHING = msgspec.Raw(b"")
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -39,68 +38,8 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 
-
-class RequestFields(msgspec.Struct):
-    """Fields that routing needs, as raw bytes. Of a repeated key the last counts."""
-
-    model: msgspec.Raw = _NOTHING
-    stream: msgspec.Raw = _NOTHING
-    previous_response_id: msgspec.Raw = _NOTHING
-    request_id: msgspec.Raw = _NOTHING
-    store: msgspec.Raw = _NOTHING
-    # read by the choice between replicas (`gateway.proxy.routing.balance`)
-    system: msgspec.Raw = _NOTHING
-    instructions: msgspec.Raw = _NOTHING
-    messages: msgspec.Raw = _NOTHING
-    prompt: msgspec.Raw = _NOTHING
-    input: msgspec.Raw = _NOTHING
-    max_tokens: msgspec.Raw = _NOTHING
-    max_completion_tokens: msgspec.Raw = _NOTHING
-    max_output_tokens: msgspec.Raw = _NOTHING
-
-    def name(self) -> str:
-        """The name of the model. Raises BadRequest."""
-        if self.model is _NOTHING:
-            raise no_model()
-        try:
-            return _NAME.decode(self.model)
-        except msgspec.DecodeError:
-            raise BadRequest("`model` is not a string.", hint=_MODELS_HINT, param="model") from None
-
-    def streams(self) -> bool:
-        return bytes(self.stream) == b"true"
-
-    def previous(self) -> str | None:
-        """The id of the previous response, for /v1/responses."""
-        if self.previous_response_id is _NOTHING:
-            return None
-        try:
-            return _NAME.decode(self.previous_response_id)
-        except msgspec.DecodeError:
-            return None
-
-    def stores(self) -> bool:
-        """Whether the response is to be stored, which is the default of /v1/responses."""
-        return bytes(self.store) != b"false"
-
-    def has_own_id(self) -> bool:
-        """Whether the client has chosen the id of the response."""
-        return bytes(self.request_id) not in (b"", b"null")
-
-
-class UsualFields(msgspec.Struct):
-    """`RequestFields` of the usual case, decoded in one step: every field has its proper type."""
-
-    model: str
-    stream: bool | None = None
-    previous_response_id: str | None = None
-    request_id: str | None = None
-    store: bool | None = None
-
-
 _REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
 _USUAL_FIELDS = msgspec.json.Decoder(UsualFields)
-_MODELS_HINT = "GET /v1/models lists the served models."
 # Most bytes shown of an engine's answer that is no JSON.
 _SHOWN = 2000
 _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
@@ -165,10 +104,6 @@ def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
         raise BadRequest(f"The request body is not JSON ({error}).", hint=_OBJECT_HINT) from None
     except RecursionError:
         raise BadRequest("The request body is nested too deeply.", hint=_OBJECT_HINT) from None
-
-
-def no_model() -> BadRequest:
-    return BadRequest("The request body has no `model`.", hint=_MODELS_HINT, param="model")
 
 
 def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:

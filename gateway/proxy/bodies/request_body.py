@@ -8,13 +8,13 @@ from gateway.errors import BadRequest
 from gateway.proxy.access.auth import Key
 from gateway.proxy.api.endpoints import Endpoint
 from gateway.proxy.api.protocol import (
-    no_model,
     read_fields,
     read_request_fields,
     read_usual_fields,
     with_model,
     without_store,
 )
+from gateway.proxy.api.request_fields import ToolFields, no_model
 from gateway.proxy.bodies.multipart_form import PREFIX_BYTES, FormReader
 from gateway.proxy.routing import balance
 from gateway.proxy.routing.routes import Routes
@@ -79,12 +79,7 @@ def _resolve_alias(call: Call, route: ModelRoute, table: RouteTable) -> ModelRou
     return route
 
 
-class _ToolFields(msgspec.Struct):
-    tools: msgspec.Raw = msgspec.Raw(b"")
-    tool_choice: msgspec.Raw = msgspec.Raw(b"")
-
-
-_TOOL_FIELDS = msgspec.json.Decoder(_ToolFields)
+_TOOL_FIELDS = msgspec.json.Decoder(ToolFields)
 
 
 def check_tools(endpoint: Endpoint, body: Body, route: ModelRoute) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_SERIES = 10_000
 # Upper bounds in seconds: of whole answers, and of the first byte.
-DURATIONS = (
+DURATIONS: tuple[float, ...] = (
     0.01,
     0.025,
     0.05,
@@ -43,7 +43,21 @@ DURATIONS = (
     300.0,
     600.0,
 )
-FIRST_BYTES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+FIRST_BYTES: tuple[float, ...] = (
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +311,8 @@ class Metrics(Meter):
         series.in_flight += 1
 
     def first_byte(self, exchange: Exchange) -> None:
-        histogram = (exchange.counted or self._series_of(exchange)).first_byte
+        series: _Series = exchange.counted or self._series_of(exchange)
+        histogram = series.first_byte
         took = exchange.first_byte_at - exchange.started
         histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
         histogram.total += took
@@ -313,7 +328,8 @@ class Metrics(Meter):
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
     def ended(self, exchange: Exchange) -> None:
-        (exchange.counted or self._series_of(exchange)).in_flight -= 1
+        series: _Series = exchange.counted or self._series_of(exchange)
+        series.in_flight -= 1
         if exchange.outcome == "unreachable":
             self._failed(exchange.model, "unreachable")
 
@@ -321,11 +337,12 @@ class Metrics(Meter):
         outcome, status = exchange.outcome, exchange.status // 100
         if outcome == "refused":
             return  # `refused` follows
-        series, result = exchange.counted or self._series_of(exchange), (outcome, status)
+        series: _Series = exchange.counted or self._series_of(exchange)
+        duration, result = series.duration, (outcome, status)
         series.outcomes[result] = series.outcomes.get(result, 0) + 1
         took = exchange.plane.loop.time() - exchange.started
-        series.duration.counts[bisect_left(DURATIONS, took)] += 1
-        series.duration.total += took
+        duration.counts[bisect_left(DURATIONS, took)] += 1
+        duration.total += took
         prompt, completion, cached = exchange.usage if status == 2 else UNTOLD
         series.prompt += prompt or 0
         series.completion += completion or 0

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import Raw
 
-from gateway.proxy.api.protocol import RequestFields
+from gateway.proxy.api.request_fields import RequestFields
 
 BOUND = 1.25
 # Cost of an answer without a limit, and the most tokens that one call counts. Limits are often set

@@ -35,8 +35,6 @@ from gateway.proxy.limits import Limits
 from gateway.proxy.metrics.counters import METRICS, Sample
 from gateway.proxy.metrics.usage_counter import UsageCounter
 from gateway.proxy.routing.in_flight import RequestsInFlight, merge
-from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import RouteTable
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.workers.channel import (
     REPORT_S,
@@ -53,6 +51,7 @@ from gateway.proxy.workers.channel import (
     keys_of,
     table_of,
 )
+from gateway.proxy.workers.published_routes import PublishedRoutes
 from gateway.proxy.workers.shared_limits import LimitRows
 from gateway.settings import Settings
 from gateway.supervision import SupervisedTask
@@ -91,36 +90,6 @@ class _Worker:
     queries: deque[asyncio.Future[RequestsReport]] = field(
         default_factory=deque
     )  # unanswered queries
-
-
-class PublishedRoutes(Routes):
-    """The routes of the control loop: a new table goes to all workers, and loads come from their
-    reports."""
-
-    def __init__(self, workers: Workers) -> None:
-        super().__init__()
-        self._workers = workers
-
-    @property
-    def table(self) -> RouteTable:
-        return self._table
-
-    @table.setter
-    def table(self, table: RouteTable) -> None:
-        self._table = table
-        self._workers.broadcast(table_of(table))
-
-    def silent_s(self, replica_id: str) -> float | None:
-        return self._workers.silent_s(replica_id)
-
-    def in_flight(self, replica_id: str) -> int:
-        return self._workers.in_flight(replica_id)
-
-    def demand(self) -> dict[str, float]:
-        return self._workers.demand()
-
-    def drained(self, replica_id: str) -> bool:
-        return super().drained(replica_id) and self._workers.have_current_table
 
 
 class Workers:

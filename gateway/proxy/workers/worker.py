@@ -32,9 +32,6 @@ from gateway.proxy.client_connection import client_protocol
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.metrics.access_log import AccessLog
 from gateway.proxy.metrics.counters import Metrics, Sample
-from gateway.proxy.routing.responses import Responses
-from gateway.proxy.routing.routes import Routes
-from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.uvicorn_config import uvicorn_config
 from gateway.proxy.workers.channel import (
@@ -43,7 +40,6 @@ from gateway.proxy.workers.channel import (
     Channel,
     KeyTableMessage,
     OtherLoads,
-    ReplicaLoad,
     Report,
     RequestsQuery,
     RequestsReport,
@@ -53,6 +49,7 @@ from gateway.proxy.workers.channel import (
 )
 from gateway.proxy.workers.control_forwarder import ControlForwarder
 from gateway.proxy.workers.shared_limits import SharedRateLimiter
+from gateway.proxy.workers.shared_routes import SharedRoutes, table_from
 from gateway.supervision import SupervisedTask
 from gateway.tls import Certificate
 
@@ -61,45 +58,6 @@ log = logging.getLogger("fitserve.worker")
 # A control process that does not read so many bytes hangs. The worker reports again once it reads.
 _MOST_UNREAD_BYTES = 4 * 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
-class SharedRoutes(Routes):
-    """Routes shared with other workers.
-
-    Each worker always has its share of a replica's capacity. Beyond it, a worker uses capacity that
-    the others leave free by their last reports. So a replica is overloaded only for a moment, and
-    no worker waits for another.
-    """
-
-    def __init__(self, begin: Begin, memory: SharedMemory) -> None:
-        super().__init__(_table(begin.routes), begin.queue_per_model, Responses(memory.responses))
-        self._workers = begin.workers
-        self._other_loads: dict[str, int] | None = None
-
-    def set_other_loads(self, in_flight: dict[str, int] | None) -> None:
-        """Takes the requests in flight at other workers, by replica id; None: unknown."""
-        self._other_loads = in_flight
-        self._schedule()
-
-    def _places(self, route: ModelRoute) -> int:
-        return -(-super()._places(route) // self._workers)
-
-    def _has_room(self, replica: RoutedReplica) -> bool:
-        if replica.capacity is None:
-            return True
-        free = (
-            0
-            if self._other_loads is None
-            else replica.capacity - self._other_loads.get(replica.id, 0)
-        )
-        return self.in_flight(replica.id) < max(replica.capacity // self._workers, free, 1)
-
-    def loads(self) -> dict[str, ReplicaLoad]:
-        now = time.monotonic()
-        return {
-            id_: ReplicaLoad(load.requests, now - load.progress_at)
-            for id_, load in self._loads.items()
-        }
 
 
 class Worker:
@@ -129,7 +87,7 @@ class Worker:
             while True:
                 match await channel.to_worker():
                     case RouteTableMessage() as table:
-                        self.routes.table = _table(table)
+                        self.routes.table = table_from(table)
                         self._tables += 1
                         self._send_report(channel)
                     case KeyTableMessage() as keys:
@@ -237,10 +195,6 @@ class WorkerServer(uvicorn.Server):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("worker and control process have different versions: %r", error)
             os._exit(1)
-
-
-def _table(table: RouteTableMessage) -> RouteTable:
-    return RouteTable({route.name: route for route in table.models})
 
 
 def main() -> None:

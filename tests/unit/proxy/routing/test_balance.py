@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.proxy.api.protocol import RequestFields, read_request_fields
+from gateway.proxy.api.protocol import read_request_fields
+from gateway.proxy.api.request_fields import RequestFields
 from gateway.proxy.routing.balance import (
     BOUND,
     LEAST_BYTES,

@@ -34,7 +34,7 @@ from gateway.proxy.workers.channel import (
 )
 from gateway.proxy.workers.channel import RouteTableMessage as Models
 from gateway.proxy.workers.shared_limits import LimitRows, SharedRateLimiter
-from gateway.proxy.workers.worker import SharedRoutes
+from gateway.proxy.workers.shared_routes import SharedRoutes
 from tests.support.patience import HANG_S
 
 pytestmark = pytest.mark.anyio
