@@ -63,6 +63,14 @@ class Memory(Value):
     kv_tokens: int
     low: int
     high: int
+    measured_bytes: int | None = Field(
+        None,
+        exclude_if=lambda count: count is None,
+        description=(
+            "bytes of the budget that are no KV cache, as the engine measured them at an earlier"
+            " start"
+        ),
+    )
     full_requests: float = Field(
         0,
         description="requests of the planned context that the KV cache holds at once;"

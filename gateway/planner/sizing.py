@@ -337,7 +337,8 @@ def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
         return memory
     estimate, per_token = candidate.rules.used_bytes(footprint, memory), memory.kv_bytes_per_token
     exact = [fact.value or 0 for fact in facts if fact.grade == "verified"]
-    used = max(estimate, *(fact.value or 0 for fact in facts))
+    known = max(fact.value or 0 for fact in facts)
+    used = max(estimate, known)
     kv = max(0, memory.budget_bytes - used) if per_token else 0
     return memory.evolve(
         activation_bytes=max(0, memory.activation_bytes + used - estimate),
@@ -345,6 +346,8 @@ def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
         kv_tokens=kv // per_token if per_token else 0,
         low=exact[-1] - _STEADY if exact else memory.low,
         high=exact[-1] + _STEADY if exact else max(used, memory.high),
+        # A failure that needed more is believed before a start that went well.
+        measured_bytes=exact[-1] if exact and exact[-1] >= known else None,
     )
 
 

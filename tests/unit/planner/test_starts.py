@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.controller.decisions.reconcile import attempts_that_count, next_action
+from gateway.diagnosis.facts.learn import prove_success
 from gateway.domain import Attempt, Cap, Failure
-from gateway.domain.units import GIB
+from gateway.domain.units import GIB, MIB
 from gateway.planner.starts import (
     Blocked,
     MemoryReading,
@@ -109,6 +110,35 @@ def test_only_a_plan_that_leaves_room_for_others_gives_bytes_and_never_less_than
         cache_bytes(alone.evolve(cap=Cap(bytes=alone.memory.promised_bytes, models=("other",))))
         is not None
     )
+
+
+def test_a_plan_that_has_served_gets_what_its_engine_measured() -> None:
+    alone = plan(replicas=1, tensor_parallel=1, max_context=8192)
+    memory = alone.memory
+    used = memory.budget_bytes - memory.kv_bytes + 512 * MIB
+    known = alone.evolve(grade="verified", memory=memory.evolve(measured_bytes=used))
+    count = cache_bytes(known)
+    assert count is not None
+    assert 0 < memory.budget_bytes - used - count < 32 * MIB
+    assert cache_bytes(known.evolve(grade="predicted")) is None
+    assert cache_bytes(alone.evolve(grade="verified")) is None
+    whole = known.max_model_len.evolve(value=memory.kv_tokens)
+    assert cache_bytes(known.evolve(max_model_len=whole)) is None
+
+
+def test_the_measurement_of_a_start_that_went_well_is_in_the_next_plan() -> None:
+    first = attempt(plan=plan(max_context=8192))
+    left = first.plan.memory.kv_bytes - 300 * MIB
+    facts = prove_success(first, 1.0, left)
+    again = plan(max_context=8192, facts=facts)
+    assert again.fingerprint == first.fingerprint
+    assert again.memory.measured_bytes == first.plan.memory.budget_bytes - left
+    count = cache_bytes(again)
+    assert count is not None
+    assert 0 < left - count < 32 * MIB
+    need = next(fact for fact in facts if fact.kind == "needs_memory")
+    failed = need.evolve(grade="failed", value=(need.value or 0) + 1)
+    assert plan(max_context=8192, facts=(*facts, failed)).memory.measured_bytes is None
 
 
 def test_engines_without_a_gpu_wait_for_nobody() -> None:
