@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
@@ -17,8 +18,9 @@ from typing import Any, ClassVar
 
 MOST_RESTARTS = 20
 MOST_NAMES = 20_000
-_GPU_DRIVER = "/dev/nvidia-uvm"
-"""The device that CUDA opens when it begins. NVML, which forks survive, does not open it."""
+_CUDA_DRIVER = "libcuda.so.1"
+_NOT_INITIALIZED = 3
+"""CUDA_ERROR_NOT_INITIALIZED of cuda.h: the answer to every call before cuInit."""
 _LOADERS: tuple[Any, ...] = (
     importlib.machinery.SourceFileLoader,
     importlib.machinery.ExtensionFileLoader,
@@ -158,18 +160,29 @@ def unforkable() -> str | None:
             return f"initialises {device.upper()}"
     if threading.active_count() > 1:
         return "starts a thread"
-    if _GPU_DRIVER in opened_files():
-        return "opens the driver of a GPU"
+    if begins_cuda():
+        return "begins CUDA"
     return "starts a process" if children() else None
 
 
-def opened_files() -> set[str]:
-    """The files that this process has open."""
-    found = set()
-    for link in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            found.add(str(link.readlink()))
-    return found
+def begins_cuda() -> bool:
+    """Whether this process has called cuInit, as the driver itself answers.
+
+    Open devices tell nothing: NVML opens /dev/nvidia-uvm too (driver 580), and forks survive it.
+    """
+    driver = loaded_library(_CUDA_DRIVER)
+    if driver is None:
+        return False
+    count = ctypes.c_int()
+    return bool(driver.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED)
+
+
+def loaded_library(name: str) -> ctypes.CDLL | None:
+    """The library if this process has loaded it; it is not loaded for the answer."""
+    try:
+        return ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
+    except OSError:
+        return None
 
 
 def children() -> list[int]:
