@@ -952,6 +952,28 @@ async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(
         harness.docker.remove_image(image)
 
 
+async def test_engines_with_one_cache_have_one_key(harness: DockerHarness) -> None:
+    """An engine that names its compiled graphs by its key finds them again."""
+    script = "import os; print(os.environ['THE_KEY'])"
+    spec = program(harness, script, caches={"KERNELS": "kernels"}, key_env="THE_KEY")
+    seen = []
+    try:
+        for cache in ("a" * 16, "a" * 16, "b" * 16, "", ""):
+            seen += await output(harness, spec.evolve(cache=cache))
+            await harness.host.stop(spec.name, 0)
+    finally:
+        await harness.host.stop(spec.name, 0)
+        for volume in (
+            harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
+                "Volumes"
+            ]
+            or []
+        ):
+            harness.docker.remove_volume(volume["Name"], force=True)
+    assert seen[0] == seen[1]
+    assert len(set(seen)) == 4
+
+
 @pytest.mark.parametrize("sizes", ["told", "not told"])
 async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
     harness: DockerHarness, monkeypatch: pytest.MonkeyPatch, sizes: str

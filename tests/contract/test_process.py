@@ -235,13 +235,24 @@ async def test_each_start_gets_a_key_that_nobody_else_can_read(
     assert started.key.encode() not in command_line(harness.pid("a1"))
     assert harness.record("a1").stat().st_mode & 0o077 == 0
     assert started.key not in repr(started)
-    # A gateway that comes after knows the key; another start has another one.
+    # A gateway that comes after knows the key; another start without a cache has another one.
     assert (await find(harness.restart(), "a1")) == started
     await harness.host.stop("a1", grace_s=0)
     assert not harness.record("a1").exists()
     assert not list((harness.data_dir / "run").iterdir())
     again = await harness.host.start(program(harness, _TELLS, **{way: told[way]}))
     assert again.key not in (None, started.key)
+
+
+async def test_engines_with_one_cache_have_one_key(harness: ProcessHarness) -> None:
+    """An engine that names its compiled graphs by its key finds them again."""
+    keys = []
+    for cache in ("a" * 16, "a" * 16, "b" * 16):
+        spec = program(harness, _TELLS, key_env="THE_KEY", cache=cache)
+        keys.append((await harness.host.start(spec)).key)
+        await harness.host.stop("a1", grace_s=0)
+    assert keys[0] == keys[1]
+    assert keys[2] not in (None, keys[0])
 
 
 async def test_an_engine_that_takes_no_key_gets_none(harness: ProcessHarness) -> None:

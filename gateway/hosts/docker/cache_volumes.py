@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import secrets
 import tarfile
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from gateway.domain.units import GIB
 if TYPE_CHECKING:
     from docker.api import APIClient
 
+_KEY = "fitserve.engine_key"
 FOLDER = "/var/cache/fitserve"
 # Of one installation, as on the process host.
 MOST_BYTES = 32 * GIB
@@ -50,10 +52,21 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
             "fitserve.cache": owner,
             "fitserve.engine": str(spec.engine),
             "fitserve.user": str(user),
+            _KEY: secrets.token_hex(32),
         }
         client.create_volume(name, labels=labels)
     _make_room(client, name, others)
     return name
+
+
+def volume_key(client: APIClient, volume: str | None) -> str:
+    """The key of all engines with a volume; a new one for a start without a volume.
+
+    vLLM before 0.30.0 names its compiled graphs by its variables, and VLLM_API_KEY is among them
+    (vllm/envs.py). With a new key each start would compile all graphs anew.
+    """
+    labels = client.inspect_volume(volume)["Labels"] or {} if volume is not None else {}
+    return str(labels.get(_KEY) or secrets.token_hex(32))
 
 
 def give_folders(client: APIClient, container: str, volume: str, spec: LaunchSpec) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import secrets
 from typing import TYPE_CHECKING, Any
 
 from gateway.domain import EngineRef, Instance, LaunchSpec, Mount
 from gateway.domain.image_name import repository
 from gateway.domain.running import SCRATCH_OPTIONS
 from gateway.errors import HostError
-from gateway.hosts.docker.cache_volumes import FOLDER, cache_volume, give_folders
+from gateway.hosts.docker.cache_volumes import FOLDER, cache_volume, give_folders, volume_key
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -60,8 +59,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
     is taken)."""
     # Any process of the machine reaches the container network. Readers of the label may command
     # Docker anyway.
-    key = secrets.token_hex(32)
     cache = cache_volume(client, client.inspect_image(image_of(spec.engine)), spec, owner)  # type: ignore[no-untyped-call]
+    key = volume_key(client, cache)
     kept = (
         {name: f"{FOLDER}/{folder}" for name, folder in spec.caches.items()}
         if cache is not None

@@ -7,6 +7,7 @@
     DATA/run/NAME/               its working directory, empty at first
     DATA/caches/                 its compiled code and its HOME, as the user's HOME may hold secrets
     DATA/home/                   the HOME of an engine without a cache
+    DATA/engine-secret           the secret that the keys of engines follow from
     DATA/prepared/               processes that have imported an engine, and fork the next ones
 
 The engine listens on loopback, which every user of the machine reaches. So each start makes a key,
@@ -23,7 +24,6 @@ import asyncio
 import errno
 import hashlib
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -43,6 +43,7 @@ from gateway.hosts.host import MOST_COMMAND
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.caches import Caches
+from gateway.hosts.process.engine_keys import EngineKeys
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.hosts.process.prepared.process_start import ProcessStart
@@ -80,6 +81,7 @@ class ProcessHost:
         self._run = data_dir / "run"
         self._home = data_dir / "home"
         self._caches = Caches(data_dir)
+        self._keys = EngineKeys(data_dir / "engine-secret")
         self._prepared = PreparedEngines(data_dir, most_prepared) if most_prepared else None
         self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -300,14 +302,15 @@ class ProcessHost:
         return (*spec.argv, "--config", str(file))
 
     def _spawn(self, spec: LaunchSpec) -> Record:
+        cache = self._cache(spec) if spec.cache else None
         record = Record(
             name=spec.name,
             model=spec.model,
             attempt=spec.attempt,
             fingerprint=spec.fingerprint,
             port=spec.port,
-            key=secrets.token_hex(32) if spec.key_env or spec.key_option else None,
-            cache=str(self._cache(spec)) if spec.cache else None,
+            key=self._keys.key(cache) if spec.key_env or spec.key_option else None,
+            cache=str(cache) if cache is not None else None,
             boot_id=procfs.boot_id(),
             born_in=os.getsid(0),
         )

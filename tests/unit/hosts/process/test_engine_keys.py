@@ -1,0 +1,32 @@
+"""A key that stays the same for a cache folder, so that an engine finds its compiled graphs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from gateway.hosts.process.engine_keys import EngineKeys
+
+
+def test_starts_with_one_cache_have_one_key_in_every_gateway(tmp_path: Path) -> None:
+    file = tmp_path / "data" / "engine-secret"
+    first = EngineKeys(file).key(tmp_path / "a")
+    assert re.fullmatch(r"[0-9a-f]{64}", first)
+    assert EngineKeys(file).key(tmp_path / "a") == first
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_other_caches_other_data_and_starts_without_a_cache_have_other_keys(
+    tmp_path: Path,
+) -> None:
+    here, there = EngineKeys(tmp_path / "here"), EngineKeys(tmp_path / "there")
+    keys = [here.key(tmp_path / "a"), here.key(tmp_path / "b"), there.key(tmp_path / "a")]
+    keys += [here.key(None), here.key(None)]
+    assert len(set(keys)) == 5
+
+
+def test_a_damaged_secret_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(b"short")
+    key = EngineKeys(file).key(tmp_path / "a")
+    assert EngineKeys(file).key(tmp_path / "a") == key
