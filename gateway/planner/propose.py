@@ -519,10 +519,12 @@ def _start_method(
     )
     found = {name: choice for name, choice in chosen.items() if name not in env}
     if found and candidate.group:
+        spec = candidate.given.spec
         found |= expert_warmups.skipped_warmups(
             candidate.engine,
             candidate.group[0].capability,
-            has_experts=candidate.given.spec.experts is not None,
+            # A guessed family may have experts under names that no reader knows.
+            has_experts=spec.experts is not None or bool(spec.guessed),
         )
     return found
 

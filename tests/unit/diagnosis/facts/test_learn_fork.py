@@ -10,14 +10,17 @@ from gateway.domain import Failure
 from gateway.engines.common.expert_warmups import VARIABLE
 from gateway.engines.vllm import start_method
 from gateway.profiles.profiles import Profiles
-from tests.support.makers import attempt, machine
+from tests.support.makers import attempt, machine, wish
+from tests.support.planning import decide
+from tests.support.published import published
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 from .test_peers import searched
 
 NAME, VALUE = FORK
+PROFILES = Profiles()
 FIXED = [
-    str(engine.ref) for engine in Profiles().engines_for(machine("8xh100")) if engine.expert_warmups
+    str(engine.ref) for engine in PROFILES.engines_for(machine("8xh100")) if engine.expert_warmups
 ]
 LINE = (
     b"RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with"
@@ -61,6 +64,15 @@ def test_only_forks_of_dense_models_on_hopper_skip_the_warm_ups_of_experts() -> 
             assert VARIABLE not in searched(model, hardware, ref).plans[0].env
         facts = learn(attempt(1, plan=dense), SILENT, 1.0)
         assert VARIABLE not in searched("llama-3.1-8b", "8xh100", ref, facts).plans[0].env
+
+
+def test_a_guessed_family_keeps_the_warm_ups_of_experts() -> None:
+    guessed = published("llama-3.1-8b").evolve(guessed=("its MLPs",))
+    for engine in map(PROFILES.engine, FIXED):
+        rules = PROFILES.rules([engine])
+        plan = decide(guessed, machine("8xh100"), [engine], wish(), (), rules=rules).plans[0]
+        assert plan.env[NAME] == VALUE
+        assert VARIABLE not in plan.env
 
 
 def test_other_failures_say_nothing_of_forks() -> None:
