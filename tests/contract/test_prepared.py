@@ -345,6 +345,26 @@ async def test_kill_at_any_line_of_a_forked_start_leaves_no_engine_without_a_rec
     assert forks
 
 
+async def test_a_process_that_was_killed_during_its_imports_is_prepared_anew(
+    harness: PreparedHarness,
+) -> None:
+    await prepare(harness)
+    (first,) = await harness.prepared()
+    others = set(harness.processes())
+    os.kill(first, signal.SIGKILL)
+    killed: list[int] = []
+
+    async def is_killed() -> bool:
+        await harness.host.list()
+        killed[:] = set(harness.processes()) - others
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        return bool(killed)
+
+    await until("a new prepared process is killed", is_killed)
+    assert await harness.prepared(unlike=[first, *killed])
+
+
 async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
     """Engines, prepared processes and gateways die at any time, in any order."""
     chance = random.Random(34)

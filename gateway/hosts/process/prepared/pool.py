@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -218,12 +219,15 @@ class PreparedEngines:
 
     def _tend(self, identities: Mapping[str, str], *, is_calm: bool) -> None:
         for slot, process in list(self._importing.items()):
-            if time.monotonic() - self._begun[slot] > IMPORT_S:
+            is_late = time.monotonic() - self._begun[slot] > IMPORT_S
+            if is_late:
                 process.kill()
                 process.wait()
             if process.poll() is not None:
                 del self._importing[slot]
-                self._broken.add(slot)
+                # A process that somebody killed, as Linux does for memory, may do better later.
+                if is_late or process.returncode != -signal.SIGKILL:
+                    self._broken.add(slot)
                 log.warning("prepared.failed", slot=slot, code=process.returncode)
         self._children = [process for process in self._children if process.poll() is None]
         due = self._due(identities)
