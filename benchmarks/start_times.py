@@ -55,7 +55,7 @@ class Late(Exception):
 
 
 class Trial:
-    """What is the same for all starts. gpus: numbers of nvidia-smi; none: the CPU.
+    """The settings of all starts. gpus: numbers of nvidia-smi; none: the CPU.
     until: by time.time()."""
 
     def __init__(self, asked: argparse.Namespace) -> None:

@@ -73,7 +73,7 @@ def never(options):
     if options.dtype == "z":
         raise ValueError("never")
 
-def kept(options):
+def parse(options):
     try:
         if options.dtype == "w":
             raise ValueError("inner")
@@ -107,7 +107,7 @@ def test_a_refusal_that_needs_an_option_of_no_plan_is_none_of_a_configuration(
 def test_errors_that_the_engine_takes_up_count_once_and_choices_of_the_parser_are_kept(
     tmp_path: Path,
 ) -> None:
-    entered = {("checks.py", _CHECKS[: _CHECKS.index("def kept")].count("\n") + 1)}
+    entered = {("checks.py", _CHECKS[: _CHECKS.index("def parse")].count("\n") + 1)}
     sources = _sources(tmp_path, {"dtype": ("a", "b")})
     found = {one.text: one.kind for one in refusals(sources, entered)}
     assert found["raise ValueError('inner')"] == "wrapped"

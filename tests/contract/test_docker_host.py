@@ -66,6 +66,17 @@ async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:
         return [line.decode() async for line in harness.host.follow(spec.name)]
 
 
+def volume_names(harness: DockerHarness) -> list[str]:
+    """The cache volumes of this installation."""
+    found = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})
+    return [one["Name"] for one in found["Volumes"] or []]
+
+
+def remove_volumes(harness: DockerHarness) -> None:
+    for name in volume_names(harness):
+        harness.docker.remove_volume(name, force=True)
+
+
 def is_there(path: str) -> bool:
     return Path(path).exists()
 
@@ -908,18 +919,9 @@ async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_sha
             ["['kernel']"],
             ["[]"],
         ]
-        volumes = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
-            "Volumes"
-        ]
-        assert len(volumes) == 2
+        assert len(volume_names(harness)) == 2
     finally:
-        for volume in (
-            harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
-                "Volumes"
-            ]
-            or []
-        ):
-            harness.docker.remove_volume(volume["Name"], force=True)
+        remove_volumes(harness)
 
 
 @pytest.mark.parametrize("user", ["65532:65532", "nobody", "nobody:nogroup"])
@@ -942,13 +944,7 @@ async def test_an_image_that_does_not_run_as_root_keeps_what_it_compiled(
             await harness.host.stop(spec.name, 0)
     finally:
         await harness.host.stop(spec.name, 0)
-        for volume in (
-            harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
-                "Volumes"
-            ]
-            or []
-        ):
-            harness.docker.remove_volume(volume["Name"], force=True)
+        remove_volumes(harness)
         harness.docker.remove_image(image)
 
 
@@ -963,13 +959,7 @@ async def test_engines_with_one_cache_have_one_key(harness: DockerHarness) -> No
             await harness.host.stop(spec.name, 0)
     finally:
         await harness.host.stop(spec.name, 0)
-        for volume in (
-            harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
-                "Volumes"
-            ]
-            or []
-        ):
-            harness.docker.remove_volume(volume["Name"], force=True)
+        remove_volumes(harness)
     assert seen[0] == seen[1]
     assert len(set(seen)) == 4
 
@@ -987,25 +977,13 @@ async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
     compiled = "import os; open(os.environ['KERNELS'] + '/kernel', 'w').write('x' * 1000)"
     spec = program(harness, compiled, caches={"KERNELS": "kernels"})
 
-    def names() -> list[str]:
-        return [
-            one["Name"]
-            for one in (
-                harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})[
-                    "Volumes"
-                ]
-                or []
-            )
-        ]
-
     try:
         await output(harness, spec.evolve(cache="a" * 16))
         await harness.host.stop(spec.name, 0)
-        (first,) = names()
+        (first,) = volume_names(harness)
         await output(harness, spec.evolve(cache="b" * 16))
-        (second,) = names()
+        (second,) = volume_names(harness)
         assert first != second
     finally:
         await harness.host.stop(spec.name, 0)
-        for name in names():
-            harness.docker.remove_volume(name, force=True)
+        remove_volumes(harness)

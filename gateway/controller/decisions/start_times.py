@@ -17,15 +17,15 @@ def expected_start(attempt: Attempt, earlier: Iterable[Attempt]) -> StartTime | 
     A start from a prepared process is not told from a spawned one: the last starts decide.
     """
     measured = [one for one in earlier if one.phases and one.id != attempt.id]
-    same = [one for one in measured if one.fingerprint == attempt.fingerprint]
-    alike = [
+    of_plan = [one for one in measured if one.fingerprint == attempt.fingerprint]
+    of_engine = [
         one
         for one in measured
         if one.plan.engine == attempt.plan.engine
         and len(one.plan.gpus) == len(attempt.plan.gpus)
         and one.plan.model == attempt.plan.model
     ]
-    chosen = (same or alike)[-_STARTS:]
+    chosen = (of_plan or of_engine)[-_STARTS:]
     if not chosen:
         return None
     totals = [sum(one.phases.values()) for one in chosen]
@@ -37,7 +37,7 @@ def expected_start(attempt: Attempt, earlier: Iterable[Attempt]) -> StartTime | 
         low_s=round(min(totals), 1),
         high_s=round(max(totals), 1),
         starts=len(chosen),
-        grade="measured" if same else "estimate",
+        grade="measured" if of_plan else "estimate",
     )
 
 

@@ -12,6 +12,7 @@ import io
 import re
 import secrets
 import tarfile
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gateway.domain import LaunchSpec
@@ -59,19 +60,27 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
     return name
 
 
-def volume_key(client: APIClient, volume: str | None) -> str:
-    """The key of all engines with a volume; a new one for a start without a volume.
+def volume_labels(client: APIClient, volume: str | None) -> dict[str, str]:
+    """The labels of a volume; of none without one."""
+    labels: dict[str, str] | None = (
+        client.inspect_volume(volume)["Labels"] if volume is not None else None
+    )
+    return labels or {}
+
+
+def engine_key(labels: Mapping[str, str]) -> str:
+    """The key of all engines with a volume of these labels; else a new one.
 
     vLLM before 0.30.0 names its compiled graphs by its variables, and VLLM_API_KEY is among them
     (vllm/envs.py). With a new key each start would compile all graphs anew.
     """
-    labels = client.inspect_volume(volume)["Labels"] or {} if volume is not None else {}
-    return str(labels.get(_KEY) or secrets.token_hex(32))
+    return labels.get(_KEY) or secrets.token_hex(32)
 
 
-def give_folders(client: APIClient, container: str, volume: str, spec: LaunchSpec) -> None:
+def give_folders(
+    client: APIClient, container: str, labels: Mapping[str, str], spec: LaunchSpec
+) -> None:
     """Make the folders in the volume for the user of the image: a new volume belongs to root."""
-    labels = client.inspect_volume(volume)["Labels"] or {}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as folders:
         for folder in sorted({*spec.caches.values()}):

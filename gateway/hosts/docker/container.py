@@ -10,7 +10,13 @@ from gateway.domain import EngineRef, Instance, LaunchSpec, Mount
 from gateway.domain.image_name import repository
 from gateway.domain.running import SCRATCH_OPTIONS
 from gateway.errors import HostError
-from gateway.hosts.docker.cache_volumes import FOLDER, cache_volume, give_folders, volume_key
+from gateway.hosts.docker.cache_volumes import (
+    FOLDER,
+    cache_volume,
+    engine_key,
+    give_folders,
+    volume_labels,
+)
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -60,7 +66,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
     # Any process of the machine reaches the container network. Readers of the label may command
     # Docker anyway.
     cache = cache_volume(client, client.inspect_image(image_of(spec.engine)), spec, owner)  # type: ignore[no-untyped-call]
-    key = volume_key(client, cache)
+    labels = volume_labels(client, cache)
+    key = engine_key(labels)
     kept = (
         {name: f"{FOLDER}/{folder}" for name, folder in spec.caches.items()}
         if cache is not None
@@ -94,7 +101,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         host_config=_host_config(client, spec, network, volumes),
     )
     if cache is not None:
-        give_folders(client, made["Id"], cache, spec)
+        give_folders(client, made["Id"], labels, spec)
     return str(made["Id"])
 
 

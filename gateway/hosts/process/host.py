@@ -10,9 +10,9 @@
     DATA/engine-secret           the secret that the keys of engines follow from
     DATA/prepared/               processes that have imported an engine, and fork the next ones
 
-The engine listens on loopback, which every user of the machine reaches. So each start makes a key,
-and the engine answers only with it. The key is in the environment or a file, never on the command
-line, which every user can read.
+The engine listens on loopback, which every user of the machine reaches. So each engine gets a key
+(engine_keys.py), and answers only with it. The key is in the environment or a file, never on the
+command line, which every user can read.
 
 An engine leads its own session, holds no pipe to the gateway, and is found by pid, start time and
 boot. If a gateway died between spawn and record, the process that writes the log is the engine.

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
 MOST_SERIES = 10_000
+Bounds = tuple[float, ...]
 # Upper bounds in seconds: of whole answers, and of the first byte.
-DURATIONS: tuple[float, ...] = (
+DURATIONS: Bounds = (
     0.01,
     0.025,
     0.05,
@@ -43,21 +44,7 @@ DURATIONS: tuple[float, ...] = (
     300.0,
     600.0,
 )
-FIRST_BYTES: tuple[float, ...] = (
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)
+FIRST_BYTES: Bounds = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 @dataclass(frozen=True, slots=True)

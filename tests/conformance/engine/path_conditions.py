@@ -60,7 +60,7 @@ def _within(statement: ast.AST, node: ast.AST) -> bool:
 
 
 def _passed(node: ast.stmt) -> Iterator[Condition]:
-    """What holds after a statement that may end the block."""
+    """The conditions after a statement that may end the block."""
     if isinstance(node, ast.If):
         if isinstance(node.body[-1], _ENDS):
             yield Condition(node.test, holds=False)
@@ -90,7 +90,7 @@ class OneOf(NamedTuple):
 
 
 class Evaluator:
-    """What an expression of a function comes to.
+    """The values of expressions of a function.
 
     known: values of attributes, parameters and module variables by name. own: of attributes that
     the class itself assigns. functions: those that alone have their name.
@@ -125,7 +125,7 @@ class Evaluator:
             return UNKNOWN
 
     def returned(self) -> Any:
-        """What the function returns."""
+        """The value that the function returns."""
         found = [
             self.value(one.value) if one.value else None
             for one in ast.walk(self._node)
@@ -264,7 +264,7 @@ def _each(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _truths(value: Any) -> set[bool]:
-    """What the value may be as a condition."""
+    """The possible truths of the value as a condition."""
     if value is UNKNOWN:
         return {True, False}
     return {bool(one) for one in (value.values if isinstance(value, OneOf) else (value,))}

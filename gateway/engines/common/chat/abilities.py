@@ -183,8 +183,8 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
         [past for past in history if past.started_at > since and past.abilities is not None]
     ):
         # A gateway that ended before the answers asks again.
-        same = item.fingerprint == attempt.fingerprint and not _open(item)
-        if item.ready_at is not None and same:
+        is_of_plan = item.fingerprint == attempt.fingerprint
+        if item.ready_at is not None and is_of_plan and not _open(item):
             return item.abilities
         if ended_by_asking(item) and item.plan.engine == attempt.plan.engine:
             why = f"attempt {item.id} ended when it was asked"

@@ -69,8 +69,8 @@ def served(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def said(folder: Path, command: tuple[str, ...], *before: str) -> list[object]:
-    """What the engine prints, in an interpreter that has imported `before`."""
+def output(folder: Path, command: tuple[str, ...], *before: str) -> list[object]:
+    """The output of the engine in an interpreter that has imported `before`."""
     python, option, program, *others = command
     imports = "".join(f"import {name}\n" for name in before)
     result = subprocess.run(
@@ -88,24 +88,28 @@ def said(folder: Path, command: tuple[str, ...], *before: str) -> list[object]:
 
 def test_the_engine_finds_an_empty_list_and_all_else_as_it_was(served: Path) -> None:
     command = (sys.executable, "-m", "served.server")
-    assert said(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
+    assert output(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
     skipping = wrap_command(command, ENGINE, "router")
-    assert said(served, skipping) == ["__main__", ["--port=1"], [[], [3]]]
-    imported = said(served, skipping, "served.warm")
+    assert output(served, skipping) == ["__main__", ["--port=1"], [[], [3]]]
+    imported = output(served, skipping, "served.warm")
     assert imported == ["__main__", ["--port=1"], [[], [3]]]
 
 
 def test_it_goes_with_the_door(served: Path) -> None:
     door = engine_auth.wrap_command((sys.executable, "-m", "served.server"), "KEY")
     arguments = ["--middleware=fitserve_door.Door", "--port=1"]
-    assert said(served, wrap_command(door, ENGINE, "router")) == ["__main__", arguments, [[], [3]]]
+    assert output(served, wrap_command(door, ENGINE, "router")) == [
+        "__main__",
+        arguments,
+        [[], [3]],
+    ]
 
 
 @pytest.mark.parametrize("place", ["served.warm:GONE", "served.gone:SHAPES", "served.warm:warm"])
 def test_a_version_without_the_list_starts_as_ever(served: Path, place: str) -> None:
     changed = engine(expert_warmups={"router": Warmup(shapes=place, min_capability="9.0")})
     command = wrap_command((sys.executable, "-m", "served.server"), changed, "router")
-    assert said(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
+    assert output(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
 
 
 def test_names_that_the_profile_lacks_change_no_command() -> None:
