@@ -31,7 +31,7 @@ from gateway.domain.wish import Goal
 from gateway.errors import BadRequest, HostError
 from gateway.models.catalog.hub import Hub
 from gateway.planner.asked import open_questions
-from gateway.planner.service.engine_check import LIMIT_S, EngineCheck, model_files
+from gateway.planner.service.engine_check import REQUESTED_LIMIT_S, EngineCheck, model_files
 from gateway.planner.service.model_planner import ModelPlanner, ModelPlanning, WishedModel
 from gateway.planner.service.startable import Startable
 from gateway.profiles.profiles import Profiles
@@ -187,13 +187,13 @@ class OfflinePlanner:
                     EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
                     self.profiles,
                     inquirer,
-                    LIMIT_S,
+                    REQUESTED_LIMIT_S,
                 )
         request = PlanRequest(wish, machine, name)
         planning = self._prepare(request, startable, self._measured(machine))
         files = self._model(wish).files
         model = model_files(files.config, files.tensors, files.quant_files)
-        check = EngineCheck(inquirer, machine, model, LIMIT_S)
+        check = EngineCheck(inquirer, machine, model, REQUESTED_LIMIT_S)
         decision = planning.decide()
         while await check.ask(open_questions(decision)):
             decision = planning.decide(answers=check.answers)
