@@ -29,6 +29,8 @@ from gateway.domain import Failure, Scalar
 from gateway.domain.release import release
 
 _NO_REMEDY = Remedy(kind="")
+# The kinds of engine whose own lines and frames are circumstances.
+ENGINES = ("vllm", "sglang")
 # Raised by a fault in a program only, and by no check of an input.
 FAULTS = frozenset(
     {
@@ -74,13 +76,15 @@ _SETTING = re.compile(
 class CureRows(NamedTuple):
     """The rows of cures, by file, and the versions of each kind of engine that are described.
 
-    flags: the flags of an engine's described versions, by version."""
+    names: the names in a field (`flags`, `architectures`) of an engine's described versions, by
+    version.
+    """
 
     remedies: tuple[Remedy, ...] = ()
     levers: tuple[Lever, ...] = ()
     circumstances: tuple[Circumstance, ...] = ()
     versions: Mapping[str, tuple[str, ...]] = {}
-    flags: Callable[[str], Mapping[str, frozenset[str]]] = lambda _: {}
+    names: Callable[[str, str], Mapping[str, frozenset[str]]] = lambda _, __: {}
 
 
 class Cures:
@@ -121,11 +125,50 @@ class Cures:
 
     def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
         """The flags of an engine's described versions that can stand for a refused one."""
-        flags = self.rows.flags(engine) if engine else {}
+        flags = self.rows.names(engine, "flags") if engine else {}
         values = refused_flag(message, version, flags)
         if "flag_in" in values:
             values["flag_in"] = f"{engine}=={values['flag_in']}"
         return values
+
+    def having_architecture(
+        self, engine: str | None, version: str, architecture: Scalar
+    ) -> dict[str, Scalar]:
+        """The newest described versions with an architecture: of the engine, as `model_in`, and of
+        the other engine, as `model_elsewhere`. `model_nowhere`: no described version has it.
+        """
+        values: dict[str, Scalar] = {}
+        for kind in sorted({*self.rows.versions} & {*ENGINES}):
+            names = self.rows.names(kind, "architectures")
+            having = [one for one, several in names.items() if architecture in several]
+            # An engine that has the architecture failed for another reason.
+            if kind == engine and version in having:
+                return {}
+            if having:
+                name = "model_in" if engine in (None, kind) else "model_elsewhere"
+                values.setdefault(name, f"{kind}=={max(having, key=release)}")
+        return values or {"model_nowhere": "yes"}
+
+    def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:
+        """The settings that a message names, as `settings`: flags of the engine first.
+
+        A fault's message has names of a program's variables, so only the engine's flags count.
+        """
+        names = frozenset().union(*self.rows.names(engine, "flags").values()) if engine else None
+        several = str(settings).split(", ")
+        flags = [
+            name if name.startswith("--") or name.isupper() else f"--{name.replace('_', '-')}"
+            for name in several
+            if name.startswith("--") or name.isupper() or name.replace("_", "-") in (names or ())
+        ]
+        is_code = bool(names) and shape.exception in FAULTS
+        words = {flag.strip("-").replace("-", "_") for flag in flags}
+        rest = (
+            []
+            if is_code
+            else [name for name in several if name.strip("-").replace("-", "_") not in words]
+        )
+        return {"settings": ", ".join((*flags, *rest))} if flags or rest else {}
 
     def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
         """The neighbours of an engine's version among the described ones, as `newer` and `older`.
@@ -136,14 +179,16 @@ class Cures:
         if not several:
             return {}
         if not version:
-            return {"newest": f"{engine}=={several[-1]}"}
+            return dict.fromkeys(("newest", "others"), f"{engine}=={several[-1]}")
         now = release(version)
         newer = [one for one in several if release(one) > now]
         older = [one for one in several if release(one) < now]
         values: dict[str, Scalar] = {"engine_version": f"{engine} {version}"}
         # The next version may have the fault too; the newest one is the least likely to.
         values |= {"newer": f"{engine}=={newer[-1]}"} if newer else {}
-        return values | ({"older": f"{engine}=={older[-1]}"} if older else {})
+        values |= {"older": f"{engine}=={older[-1]}"} if older else {}
+        others = [str(values[name]) for name in ("newer", "older") if name in values]
+        return values | ({"others": " or ".join(others)} if others else {})
 
     def describe(
         self, row: FailureSignature | Remedy, case: Case
@@ -165,8 +210,16 @@ class Cures:
         by_text = isinstance(row, TextSignature)
         said = remedy.fill_steps(row.steps, case)
         general = remedy.fill_steps(kind.steps, case)
-        raised = tuple(step for one in levers for step in remedy.fill_steps(one.steps, case))
-        several = (*said, *raised) if by_text else (*raised, *said)
+        leading, raised = (
+            tuple(
+                step
+                for one in levers
+                if one.leads is leads
+                for step in remedy.fill_steps(one.steps, case)
+            )
+            for leads in (True, False)
+        )
+        several = (*leading, *said, *raised) if by_text else (*leading, *raised, *said)
         advised = remedy.fill("Follow the engine's own advice: {advised}.", case.values)
         if advised and not (by_text and (said or own)):
             several = (advised, *several)
@@ -176,7 +229,7 @@ class Cures:
             several += general
         steps = _distinct(several)
         advice = (
-            next(iter(raised if not (by_text and said) else ()), "")
+            next(iter((*leading, *raised) if not (by_text and said) else ()), "")
             or own
             or remedy.fill(kind.advice, case.values)
             or next(iter(steps), "")

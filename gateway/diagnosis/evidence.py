@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gateway.diagnosis import structure
 from gateway.diagnosis.candidate import DEATH, EngineLine, FailureCandidate, ProcessTrace
-from gateway.diagnosis.cures import FAULTS, held_by_others
+from gateway.diagnosis.cures import ENGINES, FAULTS, held_by_others
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.progress import StartProgress
@@ -27,8 +27,6 @@ from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure, Scalar
 
-# The kinds of engine whose own lines and frames are circumstances.
-ENGINES = ("vllm", "sglang")
 # All of these are more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
 _MOST_CANDIDATES = 64
@@ -522,6 +520,15 @@ class LogEvidence:
         )
         if row.kind == "bad_flag":
             values |= cures.refused_flag(engine, version, shape.message)
+        elif settings := values.pop("settings", None):
+            values |= cures.own_settings(engine, shape, settings)
+        package = str(values.get("package", ""))
+        if package.partition(".")[0] in ENGINES:
+            values["own_part"] = values.pop("package")
+        if architecture := values.get("architecture"):
+            values |= cures.having_architecture(engine, version, architecture)
+        if named := self.options.named(shape.message):
+            values["named"] = named
         if features := self.options.features:
             values["features"] = features
         if related := self.options.related(" ".join((shape.message, *shape.frames[-2:]))):

@@ -104,6 +104,16 @@ _COMMON = frozenset(
 _NUMBER = re.compile(r"[\d.]*")
 _SHORTEST = 5
 _MOST = 3
+# The end of a step that lists settings to try, and what its words mean as flags.
+_LISTED = re.compile(r"(?P<rest>.*\bone by one: )(?P<items>[^.]+)(?P<end>\..*)?\Z")
+_ITEM = re.compile(r"(?:[^,(]|\([^)]*\))+")
+_MEANT = {
+    "drafter": ("speculative-config", "speculative-algorithm"),
+    "connector": ("kv-transfer-config", "kv-offloading-size"),
+    "pipeline parallelism": ("pipeline-parallel-size", "pp-size"),
+}
+# Short forms of parallelism, as messages have them.
+_SHORT_FORMS = {"DP": "data-parallel", "EP": "expert-parallel", "DCP": "decode-context-parallel"}
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b")
 
 
@@ -139,19 +149,57 @@ class StartOptions:
         given = [f"--{flag}" for flag in _FEATURES if self.is_set(flag)]
         return ", ".join(given[:_MOST])
 
+    def named(self, message: str) -> str:
+        """The options of this start whose whole name stands in a message, as flags; at most
+        three."""
+        several = [flag for flag in self._set_options() if _is_named(flag, message)]
+        return ", ".join(f"--{flag}" for flag in several[:_MOST])
+
     def related(self, text: str) -> str:
         """The options of this start whose name or value a text speaks of, as flags; at most
         three."""
         said = text.lower()
-        several = [
-            f"--{flag}"
-            for flag, value in self._values.items()
-            if value not in _UNSET
-            and flag not in _PLACES
-            and not _NUMBER.fullmatch(value)
-            and any(word in said for word in _words(flag, value))
+        several = [flag for flag in self._set_options() if _is_named(flag, text)] + [
+            flag
+            for flag, value in self._set_options().items()
+            if not _NUMBER.fullmatch(value)
+            and (any(word in said for word in _words(flag, value)) or _is_valued(value, said))
         ]
-        return ", ".join(several[:_MOST])
+        return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(several))[:_MOST])
+
+    def narrow(self, step: str) -> str:
+        """The step with only those of its listed settings that this start can change.
+
+        Empty if there is none. A step without a list of settings is returned as it is.
+        """
+        listed = _LISTED.match(step)
+        if listed is None:
+            return step
+        omits = step.startswith("Omit")
+        items = [item.strip() for item in _ITEM.findall(listed["items"])]
+        kept = [item for item in items if self._can_change(item, omits=omits)]
+        return f"{listed['rest']}{', '.join(kept)}{listed['end'] or ''}" if kept else ""
+
+    def _set_options(self) -> dict[str, str]:
+        return {
+            flag: value
+            for flag, value in self._values.items()
+            if value not in _UNSET and flag not in _PLACES
+        }
+
+    def _can_change(self, item: str, *, omits: bool) -> bool:
+        """Whether a start can omit one of the settings of an item, or be given one of them."""
+        flags = _FLAG.findall(item) or [
+            flag for word, several in _MEANT.items() if word in item for flag in several
+        ]
+        if not flags:
+            return True
+        return any(
+            self.is_set(flag) is not False
+            if omits and not flag.startswith("no-")
+            else not self.is_on(flag)
+            for flag in flags
+        )
 
     def rules_out(self, step: str) -> bool:
         """Whether a step changes nothing: it omits what was not given, or gives what was."""
@@ -170,6 +218,26 @@ class StartOptions:
     def _add(self, pair: re.Pattern[str], text: str) -> None:
         for found in pair.finditer(text):
             self._values.setdefault(found["name"].replace("_", "-"), found["value"].strip())
+
+
+def _is_named(flag: str, text: str) -> bool:
+    """Whether a text has the whole name of a flag, or its short form."""
+    name = flag.replace("-", "[-_ ]")
+    short = next((short for short, words in _SHORT_FORMS.items() if words in flag), None)
+    return bool(
+        re.search(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])", text, re.IGNORECASE)
+        or (short and re.search(rf"\b{short}\b", text))
+    )
+
+
+def _is_valued(value: str, said: str) -> bool:
+    """Whether a text has the whole value of an option, which is no plain word."""
+    value = value.strip("'\"").lower()
+    return (
+        len(value) >= _SHORTEST
+        and not value.isalpha()
+        and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said))
+    )
 
 
 def _words(flag: str, value: str) -> list[str]:

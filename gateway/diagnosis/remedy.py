@@ -25,6 +25,9 @@ DONE = {
     "nothing": "The cause lies outside the plan: fitserve retries the start later.",
 }
 
+# The phrase of a step that other versions complete, wherever they are known.
+_OTHER_VERSION = re.compile(r"(?<=another engine version)(?!\[\[)")
+_VERSIONS = "[[ than {engine_version}]][[, as {others}]]"
 _GROUP = re.compile(r"\{(\w+)\}")
 _PART = re.compile(r"\[\[(.*?)\]\]")
 _WORD = re.compile(r"[\w/-]{4,}|\d+")
@@ -82,8 +85,13 @@ def _names(engine: str) -> set[str]:
 def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     """The steps whose conditions hold and of which every value is known, in order, without those
     that change nothing."""
-    filled = (fill(step.text, case.values) for step in steps if case.meets(step))
-    return tuple(text for text in filled if text and not case.options.rules_out(text))
+    filled = (
+        fill(_OTHER_VERSION.sub(_VERSIONS, step.text), case.values)
+        for step in steps
+        if case.meets(step)
+    )
+    narrowed = (case.options.narrow(text) for text in filled if text)
+    return tuple(text for text in narrowed if text and not case.options.rules_out(text))
 
 
 def repeats(others: Iterable[str], step: str) -> bool:

@@ -173,7 +173,8 @@ class Lever(Value):
     kinds, phases, engines: of the failures it holds for; none: every one. when: circumstances or
     values, of which at least one is known; none: the phase alone decides. also: of these at least
     one is known too. unless: none of these is known. fixed: the version of the engine that has no
-    such fault; the lever is none for it and for newer ones. cure: where the cure lies then.
+    such fault; the lever is none for it and for newer ones. cure: where the cure lies then. leads:
+    its steps stand before those of a row with a text of its own, too.
     """
 
     kinds: tuple[str, ...] = ()
@@ -183,6 +184,7 @@ class Lever(Value):
     also: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     fixed: str = ""
+    leads: bool = False
     cure: Cure | None = None
     message: str = ""
     steps: Steps

@@ -184,7 +184,7 @@ class ProfileTables:
                 levers=self._failure_rows("levers.yaml", Lever),
                 circumstances=self._failure_rows("circumstances.yaml", Circumstance),
                 versions=self._versions(),
-                flags=self._flags,
+                names=cache(self._named),
             ),
             progress=self._failure_rows("progress.yaml", ProgressLine),
             endings=self._failure_rows("endings.yaml", EndingLine),
@@ -199,22 +199,25 @@ class ProfileTables:
             )
         return Signatures(rows)
 
-    def _flags(self, kind: str) -> dict[str, frozenset[str]]:
-        """The flags of the fully described versions of a kind of engine, by version."""
-        paths = {
-            path.stem: path
-            for root in reversed(self.roots)
-            for path in (root / "engines" / kind).glob("*.yaml")
-        }
-        return {
-            version: frozenset(
+    def _named(self, kind: str, field: str) -> dict[str, frozenset[str]]:
+        """The names in a field of each described version of a kind of engine, by version."""
+        names = {
+            path.stem: frozenset(
                 name
                 for document in self.documents.read(path)
                 if isinstance(document, dict)
-                for name in document.get("flags") or ()
+                for name in document.get(field) or ()
             )
-            for version, path in paths.items()
+            for root in reversed(self.roots)
+            for path in (root / "engines" / kind).glob("*.yaml")
         }
+        for root in reversed(self.roots):
+            for path in (root / "engine_diffs" / kind).glob("*.yaml"):
+                diff = self.document(path)
+                near = names.get(str(diff["guessed_from"]).rpartition("==")[2], frozenset())
+                missing = (diff.get("without") or {}).get(field) or ()
+                names[path.stem] = near.difference(missing).union(diff.get(field) or ())
+        return names
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
         """The described versions of each kind of engine, as their files are named."""

@@ -88,6 +88,10 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
         "older",
         "newest",
         "engine_version",
+        "model_elsewhere",
+        "model_in",
+        "named",
+        "own_part",
         "advised",
         "demand",
         "reasons",
@@ -165,8 +169,43 @@ def test_the_versions_beside_the_failing_one_are_named() -> None:
     assert (middle.kind, last.kind) == ("engine_bug", "engine_bug")
     newest = CURES.known_versions("vllm", "0.26.0")["newer"]
     assert str(newest) in middle.steps[0]
-    assert "older" in last.steps[0]
     assert str(CURES.known_versions("vllm", "99.0")["older"]) in last.steps[0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "architecture", "step"),
+    [
+        ("vllm==0.18.0", "DeepseekV4ForCausalLM", "vllm==0.33.0: it has the architecture."),
+        ("vllm==0.18.0", "NoFrobForCausalLM", "came out after the model"),
+        ("sglang==0.5.23", "BloomForCausalLM", "vllm==0.33.0: it has the architecture."),
+        # The version has the architecture, so the failure is another one.
+        ("vllm==0.33.0", "DeepseekV4ForCausalLM", "came out after the model"),
+    ],
+)
+def test_the_version_that_has_an_architecture_is_named(
+    engine: str, architecture: str, step: str
+) -> None:
+    line = f"ValueError: Model architectures ['{architecture}'] are not supported for now."
+    failure = read(line, engine=engine)
+    assert failure.kind == "unsupported_architecture"
+    assert step in failure.steps[0]
+
+
+def test_names_of_the_program_are_no_settings() -> None:
+    code = (
+        "Traceback (most recent call last):",
+        '  File "/x/site-packages/vllm/v1/core/kv_cache_coordinator.py", line 7, in __init__',
+    )
+    bare = read(*code, "    assert not enable_caching", "AssertionError", engine="vllm==0.28.0")
+    told = read(*code, "ValueError: enable_caching and block_size", engine="vllm==0.28.0")
+    assert not any("enable_caching" in step for step in bare.steps)
+    assert any("--block-size, enable_caching" in step for step in told.steps)
+
+
+def test_the_other_versions_complete_every_step_that_speaks_of_one() -> None:
+    line = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    assert "as vllm==0.33.0 or vllm==0.25.1" in " ".join(read(line, engine="vllm==0.26.0").steps)
+    assert "another engine version: " in " ".join(read(line).steps)
 
 
 def test_a_lever_ends_with_the_version_that_mends_the_fault() -> None:

@@ -66,3 +66,35 @@ def test_options_are_related_by_name_or_value_to_what_a_text_says() -> None:
 def test_a_step_that_changes_nothing_is_ruled_out(step: str, ruled_out: bool) -> None:
     assert options(VLLM).rules_out(step) is ruled_out
     assert not options("").rules_out(step)
+
+
+@pytest.mark.parametrize(
+    ("step", "narrowed"),
+    [
+        (
+            "Omit settings, one by one: a KV connector (--kv-transfer-config), the drafter.",
+            "Omit settings, one by one: the drafter.",
+        ),
+        ("Omit settings one by one: --kv-cache-dtype, --block-size.", ""),
+        (
+            "Try settings one by one: --enforce-eager, --no-enable-prefix-caching: each is slower.",
+            "Try settings one by one: --no-enable-prefix-caching: each is slower.",
+        ),
+        ("Omit what is unknown here, one by one: plugins.",) * 2,
+        ("Use another engine version.",) * 2,
+    ],
+)
+def test_a_list_of_settings_has_what_the_start_can_change(step: str, narrowed: str) -> None:
+    assert options(VLLM).narrow(step) == narrowed
+    assert options("Loading weights").narrow(step) == step
+
+
+def test_an_option_is_named_by_its_whole_name_or_short_form() -> None:
+    given = options(
+        "non-default args: {'block_size': 128, 'kv_cache_dtype': 'fp8_e5m2',"
+        " 'data_parallel_size': 2, 'max_num_seqs': 8}"
+    )
+    assert given.named("block_size=128 and a KV cache dtype") == "--block-size, --kv-cache-dtype"
+    assert given.named("2 DP groups") == "--data-parallel-size"
+    assert given.named("unblock_sized DPS") == ""
+    assert given.related("fp8_e5m2 is not supported") == "--kv-cache-dtype"
