@@ -18,6 +18,7 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.remembered import remembered
 from gateway.controller.fleet.route_table import route_table
+from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.loop_health import LoopHealth
 from gateway.controller.orders import Orders
 from gateway.controller.orphan_engines import OrphanEngines
@@ -86,6 +87,7 @@ class Loop:
         self._store, self._host = store, launcher.host
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
+        self.starts = StartRecord(store)
         self.passed: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
         self._gpus = gpus
@@ -101,7 +103,7 @@ class Loop:
         wishes = WishChanges(store)
         replica_planner = ReplicaPlanner(planner, settings.start_timeout_s / 2, wishes.keep_commits)
         attempts = Attempts(
-            store, self._running, launcher, self._gate, signatures, self.fleet.ports
+            store, self._running, launcher, self._gate, signatures, self.fleet.ports, self.starts
         )
         self._steps = ReplicaSteps(
             self._effects(replica_planner, planner, attempts),

@@ -92,8 +92,11 @@ if TYPE_CHECKING:
         EngineProcess,
         Instance,
         LaunchSpec,
+        MeasuredStart,
         Mount,
         Observation,
+        StartConditions,
+        StartOrigin,
         StartTime,
     )
     from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
@@ -120,7 +123,8 @@ _NAMES = {
     ),
     "running": (
         "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel BenchReport "
-        "EngineProcess Instance LaunchSpec Mount Observation StartTime"
+        "EngineProcess Instance LaunchSpec MeasuredStart Mount Observation StartConditions "
+        "StartOrigin StartTime"
     ),
     "value": "MOST_BYTES EngineRef Grade Scalar Task Value",
     "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
@@ -178,6 +182,7 @@ __all__ = [
     "LayerAttention",
     "LayerKernel",
     "Link",
+    "MeasuredStart",
     "Memory",
     "Method",
     "MethodRule",
@@ -206,6 +211,8 @@ __all__ = [
     "Shard",
     "Sharing",
     "Speed",
+    "StartConditions",
+    "StartOrigin",
     "StartSettings",
     "StartTime",
     "StrChoice",

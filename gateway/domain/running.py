@@ -75,6 +75,33 @@ class LaunchSpec(Value):
     key_option: str | None = None
 
 
+StartOrigin = Literal["container", "process", "fork"]
+"""A container, a new process of this machine, or a fork of a prepared process."""
+
+
+class StartConditions(Value):
+    """Conditions by which starts of one plan differ in time. None: unknown."""
+
+    origin: StartOrigin | None = None
+    is_cache_empty: bool | None = Field(
+        None, description="whether nothing compiled is kept for such a start"
+    )
+
+
+class MeasuredStart(Value):
+    """A start that succeeded. Its record outlives its model."""
+
+    # Rows of a later version may say more.
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=True)
+
+    model: str = Field(description="folder or repository")
+    engine: str = Field(description='"kind==version"')
+    gpus: int
+    fingerprint: str = Field(description="of its plan")
+    conditions: StartConditions = StartConditions()
+    phases: dict[str, float] = Field(description="seconds of each phase")
+
+
 class Instance(Value):
     """An engine as its host sees it. exit_code: None while it runs, or if nobody read it."""
 
@@ -93,6 +120,7 @@ class Instance(Value):
     )
     exit_code: int | None = None
     oom_killed: bool = False
+    origin: StartOrigin | None = None
 
 
 class EngineProcess(Value):
@@ -220,7 +248,10 @@ class StartTime(Value):
     high_s: float = Field(description="of the longest")
     starts: int = Field(description="the number of starts that it is from")
     grade: Literal["measured", "estimate"] = Field(
-        description="measured: of starts by the same plan; estimate: of other plans of the model"
+        description=(
+            "measured: of starts by the same plan under the same conditions; estimate: of other"
+            " starts of the model"
+        )
     )
 
 

@@ -25,6 +25,7 @@ listed, stopped or removed.
 * `inquire` runs the engine's own code (gateway/engines/inquiry/inside) in its environment, if
   possible without network. Nothing is left behind, however the generator ends. It gets the `gpus`
   that it is to measure. Questions about models state their GPUs and get none.
+* `conditions` tells how an engine with this `LaunchSpec.cache` would start now.
 * `processes` gives the living processes of the engine, its compilers included; none where the host
   cannot tell, or nothing runs. In a paused container all are stopped.
 * Calls for different names may run at the same time.
@@ -35,7 +36,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
 
 MAX_LINE = 16 * 1024
 MOST_COMMAND = 4096
@@ -68,6 +69,10 @@ class Host(Protocol):
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         """The living processes of the instance. Raises ForeignInstance, HostError."""
+        ...
+
+    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        """The conditions of a start now. Raises HostError."""
         ...
 
     def follow(self, name: str) -> AsyncGenerator[bytes, None]:

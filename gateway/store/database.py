@@ -24,7 +24,7 @@ from typing import Any
 
 from gateway.errors import StoreError
 
-VERSION = 14
+VERSION = 15
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -82,6 +82,12 @@ _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
 _ASLEEP = "ALTER TABLE attempts ADD COLUMN asleep TEXT"
 # Seconds of each phase of the start.
 _PHASES = "ALTER TABLE attempts ADD COLUMN phases TEXT"
+# Starts that succeeded (store/start_table.py), without a seal like events.
+_STARTS = """
+CREATE TABLE IF NOT EXISTS starts (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, start TEXT NOT NULL
+) STRICT
+"""
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
     "attempts": (
@@ -144,6 +150,7 @@ _UPGRADES = {
     11: _ASLEEP,
     12: _CLAIMS,
     13: _PHASES,
+    14: _STARTS,
 }
 # With fewer free bytes the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
@@ -158,6 +165,7 @@ _ADDITIONS = (
     _USAGE,
     _ASLEEP,
     _PHASES,
+    _STARTS,
 )
 # Primary result codes that do not mean damage to the file.
 _UNDAMAGED = frozenset(

@@ -18,6 +18,7 @@ from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.store.database import Database
 from gateway.store.event_table import EventTable
+from gateway.store.start_table import StartTable
 from gateway.store.usage_table import UsageTable
 
 # Attempts kept per model: enough to see a crash loop, bounded over years.
@@ -41,6 +42,7 @@ class Store:
         self._database = Database(path, copy)
         self.events = EventTable(self._database)
         self.usage = UsageTable(self._database)
+        self.starts = StartTable(self._database)
 
     @property
     def failing(self) -> str | None:

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 from docker.errors import APIError, NotFound
 
-from gateway.domain import EngineRef, LaunchSpec, Mount
+from gateway.domain import EngineRef, LaunchSpec, Mount, StartConditions
 from gateway.engines.inquiry import script
 from gateway.engines.inquiry.document import document
 from gateway.errors import Conflict, HostError
@@ -920,6 +920,10 @@ async def test_what_an_image_compiled_is_kept_for_it_and_for_starts_that_may_sha
             ["[]"],
         ]
         assert len(volume_names(harness)) == 2
+        engine = program(harness, script).engine
+        for cache, is_empty in (("a" * 16, False), ("c" * 16, True), ("", True)):
+            expected = StartConditions(origin="container", is_cache_empty=is_empty)
+            assert await harness.host.conditions(engine, cache) == expected
     finally:
         remove_volumes(harness)
 

@@ -60,7 +60,13 @@ async def prepare(harness: PreparedHarness) -> int:
 
 async def test_a_forked_engine_sees_what_a_plain_one_sees(harness: PreparedHarness) -> None:
     await prepare(harness)
-    assert await started(harness, harness.make_spec("forked", script=["--print", "two words"]))
+    spec = harness.make_spec("forked", script=["--print", "two words"])
+    assert (await harness.host.conditions(spec.engine, "")).origin == "fork"
+    assert await started(harness, spec)
+    assert {one.name: one.origin for one in await harness.host.list()} == {
+        "plain": "process",
+        "forked": "fork",
+    }
     plain, forked = harness.description("plain"), harness.description("forked")
     assert forked["argv"][-2:] == ["--print", "two words"]
     assert forked["cwd"] == str(harness.data_dir / "run/forked")

@@ -526,6 +526,11 @@ for name in ("HOME", "KERNELS"):
     (Path(os.environ[name]) / sys.argv[1]).touch()
 """
 
+    async def is_cold(cache: str) -> bool | None:
+        return (await harness.host.conditions(engine, cache)).is_cache_empty
+
+    engine = program(harness, source).engine
+
     async def run(number: int, cache: str) -> list[bytes]:
         spec = program(harness, source, cache=cache, caches={"KERNELS": "kernels"})
         await harness.host.start(spec.evolve(argv=(*spec.argv, str(number))))
@@ -533,12 +538,15 @@ for name in ("HOME", "KERNELS"):
         await harness.host.stop("a1", 0)
         return lines
 
+    assert await is_cold("a" * 16)
     assert await run(1, "a" * 16) == [b"", b""]
+    assert [await is_cold(cache) for cache in ("a" * 16, "b" * 16, "")] == [False, True, True]
     assert await run(2, "a" * 16) == [b"1", b"1"]
     assert await run(3, "b" * 16) == [b"", b""]
     assert await run(4, "a" * 16) == [b"1 2", b"1 2"]
     # Installed anew it may be made of something else.
     os.utime(harness.data_dir / "engines/fake-1/.complete", (1, 1))
+    assert await is_cold("a" * 16)
     assert await run(5, "a" * 16) == [b"", b""]
     assert len([*(harness.data_dir / "caches/fake-1").iterdir()]) == 3
     assert {

@@ -18,7 +18,14 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Literal
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
+from gateway.domain import (
+    EngineProcess,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    StartConditions,
+    StartOrigin,
+)
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MAX_LINE
 from tests.contract.process_harness import free_port
@@ -31,8 +38,11 @@ SIGKILLED = -9
 class MemoryEngine:
     """One engine of the twin: its log, its exit code, and the server while it serves."""
 
-    def __init__(self, spec: LaunchSpec, script: EngineScript) -> None:
+    def __init__(
+        self, spec: LaunchSpec, script: EngineScript, origin: StartOrigin | None = None
+    ) -> None:
         self.spec = spec
+        self.origin = origin
         self.script = script
         self.log: list[bytes] = []
         self.exit_code: int | None = None
@@ -57,6 +67,7 @@ class MemoryEngine:
             state="running" if self.main_runs else "exited",
             url=f"http://127.0.0.1:{spec.port}" if self.main_runs else None,
             exit_code=self.exit_code,
+            origin=self.origin,
         )
 
     def say(self, line: str) -> None:
@@ -146,6 +157,8 @@ class World:
         self.images: dict[str, str] = {}
         """By the name of an image the digest of what has that name now; of others nothing is
         known."""
+        self.conditions: dict[str, StartConditions] = {}
+        """By engine the conditions of its next start, if not those of a new process."""
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -200,7 +213,8 @@ class MemoryHost:
                 )
             return found.instance
         script = self._script(spec)
-        engine = MemoryEngine(spec, replace(script, model=script.model or spec.model))
+        origin = (await self.conditions(spec.engine, spec.cache)).origin
+        engine = MemoryEngine(spec, replace(script, model=script.model or spec.model), origin)
         self.world.engines[spec.name] = self.world.logs[spec.name] = engine
         if found is not None:
             await found.end(0)
@@ -224,6 +238,11 @@ class MemoryHost:
             return ()
         taken_s = time.monotonic() if engine.script.spins else 0.0
         return tuple(EngineProcess(pid=pid + 1, cpu_s=taken_s) for pid in range(engine.members))
+
+    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        known = self.world.conditions.get(str(engine), StartConditions(origin="process"))
+        started = cache in {one.spec.cache for one in self.world.logs.values()}
+        return known.evolve(is_cache_empty=not (cache and started))
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         self.world.check("follow")

@@ -24,6 +24,7 @@ from gateway.domain import (
     Plan,
     Question,
     Rival,
+    StartConditions,
     Wish,
 )
 from gateway.planner.starts import Stage
@@ -70,6 +71,8 @@ class ReplicaState:
     """Its successor takes its place, as nothing fits beside it."""
     launched: int | None = None
     """The attempt that this gateway launched. Phases of other starts were not seen whole."""
+    conditions: StartConditions = StartConditions()
+    """Of the start of its present engine."""
     unrouted_at: float | None = None
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
     made_room: bool = False

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 
 from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ReplicaState
+from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.start_gate import StartGate
 from gateway.diagnosis.facts.learn import excuse, judge, learn, prove_success
@@ -37,6 +38,7 @@ class Attempts:
         gate: StartGate,
         signatures: Callable[[], Signatures],
         ports: Callable[[], Collection[int]],
+        starts: StartRecord,
     ) -> None:
         """`signatures` gives known failures and their remedies; `ports` those of all live
         attempts."""
@@ -47,6 +49,7 @@ class Attempts:
         self._gate = gate
         self._signatures = signatures
         self._ports = ports
+        self._starts = starts
 
     async def begin(self, replica: ReplicaState, plan: Plan) -> Attempt:
         """Record the start of a plan. Raises HostError, StoreError."""
@@ -83,6 +86,8 @@ class Attempts:
             self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, taken)
         )
         replica.attempt, replica.made_room = ready, False
+        if phases:
+            await self._starts.add(ready, replica.conditions)
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
     async def note_abilities(

@@ -24,11 +24,12 @@ from gateway.domain import (
     LaunchSpec,
     ModelRef,
     Mount,
+    StartConditions,
 )
 from gateway.engines.common.chat import template
 from gateway.engines.common.engine_auth import without_dev_endpoints
 from gateway.engines.common.expert_warmups import without_skips
-from gateway.errors import BadModel, FitserveError, StoreError
+from gateway.errors import BadModel, FitserveError, HostError, StoreError
 from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
@@ -73,9 +74,11 @@ class Launcher:
 
     async def launch(
         self, attempt: Attempt, report: Report, turn: Turn, *, allow_remote_code: bool
-    ) -> None:
-        """Bring image and weights here, and start the engine once `turn` returns. Raises HostError,
-        BadModel and their kin."""
+    ) -> StartConditions:
+        """Bring image and weights here, and start the engine once `turn` returns.
+
+        Returns the conditions of the start. Raises HostError, BadModel and their kin.
+        """
         plan = attempt.plan
         await self.host.prepare(plan.engine, report)
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
@@ -104,7 +107,15 @@ class Launcher:
             container=self.host.kind == "docker",
             remote_code=allow_remote_code,
         )
-        await self.host.start(spec)
+        met = await self.conditions(plan.engine, spec.cache)
+        return met.evolve(origin=(await self.host.start(spec)).origin)
+
+    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        """The conditions of a start now, as far as the host tells."""
+        try:
+            return await self.host.conditions(engine, cache)
+        except HostError:
+            return StartConditions()
 
     async def stop(self, name: str, grace_s: float) -> None:
         """Stop an engine. A failure is only logged, as the next pass finds the engine still

@@ -33,7 +33,7 @@ from gateway.controller.steps.start_steps import StartSteps
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import WatchContext, Watcher
 from gateway.diagnosis.signatures import Signatures
-from gateway.domain import Instance, Observation, Offer
+from gateway.domain import Instance, Observation, Offer, StartConditions
 from gateway.errors import StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.routing.drains import Drains
@@ -229,7 +229,7 @@ class ReplicaSteps:
                 self._start(replica, name, effects.plans.plan(model, replica, context, instead))
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")
-                replica.launched = attempt.id
+                replica.launched, replica.conditions = attempt.id, StartConditions()
                 self._start(replica, name, effects.starts.launch(model, replica, attempt, context))
             case reconcile.Verify(attempt):
                 replica.status = Rest("verifying", "proving that it generates")

@@ -108,7 +108,7 @@ class StartSteps:
         async def turn(sizes: bool) -> int | None:
             return await self._gate.turn(attempt, report, sizes=sizes)
 
-        await self._launcher.launch(
+        replica.conditions = await self._launcher.launch(
             attempt, report, turn, allow_remote_code=model.wish_of(replica).policy.allow_remote_code
         )
 

@@ -36,6 +36,7 @@ from gateway.hosts.agent.calls import (
     MOST_BYTES_OF_CALL,
     Answer,
     Call,
+    ConditionsCall,
     DoneAnswer,
     FailedAnswer,
     FollowCall,
@@ -209,6 +210,9 @@ class Agent:
                 yield DoneAnswer()
             case ProcessesCall(name=name):
                 yield DoneAnswer(processes=await self._host.processes(name))
+            case ConditionsCall(engine=engine, cache=cache):
+                await self._check(engine)
+                yield DoneAnswer(conditions=await self._host.conditions(engine, cache))
             case FollowCall(name=name):
                 async with aclosing(self._host.follow(name)) as lines:
                     async for line in lines:

@@ -5,6 +5,7 @@
     ListCall()               -> DoneAnswer with all instances
     StopCall(name, grace_s)     -> DoneAnswer
     ProcessesCall(name)         -> DoneAnswer with its processes
+    ConditionsCall(engine)      -> DoneAnswer with the conditions of a start
     FollowCall(name)            -> LineAnswer ... DoneAnswer
     ResolveCall(engine)         -> DoneAnswer with the engine, and the digest of its image
     IdentityCall(engine)        -> DoneAnswer with what would answer
@@ -21,7 +22,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, Value
+from gateway.domain import (
+    EngineProcess,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    StartConditions,
+    Value,
+)
 
 # Questions about a model hold its config and, packed, the names and shapes of its tensors.
 MOST_BYTES_OF_CALL = 1024 * 1024
@@ -54,6 +62,12 @@ class StopCall(Value):
 class ProcessesCall(Value):
     call: Literal["processes"] = "processes"
     name: Name
+
+
+class ConditionsCall(Value):
+    call: Literal["conditions"] = "conditions"
+    engine: EngineRef
+    cache: Annotated[str, Field(max_length=64)]
 
 
 class FollowCall(Value):
@@ -97,6 +111,7 @@ class DoneAnswer(Value):
     answer: Literal["done"] = "done"
     instances: tuple[Instance, ...] = ()
     processes: tuple[EngineProcess, ...] = ()
+    conditions: StartConditions = StartConditions()
     identity: str = ""
     engine: EngineRef | None = None
 
@@ -116,6 +131,7 @@ Call = (
     | ListCall
     | StopCall
     | ProcessesCall
+    | ConditionsCall
     | FollowCall
     | ResolveCall
     | IdentityCall

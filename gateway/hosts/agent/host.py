@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
 from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError
 from gateway.hosts.agent.calls import (
     ANSWER,
@@ -23,6 +23,7 @@ from gateway.hosts.agent.calls import (
     MOST_BYTES_OF_CALL,
     Answer,
     Call,
+    ConditionsCall,
     DoneAnswer,
     FailedAnswer,
     FollowCall,
@@ -79,6 +80,10 @@ class AgentHost:
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         return (await self._final_answer(ProcessesCall(name=name), self._timeout_s)).processes
+
+    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        call = ConditionsCall(engine=engine, cache=cache)
+        return (await self._final_answer(call, self._timeout_s)).conditions
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         given = 0

@@ -41,9 +41,7 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
     """
     if not spec.cache:
         return None
-    key = f"{image['Id']} {spec.cache}"
-    name = f"fitserve-cache-{owner}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    mine = client.volumes(filters={"label": f"fitserve.cache={owner}"})["Volumes"] or []
+    name, mine = _name(image, spec.cache, owner), _volumes(client, owner)
     others = [one for one in mine if one["Name"] != name]
     if len(others) == len(mine):
         user = _user(client, image)
@@ -58,6 +56,11 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
         client.create_volume(name, labels=labels)
     _make_room(client, name, others)
     return name
+
+
+def has_volume(image: Attributes, cache: str, owner: str, client: APIClient) -> bool:
+    """Whether an earlier start left a volume for such starts."""
+    return _name(image, cache, owner) in {one["Name"] for one in _volumes(client, owner)}
 
 
 def volume_labels(client: APIClient, volume: str | None) -> dict[str, str]:
@@ -92,6 +95,17 @@ def give_folders(
             )
             folders.addfile(entry)
     client.put_archive(container, FOLDER, packed.getvalue())
+
+
+def _name(image: Attributes, cache: str, owner: str) -> str:
+    key = f"{image['Id']} {cache}"
+    return f"fitserve-cache-{owner}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def _volumes(client: APIClient, owner: str) -> list[Attributes]:
+    """The volumes of this installation."""
+    found = client.volumes(filters={"label": f"fitserve.cache={owner}"})["Volumes"]
+    return [*(found or ())]
 
 
 def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:

@@ -190,6 +190,7 @@ def _instance(labels: dict[str, str], **seen: Any) -> Instance:
         attempt=int(labels["fitserve.attempt"]),
         fingerprint=labels["fitserve.fingerprint"],
         key=labels.get("fitserve.key"),
+        origin="container",
         **seen,
     )
 

@@ -19,11 +19,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
 from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry import script
 from gateway.engines.inquiry.output import InquiryOutput
 from gateway.errors import Conflict, ForeignInstance, HostError
+from gateway.hosts.docker.cache_volumes import has_volume
 from gateway.hosts.docker.client import DockerClient, available, socket_path
 from gateway.hosts.docker.container import (
     RUNNING,
@@ -119,6 +120,11 @@ class DockerHost:
         return await self._docker.call(
             partial(_processes, found["Id"], found["State"]["Status"] == "paused")
         )
+
+    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        image = await self._images.inspect(engine)
+        kept = await self._docker.call(partial(has_volume, image, cache, self._owner))
+        return StartConditions(origin="container", is_cache_empty=not (cache and kept))
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         found = await self._docker.call(partial(self._find, name))

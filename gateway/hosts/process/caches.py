@@ -61,6 +61,11 @@ class Caches:
         shutil.rmtree(self._folder / environment.name, ignore_errors=True)
 
 
+def is_empty(path: Path) -> bool:
+    """Whether a folder holds no file, at any depth."""
+    return not any(files for _, _, files in os.walk(path))
+
+
 def _last_use(path: Path) -> float:
     try:
         return path.stat().st_mtime

@@ -37,12 +37,12 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from gateway import open_files
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec
+from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MOST_COMMAND
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
-from gateway.hosts.process.caches import Caches
+from gateway.hosts.process.caches import Caches, is_empty
 from gateway.hosts.process.engine_keys import EngineKeys
 from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.prepared.pool import PreparedEngines
@@ -131,6 +131,9 @@ class ProcessHost:
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         return await run_to_end(self._processes, name)
+
+    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        return await run_to_end(self._conditions, engine, cache)
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """The log, line by line. Ends at once for a name that never ran. After `stop`, gives the
@@ -236,6 +239,14 @@ class ProcessHost:
                 pid=one.pid, stopped=one.stopped, cpu_s=one.cpu_s, command=one.command(MOST_COMMAND)
             )
             for one in family
+        )
+
+    def _conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        folder = self._caches.path(engine_dir(self._data, engine), self._identity(engine), cache)
+        forks = self._prepared is not None and str(engine) in self._prepared.engines()
+        return StartConditions(
+            origin="fork" if forks else "process",
+            is_cache_empty=not cache or is_empty(folder),
         )
 
     def _resolve_spawn(self, record: Record) -> Record | None:

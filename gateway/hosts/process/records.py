@@ -75,6 +75,7 @@ class Record(Value):
             url=None if self.exited else f"http://127.0.0.1:{self.port}",
             key=self.key,
             exit_code=self.exit_code,
+            origin="fork" if self.forked else "process",
         )
 
 

@@ -91,9 +91,12 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
 
 @router.get("/models")
 async def list_models(request: Request) -> ModelList:
-    fleet = gateway_of(request).loop.fleet
+    loop = gateway_of(request).loop
+    fleet, starts = loop.fleet, loop.starts
     return ModelList(
-        data=tuple(view(model, fleet.keep_alive_s(model.wish)) for model in fleet.models.values())
+        data=tuple(
+            view(model, fleet.keep_alive_s(model.wish), starts) for model in fleet.models.values()
+        )
     )
 
 
@@ -283,11 +286,11 @@ async def _show(request: Request, model: ManagedModel, status: int = 200) -> Res
     """The complete view. The decision is JSON already and may be megabytes, so it is not parsed
     again."""
     parts = gateway_of(request)
-    fleet = parts.loop.fleet
+    fleet, starts = parts.loop.fleet, parts.loop.starts
     attempts = (
         await asyncio.to_thread(parts.store.attempts, model.wish.name) if model.replicas else []
     )
-    model_view = view(model, fleet.keep_alive_s(model.wish), attempts, full=True)
+    model_view = view(model, fleet.keep_alive_s(model.wish), starts, attempts, full=True)
     text = model_view.model_dump_json(exclude={"decision"}).encode()
     return _json(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), model.decision or b"null"), status

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pydantic import Field
 
 from gateway.controller.decisions.changes import Difference, diff_plans, diff_wishes
-from gateway.controller.decisions.start_times import expected_start
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
+from gateway.controller.fleet.start_record import StartRecord
 from gateway.domain import (
     Abilities,
     Asleep,
@@ -144,6 +144,7 @@ class ModelList(Value):
 def view(
     model: ManagedModel,
     keep_alive_s: float,
+    starts: StartRecord,
     attempts: Sequence[Attempt] = (),
     *,
     full: bool = False,
@@ -162,7 +163,7 @@ def view(
         keep_alive=keep_alive_s if model.replicas else None,
         on_request=model.on_request,
         wish=model.wish,
-        replicas=tuple(_replica(replica) for replica in model.replicas),
+        replicas=tuple(_replica(replica, starts) for replica in model.replicas),
         plan=_plan(model, live) if live and full else None,
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
@@ -202,7 +203,7 @@ def _plan(model: ManagedModel, live: Attempt) -> Plan:
     return live.plan.evolve(grade=live.grade, speed=speed)
 
 
-def _replica(replica: ReplicaState) -> ReplicaView:
+def _replica(replica: ReplicaState, starts: StartRecord) -> ReplicaView:
     attempt = replica.attempt
     plan = attempt.plan if attempt is not None else None
     return ReplicaView(
@@ -217,18 +218,18 @@ def _replica(replica: ReplicaState) -> ReplicaView:
         memory_bytes=plan.memory.promised_bytes if plan else None,
         ready_at=attempt.ready_at if attempt else None,
         follows=_follows(replica.history[-1], [attempt]) if attempt and replica.history else None,
-        start=_start(replica),
+        start=_start(replica, starts),
     )
 
 
-def _start(replica: ReplicaState) -> StartView | None:
+def _start(replica: ReplicaState, starts: StartRecord) -> StartView | None:
     clock, attempt = replica.start_clock, replica.attempt
     if clock is None or attempt is None or attempt.state != "starting":
         return None
     return StartView(
         phase=clock.phase,
         elapsed_s=round(clock.elapsed_s(time.monotonic()), 1),
-        expected=expected_start(attempt, replica.history),
+        expected=starts.expected(attempt.plan, replica.conditions),
     )
 
 

@@ -249,3 +249,27 @@ time.sleep(600)
         await shown(gateway, "compiling kernels: flashinfer sampling")
         go_on.touch()
         await shown(gateway, "loading weights")
+
+
+async def test_the_time_of_a_start_is_known_from_the_last_one_of_a_removed_model(
+    tmp_path: Path,
+) -> None:
+    folder = model_folder(tmp_path / "model")
+    scripts = iter((healthy, silent))
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        return next(scripts)(spec)
+
+    async with running(tmp_path, script) as gateway:
+        await gateway.add("m", folder)
+        view = await gateway.until("m", "ready")
+        assert view["attempts"][0]["phases"]
+        await gateway.client.delete("/admin/models/m")
+        await gateway.gone("m")
+        await gateway.add("n", folder)
+        async with asyncio.timeout(hang_s()):
+            while (start := (await gateway.show("n"))["replicas"][0]["start"]) is None:
+                await asyncio.sleep(0.005)
+        assert start["phase"] == "import"
+        assert start["expected"]["starts"] == 1
+        assert [*start["expected"]["phases"]] == [*view["attempts"][0]["phases"]]

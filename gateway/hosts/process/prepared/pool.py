@@ -155,6 +155,12 @@ class PreparedEngines:
                 if client.lives and (order := self._order(slot)) is not None
             )
 
+    def engines(self) -> frozenset[str]:
+        """The engines whose next start may be forked."""
+        with self._lock:
+            orders = (self._order(slot) for slot in self._slots() if self._connect(slot))
+            return frozenset(order.engine for order in orders if order is not None)
+
     def close(self) -> None:
         """Leave the processes. They end by themselves if no gateway comes."""
         with self._lock:

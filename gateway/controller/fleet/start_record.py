@@ -1,0 +1,29 @@
+"""The record of this machine's starts, and the expected time of the next."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.diagnosis.start_times import expected_start, measured_start
+from gateway.domain import Attempt, Plan, StartConditions, StartTime
+from gateway.store.start_table import KEPT
+from gateway.store.store import Store
+
+
+class StartRecord:
+    """Shared by all models of a gateway."""
+
+    def __init__(self, store: Store) -> None:
+        """Raises StoreError."""
+        self._table = store.starts
+        self._starts = store.starts.rows()
+
+    async def add(self, attempt: Attempt, conditions: StartConditions) -> None:
+        """Note a start with measured phases. Raises StoreError."""
+        start = measured_start(attempt, conditions)
+        self._starts = [*self._starts, start][-KEPT:]
+        await asyncio.to_thread(self._table.add, start)
+
+    def expected(self, plan: Plan, conditions: StartConditions) -> StartTime | None:
+        """The expected time of a start; None: unknown."""
+        return expected_start(plan, conditions, self._starts)

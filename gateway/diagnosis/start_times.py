@@ -1,0 +1,69 @@
+"""The expected seconds of a start, from earlier starts on this machine. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.domain import Attempt, MeasuredStart, Plan, StartConditions, StartTime
+
+# Older starts met other caches.
+_STARTS = 5
+
+
+def measured_start(attempt: Attempt, conditions: StartConditions) -> MeasuredStart:
+    """The record of a start that succeeded."""
+    plan = attempt.plan
+    return MeasuredStart(
+        model=plan.model.source,
+        engine=str(plan.engine),
+        gpus=len(plan.gpus),
+        fingerprint=attempt.fingerprint,
+        conditions=conditions,
+        phases=attempt.phases,
+    )
+
+
+def expected_start(
+    plan: Plan, conditions: StartConditions, earlier: Iterable[MeasuredStart]
+) -> StartTime | None:
+    """The median of the last starts by the same plan under the same conditions, else of the same
+    model and engine on as many GPUs; None: unknown.
+
+    A start without compiled code is never expected from starts that had some: only from its like.
+    """
+    alike = [
+        one
+        for one in earlier
+        if (one.model, one.engine, one.gpus)
+        == (plan.model.source, str(plan.engine), len(plan.gpus))
+        and not (conditions.is_cache_empty and one.conditions.is_cache_empty is False)
+    ]
+    same = [one for one in alike if _agree(conditions, one.conditions)]
+    of_plan = [one for one in same if one.fingerprint == plan.fingerprint]
+    chosen = (of_plan or same or alike)[-_STARTS:]
+    if not chosen:
+        return None
+    totals = [sum(one.phases.values()) for one in chosen]
+    names = dict.fromkeys(name for one in chosen for name in one.phases)
+    return StartTime(
+        phases={
+            name: round(_median([one.phases.get(name, 0.0) for one in chosen]), 1) for name in names
+        },
+        low_s=round(min(totals), 1),
+        high_s=round(max(totals), 1),
+        starts=len(chosen),
+        grade="measured" if of_plan else "estimate",
+    )
+
+
+def _agree(wanted: StartConditions, met: StartConditions) -> bool:
+    """Whether no known condition differs."""
+    pairs = ((wanted.origin, met.origin), (wanted.is_cache_empty, met.is_cache_empty))
+    return all(a is None or b is None or a == b for a, b in pairs)
+
+
+def _median(seconds: list[float]) -> float:
+    # `statistics` imports random, which no decision may reach.
+    low, high = (len(seconds) - 1) // 2, len(seconds) // 2
+    ordered = sorted(seconds)
+    return (ordered[low] + ordered[high]) / 2
