@@ -9,9 +9,10 @@ loads, adopts the engines, has their routes,
 listens: "serving"                              finishes its connections, and ends
 
 The lock is never released, and the new gateway runs its loop only after "yours", so two loops never
-act at once. Listening sockets stay open, so a connection that neither gateway has accepted waits in
-the kernel. If the new gateway ends before it serves, the old one ends with an error too, and its
-supervisor starts another.
+act at once. The first "go" gets the folder; every other is answered with a refusal. A gateway that
+finds another owner of the lock ends (`gateway.server.lock_watch`). Listening sockets stay open, so
+a connection that neither gateway has accepted waits in the kernel. If the new gateway ends before
+it serves, the old one ends with an error too, and its supervisor starts another.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _MOST_BYTES = 256 * 1024
 _RELEASE_S = 60.0
 _ADOPT_S = 30.0
 _LOOK_S = 0.05
+_REFUSAL = b'{"protocol":%d,"refused":"it is handing over to another gateway"}\n' % _PROTOCOL
 
 
 def path_of(data: Path) -> Path:
@@ -65,8 +67,12 @@ class Takeover:
         try:
             self._end.settimeout(_RELEASE_S)
             self._end.sendall(b"go\n")
-            self.ready = tuple(json.loads(_line(self._end))["ready"])
+            answer = json.loads(_line(self._end))
+            if "refused" in answer:
+                raise ValueError(answer["refused"])  # noqa: TRY301 - reported like a wrong answer
+            self.ready = tuple(answer["ready"])
         except (OSError, ValueError, KeyError, TypeError) as error:
+            self._end.close()
             raise SettingsError(
                 f"The running gateway did not release its data folder ({error}).",
                 hint="See its log.",
@@ -187,15 +193,14 @@ class Handover:
             self._requests.add(task)
             task.add_done_callback(self._requests.discard)
 
+    def _has_successor(self) -> bool:
+        return self._handed_over
+
     async def _hand(self, end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         with contextlib.closing(end):
-            if peer_user(end) not in (0, os.getuid()) or self._handed_over:
-                end.send(
-                    json.dumps(
-                        {"protocol": _PROTOCOL, "refused": "it is handing over to another gateway"}
-                    ).encode()
-                )
+            if peer_user(end) not in (0, os.getuid()) or self._has_successor():
+                end.send(_REFUSAL)
                 return
             files = [
                 self._offer.lock,
@@ -206,6 +211,11 @@ class Handover:
                 socket.send_fds(end, [json.dumps(greeting).encode()], files)
                 if await loop.sock_recv(end, 16) != b"go\n":
                     log.warning("another gateway asked to take over, then gave up")
+                    return
+                if self._has_successor():
+                    # Several may have asked before the first of them said "go".
+                    await loop.sock_sendall(end, _REFUSAL)
+                    log.warning("a second gateway asked to take over and was refused")
                     return
             except OSError:
                 return

@@ -11,6 +11,7 @@ from gateway.logging import Logger
 from gateway.server import systemd
 from gateway.server.handover import Handover, HandoverOffer
 from gateway.server.idle_memory import trim_memory
+from gateway.server.lock_watch import LockWatch
 from gateway.server.models_file_watch import ModelsFileWatch
 from gateway.server.parts import Gateway
 
@@ -31,6 +32,7 @@ class Lifetime:
         self._models_file: ModelsFileWatch | None = None
         self._announcing: asyncio.Task[None] | None = None
         self._handover: Handover | None = None
+        self._lock_watch: LockWatch | None = None
 
     async def begin(self) -> None:
         """Starts the control loop, then the workers. After a handover, models have routes first."""
@@ -54,6 +56,8 @@ class Lifetime:
         if app.lock is not None and app.drain is not None:
             offer = HandoverOffer(app.lock, app.client_sockets, self._release, app.drain, app.fail)
             self._handover = Handover(settings.data, offer)
+        if app.lock is not None:
+            self._lock_watch = LockWatch(settings.data, app.lock, self._lose)
 
     async def end(self) -> None:
         """Ends the service of clients, then the control loop."""
@@ -62,8 +66,9 @@ class Lifetime:
             self._announcing.cancel()
         if app.certificate is not None:
             await app.certificate.close()
-        if self._handover is not None:
-            await self._handover.close()
+        for owner in (self._handover, self._lock_watch):
+            if owner is not None:
+                await owner.close()
         if workers is not None:
             await workers.close()
         self._front.plane.close()
@@ -93,6 +98,14 @@ class Lifetime:
         app.on_stop = ()
         await self._end_loop()
         return sorted(self._front.routed_models())
+
+    async def _lose(self) -> None:
+        """Ends the control loop and the gateway, because another process owns the data folder."""
+        app = self._app
+        if not app.replaced:
+            app.replaced = True
+            await self._end_loop()
+            app.fail("another gateway owns the data folder")
 
     async def _end_loop(self) -> None:
         """Ends all that changes engines or the database."""

@@ -106,6 +106,19 @@ def own_lock(descriptor: int) -> None:
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)
 
 
+def has_lock(data: Path, descriptor: int) -> bool:
+    """Whether this process owns the data folder: its lock file is still the one in the folder and
+    names no other process. A removed lock file has no other owner."""
+    with contextlib.suppress(OSError):
+        if not os.path.samestat(os.fstat(descriptor), (data / "gateway.lock").stat()):
+            return False
+        owner = os.pread(descriptor, 32, 0)
+        # On a read-only disk the file names an earlier process.
+        is_writable = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        return not (is_writable and owner.isdigit()) or int(owner) == os.getpid()
+    return True
+
+
 def hold(file: Path) -> int:
     """Open and lock a file in the data folder. Returns its descriptor.
 

@@ -1,0 +1,108 @@
+"""One owner of the data folder, whatever gateways ask for it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import SettingsError
+from gateway.server.handover import Handover, HandoverOffer, request_takeover
+from gateway.server.lock_watch import LockWatch
+from gateway.store.data_folder import has_lock, lock, own_lock
+from tests.support.patience import hang_s
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_of_gateways_that_take_over_at_once_one_gets_the_data_folder(tmp_path: Path) -> None:
+    released = []
+
+    async def release() -> list[str]:
+        await asyncio.sleep(0)
+        released.append("m")
+        return ["m"]
+
+    async def drain() -> None: ...
+
+    held = lock(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        offer = HandoverOffer(held, [listener], release, drain, lambda _: None)
+        handover = Handover(tmp_path, offer)
+        try:
+            asked = [await asyncio.to_thread(request_takeover, tmp_path) for _ in range(3)]
+            told = await asyncio.gather(
+                *(asyncio.to_thread(one.take) for one in asked), return_exceptions=True
+            )
+        finally:
+            await handover.close()
+            os.close(held)
+        for one in asked:
+            one.confirm()
+            os.close(one.lock)
+            for other in one.listeners:
+                other.close()
+    refused = [error for error in told if error is not None]
+    assert released == ["m"]
+    assert len(refused) == 2
+    assert all(
+        isinstance(error, SettingsError) and "handing over to another gateway" in str(error)
+        for error in refused
+    )
+
+
+def test_another_lock_file_or_another_owner_ends_the_ownership(tmp_path: Path) -> None:
+    held = lock(tmp_path)
+    file = tmp_path / "gateway.lock"
+    try:
+        assert has_lock(tmp_path, held)
+        file.write_text("1")
+        assert not has_lock(tmp_path, held)
+        own_lock(held)
+        assert has_lock(tmp_path, held)
+        file.unlink()
+        assert has_lock(tmp_path, held)  # nobody else has it
+        file.touch()
+        assert not has_lock(tmp_path, held)
+    finally:
+        os.close(held)
+
+
+def test_a_lock_file_that_cannot_be_written_keeps_its_owner(tmp_path: Path) -> None:
+    (tmp_path / "gateway.lock").write_text("1")
+    held = os.open(tmp_path / "gateway.lock", os.O_RDONLY)
+    try:
+        assert has_lock(tmp_path, held)
+    finally:
+        os.close(held)
+
+
+async def test_a_gateway_that_lost_the_lock_is_told_once(tmp_path: Path) -> None:
+    held, lost, told = lock(tmp_path), asyncio.Event(), []
+
+    async def end() -> None:
+        told.append("lost")
+        lost.set()
+
+    watch = LockWatch(tmp_path, held, end, look_s=0.01)
+    try:
+        another = "import os, sys; from gateway.store.data_folder import own_lock; own_lock(3)"
+        await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", another],
+            check=True,
+            preexec_fn=lambda: os.dup2(held, 3),
+            pass_fds=(3,),
+        )
+        async with asyncio.timeout(hang_s()):
+            await lost.wait()
+        await asyncio.sleep(0.05)
+        assert told == ["lost"]
+    finally:
+        await watch.close()
+        os.close(held)
