@@ -203,11 +203,13 @@ def _reported_error(status: int, body: bytes) -> FitserveError:
     try:
         content = json.loads(body)["error"]
         message, code = str(content["message"]), str(content.get("code"))
+        param = content.get("param")
     except (ValueError, KeyError, TypeError, AttributeError):
         message, code = f"The gateway answered with status {status}.", FitserveError.code
+        param = None
     if status == Unauthorized.status:
         message += " Set FITSERVE_KEY, or give --key before the command."
-    error = FitserveError(message)
+    error = FitserveError(message, param=param)
     error.code = code
     error.status = status
     error.exit_code = _exit_codes().get(code) or {400: 2, 422: 3, 503: 3}.get(status, 1)

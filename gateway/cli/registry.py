@@ -47,7 +47,8 @@ SECTIONS = {
         "logs": "model.logs",
         "events": "events.events",
         "usage": "usage.usage",
-        "bench": "bench.bench",
+        "bench": "speed.bench.bench",
+        "tune": "speed.tune.tune",
         "df": "listing.df",
         "facts": "facts.app",
     },
@@ -121,7 +122,7 @@ def add_commands(app: typer.Typer, only: str = "") -> None:
     # Completion lists every command.
     alone = only in commands and only != "completion"
     for name, place in {only: commands[only]}.items() if alone else commands.items():
-        module, _, attribute = place.partition(".")
+        module, _, attribute = place.rpartition(".")
         command = getattr(import_module(f"gateway.cli.commands.{module}"), attribute)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)

@@ -40,6 +40,7 @@ from gateway.controller.steps.wish_changes import WishChanges
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Failure, Instance, Offer
+from gateway.domain.running import TRIAL_GENERATION
 from gateway.errors import HostError, StoreError
 from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch
@@ -114,7 +115,7 @@ class Loop:
             self._drains,
             self.wake,
         )
-        self.trials = TrialSteps(attempts, self.wake)
+        self.trials = TrialSteps(attempts, self._drains, self.wake)
         self._changes = ChangeSteps(
             wishes, self.trials, attempts, Failpoint(settings.failpoint), self._drains
         )
@@ -368,17 +369,19 @@ class Loop:
     def _forget_trial(
         self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]
     ) -> None:
-        """Return the attempts of a trial to its replica once nothing of it runs."""
+        """Return the attempts of a trial to its replica once nothing of it runs. Measured plans are
+        none of its own."""
         if (
             trial.attempt is None
             and not trial.seeks
             and not trial.busy
             and trial.instance_among(instances) is None
         ):
-            replica = model.replicas[trial.index]
-            replica.history = sorted(
-                [*replica.history, *trial.history], key=lambda attempt: attempt.id
-            )
+            if trial.generation != TRIAL_GENERATION:
+                replica = model.replicas[trial.index]
+                replica.history = sorted(
+                    [*replica.history, *trial.history], key=lambda attempt: attempt.id
+                )
             model.trial = None
 
     def _publish_routes(self, instances: list[Instance]) -> None:

@@ -49,6 +49,18 @@ class PlanPreview:
         )
         return await self._planner.plan(request)
 
+    async def plan_trial(self, model: ManagedModel, wish: Wish, *, beside: bool) -> PlanResult:
+        """The plan for this wish beside the model's engines, or in the place of all of them. Raises
+        BadModel and its kin."""
+        request = PlanRequest(
+            self._fleet.wish_beside_others(wish),
+            claims=self._fleet.claims(None) if beside else self._fleet.claims_of_others(model),
+            answers=tuple(model.answers.items()),
+            pins=model.pins,
+            sharing=self._fleet.sharing(model, wish)._replace(offers=()),
+        )
+        return await self._planner.plan(request)
+
     async def compared(
         self,
         model: ManagedModel,

@@ -161,6 +161,8 @@ class Abilities(Value):
         return cls(tools=ability, required_tools=ability, reasoning=ability, json_schema=ability)
 
 
+# The generation of attempts that only measure a plan: they follow no wish, and never serve.
+TRIAL_GENERATION = -1
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
@@ -200,7 +202,11 @@ class Attempt(Value):
     failure: Failure | None = None
     abilities: Abilities | None = Field(None, description="None: the engine was not asked")
     generation: int = Field(
-        0, description="of the wish that it was planned by: each change of a wish is one more"
+        0,
+        description=(
+            "of the wish that it was planned by: each change of a wish is one more; -1: of none, as"
+            " it only measures a plan"
+        ),
     )
     asleep: Asleep | None = Field(None, description="None: it is awake")
     phases: dict[str, float] = Field(

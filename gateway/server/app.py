@@ -24,8 +24,10 @@ from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch, allowed_devices
 from gateway.measuring.calibration.calibrator import Calibrator
+from gateway.measuring.tuning.plan_search import SearchTools
 from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.measuring.tuning.tuner import Tuner
+from gateway.measuring.tuning.tunings import Tunings
 from gateway.models.catalog.download import download
 from gateway.models.catalog.hub import Hub
 from gateway.planner.service.machine_planner import MachinePlanner
@@ -58,6 +60,7 @@ from gateway.server.admin import (
     model_routes,
     pull_routes,
     request_routes,
+    tune_routes,
     usage_routes,
 )
 from gateway.server.error_answers import answer_errors
@@ -90,6 +93,7 @@ _ROUTERS = (
     backup_routes.router,
     launch_routes.router,
     bench_routes.router,
+    tune_routes.router,
     pull_routes.router,
     request_routes.router,
     usage_routes.router,
@@ -224,6 +228,9 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     )
     await asyncio.to_thread(loop.load)
     events, observer = await _start_events(front, store, keyring, loop)
+    traffic = ServedTraffic(
+        loop.fleet.models, front.routes.working, requests_ended, profiles.engine_in_image
+    )
     return Gateway(
         app=app,
         front=front,
@@ -241,14 +248,12 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         webhooks=tuple(webhooks(settings, events, store)),
         live=_build_live(front, loop, host),
         engine_series=EngineSeries(loop.fleet.models, profiles.engine_in_image),
-        tuner=Tuner(
+        tuner=Tuner(loop.fleet, loop.plan_preview, loop.trials, launcher, store, traffic),
+        tunings=Tunings(
             loop.fleet,
-            loop.plan_preview,
-            loop.trials,
-            launcher,
-            store,
-            ServedTraffic(
-                loop.fleet.models, front.routes.working, requests_ended, profiles.engine_in_image
+            loop.orders,
+            SearchTools(
+                loop.plan_preview, loop.trials, launcher, traffic, profiles.engine_in_image
             ),
         ),
         starts=gauges.StartCounter(),

@@ -114,6 +114,7 @@ class Lifetime:
             await self._models_file.close()
         await asyncio.to_thread(self._front.gpus.close)
         await parts.tuner.close()
+        await parts.tunings.close()
         await parts.engine_series.close()
         if self._loop is not None:
             self._loop.remove_done_callback(self._app.loop_ended)

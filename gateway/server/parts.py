@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gateway.machine.gpu_watch import GpuWatch
     from gateway.measuring.calibration.calibrator import Calibrator
     from gateway.measuring.tuning.tuner import Tuner
+    from gateway.measuring.tuning.tunings import Tunings
     from gateway.models.catalog.hub import Hub
     from gateway.planner.service.plan_process import PlanProcess
     from gateway.profiles.profiles import Profiles
@@ -76,6 +77,7 @@ class Gateway:
     live: LiveStream
     engine_series: EngineSeries
     tuner: Tuner
+    tunings: Tunings
     starts: StartCounter
     in_flight: InFlight
 

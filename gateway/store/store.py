@@ -171,7 +171,7 @@ class Store:
             db.execute(
                 "INSERT OR IGNORE INTO models (name, wish, created_at, generation) VALUES (?, ?,"
                 " ?, ?)",
-                (wish.name, wish.model_dump_json(), created_at, attempt.generation),
+                (wish.name, wish.model_dump_json(), created_at, max(0, attempt.generation)),
             )
             db.execute(
                 "INSERT OR IGNORE INTO attempts (id, model, replica, state, plan, fingerprint,"

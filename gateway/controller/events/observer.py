@@ -278,6 +278,7 @@ _OF_MODEL = attrgetter(
         "generation",
         "change",
         "trial",
+        "away",
         "setback.problem",
     )
 )
@@ -286,7 +287,7 @@ _OF_REPLICA = attrgetter("attempt", "status", "progress", "takes", "leaving")
 
 def _report(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
-    replicas = [_replica(one) for one in model.replicas]
+    replicas = [_replica(one, away=model.away) for one in model.replicas]
     if model.trial is not None:
         replicas.append(_replica(model.trial, trial=True))
     return ReportedModel(
@@ -305,7 +306,10 @@ def _report(model: ManagedModel) -> ReportedModel:
     )
 
 
-def _replica(replica: ReplicaState, *, trial: bool = False) -> ReportedReplica:
+def _replica(replica: ReplicaState, *, trial: bool = False, away: str = "") -> ReportedReplica:
+    leaving = ("trials", away) if away else None
+    if replica.leaving is not None:
+        leaving = replica.leaving.cause, replica.leaving.reason
     return ReportedReplica(
         replica.index,
         (*replica.history[-_LAST:], *([replica.attempt] if replica.attempt is not None else ())),
@@ -313,6 +317,6 @@ def _replica(replica: ReplicaState, *, trial: bool = False) -> ReportedReplica:
         replica.phase,
         replica.watcher.attempt.id if replica.watcher is not None else None,
         replica.takes,
-        (replica.leaving.cause, replica.leaving.reason) if replica.leaving is not None else None,
+        leaving,
         trial,
     )

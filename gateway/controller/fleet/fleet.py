@@ -331,6 +331,13 @@ class Fleet:
             others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES))
         )
 
+    def claims_of_others(self, model: ManagedModel) -> dict[str, int]:
+        """Bytes per GPU, and of RAM, that are taken for models other than this one."""
+        others = [one for one in self.replicas() if one.model != model.wish.name]
+        return self._with_returning(
+            others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES))
+        )
+
     def _with_returning(
         self, replicas: Iterable[ReplicaState], promised: dict[str, int]
     ) -> dict[str, int]:

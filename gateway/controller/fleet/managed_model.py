@@ -246,6 +246,10 @@ class ManagedModel:
 
     Once its attempt has ended it only stops.
     """
+    tuned: bool = False
+    """Other plans of it are measured by order of its owner."""
+    away: str = ""
+    """Why its engines are stopped for a while, to be restored; "" if they are not."""
     generation: int = 0
     """The generation of the wish in force."""
     change: Change | None = None

@@ -6,6 +6,7 @@ import time
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.domain import Attempt
+from gateway.domain.running import TRIAL_GENERATION
 from gateway.store.store import Store
 
 
@@ -14,6 +15,11 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
     models: dict[str, ManagedModel] = {}
     history: dict[tuple[str, int], list[Attempt]] = {}
     for attempt in store.attempts():
+        if attempt.generation == TRIAL_GENERATION:
+            # It only measured a plan for the previous gateway. Its engine stops as an orphan.
+            if attempt.live:
+                _ended(store, attempt)
+            continue
         history.setdefault((attempt.model, attempt.replica), []).append(attempt)
     changes = store.changes()
     residences = store.residences()

@@ -154,9 +154,12 @@ class Attempts:
         replica.attempt = None
         log.info("retired", model=replica.model, replica=replica.index)
 
-    async def end(self, replica: ReplicaState, attempt: Attempt) -> None:
-        """End an attempt of the replica. Its engine stops."""
-        ended = attempt.evolve(state="stopped", ended_at=time.time())
+    async def end(
+        self, replica: ReplicaState, attempt: Attempt, cause: Failure | None = None
+    ) -> None:
+        """End an attempt of the replica. Its engine stops. cause: outside of its plan, which is
+        restored later."""
+        ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=cause)
         replica.history.append(ended)
         await replica.unwatch()
         await asyncio.to_thread(self._store.save_attempt, ended)

@@ -199,7 +199,9 @@ class ReplicaSteps:
             observation=observation,
             tail=tuple(watcher.tail) if watcher else (),
             planning=PlanState(replica.blocked, bool(replica.takes), replica.on_request),
-            demand=Demand(model.hold, model.stopped, model.asks, _has_spare(model, replica)),
+            demand=Demand(
+                model.hold or model.away, model.stopped, model.asks, _has_spare(model, replica)
+            ),
             leaving=Leaving()
             if eviction is None
             else Leaving(

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
-from gateway.domain import Plan
+from gateway.domain import Failure, Plan
+from gateway.domain.running import TRIAL_GENERATION
+from gateway.proxy.routing.drains import Drains
+
+_AWAY = "Other plans of the model are measured in its place. It comes back by this plan."
+_ENDED_FOR_TRIALS = Failure(
+    kind="ended_for_trials", phase="serving", message=_AWAY, proves="nothing"
+)
 
 
 class TrialSteps:
     """Shared by all replicas of a gateway."""
 
-    def __init__(self, attempts: Attempts, wake: Callable[[], None]) -> None:
+    def __init__(self, attempts: Attempts, drains: Drains, wake: Callable[[], None]) -> None:
         """`wake` starts a pass."""
         self._attempts = attempts
+        self._drains = drains
         self._wake = wake
 
     async def begin(
@@ -29,6 +38,46 @@ class TrialSteps:
             if beside
             else self._begin_in_place(replica, as_it_is)
         )
+        self._wake()
+
+    async def begin_measuring(self, model: ManagedModel, plan: Plan) -> ReplicaState:
+        """Start a plan that is only measured, beside the serving engines or while they are away.
+
+        If the gateway dies, the next one ends it. Raises HostError, StoreError.
+        """
+        trial = ReplicaState(model.wish.name, 0, generation=TRIAL_GENERATION)
+        # The trial is the check: an inquiry would take as long as a start.
+        trial.attempt = await self._attempts.begin(trial, plan.evolve(question=None))
+        model.trial = trial
+        self._wake()
+        return trial
+
+    async def leave(self, model: ManagedModel) -> None:
+        """Stop the model's engines after their last answers, until `come_back`.
+
+        The next gateway brings them back too. Raises StoreError.
+        """
+        model.away = _AWAY
+        for replica in model.replicas:
+            replica.unrouted_at = time.monotonic()
+        self._wake()
+        for replica in model.replicas:
+            if replica.attempt is not None:
+                await self._drains.wait_until_drained(replica.attempt.instance_name)
+            # A step of the loop may have ended it meanwhile.
+            attempt, replica.attempt = replica.attempt, None
+            if attempt is not None:
+                await self._attempts.end(replica, attempt, _ENDED_FOR_TRIALS)
+            replica.unrouted_at = None
+        self._wake()
+
+    def come_back(self, model: ManagedModel) -> None:
+        """Let engines that left start again, by the plans that they had."""
+        if not model.away:
+            return
+        model.away = ""
+        for replica in model.replicas:
+            replica.unrouted_at = None
         self._wake()
 
     async def settle(self, model: ManagedModel, *, adopt: bool) -> None:

@@ -21,11 +21,18 @@ _NICE = 5
 
 
 async def measure(
-    attempt: Attempt, instance: Instance, busy: Callable[[], bool], seconds: float
+    attempt: Attempt,
+    instance: Instance,
+    busy: Callable[[], bool],
+    seconds: float,
+    at_once: int | None = None,
 ) -> BenchReport | None:
-    """The report of a load process. None if a client sent a request or the engine failed."""
+    """The report of a load process. None if a client sent a request or the engine failed.
+
+    at_once: the most requests at once; None: as many as the plan is made for.
+    """
     plan = attempt.plan
-    planned = plan.speed.concurrency if plan.speed else min(32, plan.at_once)
+    planned = at_once or (plan.speed.concurrency if plan.speed else min(32, plan.at_once))
     job: dict[str, object] = {
         "url": instance.url,
         "key": instance.key,

@@ -122,7 +122,8 @@ class Tuner:
                 await self._compare_plans(model, serving[0])
             if serving:
                 await self._learn(model)
-            if self._settings.auto_tune and not model.deleting and not model.unsettled:
+            free = not (model.deleting or model.unsettled or model.tuned)
+            if self._settings.auto_tune and free:
                 await self._tune(model)
         self._traffic.forget()
         self._compared_plans = {

@@ -32,7 +32,7 @@ from gateway.errors import (
     StoreError,
 )
 from gateway.proxy.api.error_bodies import errors
-from gateway.server.admin import bench_routes, launch_routes
+from gateway.server.admin import bench_routes, launch_routes, tune_routes
 from gateway.server.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.server.admin.model_views import ChangeAnswer, ModelList, ModelView, view
 from gateway.server.parts import gateway_of
@@ -301,7 +301,8 @@ def _check_name(name: str) -> None:
     """Raises BadRequest for a name that another route would match: /admin/models/a/logs are the
     logs of `a`."""
     last = name.rpartition("/")[2]
-    routes = (*router.routes, *bench_routes.router.routes, *launch_routes.router.routes)
+    others = (bench_routes.router, launch_routes.router, tune_routes.router)
+    routes = (*router.routes, *(route for other in others for route in other.routes))
     if "/" in name and any(
         route.path.endswith(f"}}/{last}") for route in routes if isinstance(route, APIRoute)
     ):

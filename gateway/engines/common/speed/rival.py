@@ -28,30 +28,33 @@ def rival(running: Plan, plans: Iterable[Plan], wish: Wish, needed: int) -> Riva
     sound = [
         plan
         for plan in plans
-        if plan.fingerprint != running.fingerprint and _no_worse(plan, running, wish)
+        if plan.speed is not None
+        and plan.fingerprint != running.fingerprint
+        and is_no_worse(plan, running, wish)
     ]
-    best = max(sound, key=lambda plan: _worth(plan, wish, needed), default=None)
+    best = max(sound, key=lambda plan: worth(plan, wish, needed), default=None)
     if best is None or best.speed is None:
         return None
-    gain = _worth(best, wish, needed) / _worth(running, wish, needed)
+    gain = worth(best, wish, needed) / worth(running, wish, needed)
     least = (
         MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
     )
     return Rival(speed=running.speed, plan=best, gain=round(gain, 3)) if gain > least else None
 
 
-def _no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
+def is_no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
+    """Whether a plan has the context, the weights and the soundness of the running one."""
     context = min(running.max_model_len.value, wish.context or _CONTEXT)
     return (
-        plan.speed is not None
-        and plan.max_model_len.value >= context
+        plan.max_model_len.value >= context
         and (running.halved or not plan.halved)
         and (running.verdict == "degraded" or plan.verdict == "ok")
         and (bool(running.advice) or not plan.advice)
     )
 
 
-def _worth(plan: Plan, wish: Wish, needed: int) -> float:
+def worth(plan: Plan, wish: Wish, needed: int) -> float:
+    """The score of a plan by its speed. needed: useful tokens of KV cache."""
     context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
     return score(
         plan_outcome(

@@ -1,0 +1,1 @@
+"""Commands that measure a served model: its speed, and a faster plan."""

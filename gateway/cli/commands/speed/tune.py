@@ -1,0 +1,154 @@
+"""`fitserve tune`: a faster plan of a served model, found by trials on its machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.client import call, model_path
+from gateway.cli.options import Json
+from gateway.cli.present import print_paragraph, print_table
+from gateway.cli.terminal import say, status
+from gateway.errors import FitserveError
+
+_LOOK_S = 0.5
+
+
+def tune(
+    name: str,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=1440, help="Longest time of the search.")
+    ] = 15,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Stop the model meanwhile, where memory is short.")
+    ] = False,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Also try a KV cache of less precision.")
+    ] = False,
+    take: Annotated[bool, typer.Option("--apply", help="Take the best plan, unasked.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Search for a faster plan of a served model.
+
+    Plans that an expert would try are started and measured, beside the model where memory allows.
+    Nothing changes without --apply or your word. Ctrl-C ends the search.
+    """
+    body = {"minutes": minutes, "offline": offline, "lossy": lossy}
+    path = model_path(name, "/tune")
+    report = _begin(path, body)
+    try:
+        report = _watch(path, report, quiet=as_json)
+    except KeyboardInterrupt:
+        call("DELETE", path)
+        raise
+    if not as_json:
+        _show(report)
+    if report["wish"] is not None and report["state"] == "done":
+        report = _settle(name, report, take=take, ask=not as_json and sys.stdin.isatty())
+    if as_json:
+        say(json.dumps(report, indent=2))
+    if report["state"] != "done":
+        raise typer.Exit(1)
+
+
+def _begin(path: str, body: dict[str, Any]) -> Any:
+    """The report of the new search. Asks where the model has to stop for it."""
+    try:
+        return call("POST", path, body)
+    except FitserveError as error:
+        if error.param != "offline" or not sys.stdin.isatty():
+            raise
+        print_paragraph(error.message)
+        if not typer.confirm("Stop the model while its plans are measured?"):
+            raise typer.Exit(1) from None
+        return call("POST", path, {**body, "offline": True})
+
+
+def _watch(path: str, report: Any, *, quiet: bool) -> Any:
+    """The report of the ended search; each measured plan is shown when it is."""
+    shown = 0
+    with status() as show_step:
+        while report["state"] == "running":
+            if not quiet:
+                for plan in report["tried"][shown:]:
+                    say(_line(plan), err=True)
+                shown = len(report["tried"])
+                best = report["tried"][report["best"]]["change"] if shown else "-"
+                left_s = max(0.0, report["seconds"] - report["elapsed_s"])
+                rest = f"; at most {left_s:.0f} s more" if sys.stderr.isatty() else ""
+                show_step(f"{report['phase']}; best: {best}{rest}")
+            time.sleep(_LOOK_S)
+            report = call("GET", path)
+    return report
+
+
+def _line(plan: Any) -> str:
+    """The figures of one plan."""
+    if plan["speed"] is None:
+        return f"{plan['change']}: {plan['problem']}"
+    speed = plan["speed"]
+    return (
+        f"{plan['change']}: {speed['stream']['value']:,g} tokens/s alone,"
+        f" {speed['total']['value']:,g} of {speed['concurrency']} at once ({plan['worth']:.2f})"
+    )
+
+
+def _show(report: Any) -> None:
+    rows = []
+    for index, plan in enumerate(report["tried"]):
+        speed = plan["speed"]
+        mark = "best" if index == report["best"] and index else ""
+        if speed is None:
+            rows.append((plan["change"], "-", "-", "-", "-", plan["problem"]))
+        else:
+            rows.append(
+                (
+                    plan["change"],
+                    f"{speed['stream']['value']:,g}",
+                    f"{speed['total']['value']:,g}",
+                    f"{speed['first_token_2k_s']['value']:,g} s",
+                    f"{plan['worth']:.2f}",
+                    mark,
+                )
+            )
+    print_table(("PLAN", "ALONE", "AT ONCE", "FIRST TOKEN", "WORTH", ""), rows)
+    ended = "The search ended" if report["state"] == "done" else f"The search {report['state']}"
+    print_paragraph(f"{ended} after {report['elapsed_s']:.0f} s: {report['phase']}.")
+
+
+def _settle(name: str, report: Any, *, take: bool, ask: bool) -> Any:
+    """The report after the owner's decision about the best plan."""
+    best = report["tried"][report["best"]]
+    words = f"{best['change']} is worth {best['worth']:.2f} times the served plan."
+    if ask and not take:
+        print_paragraph(words)
+        take = typer.confirm(f"Change {name} to it?")
+    if take:
+        report = call("POST", model_path(name, "/tune/apply"))
+        words = f"{name} changes to the best plan; `fitserve show {name}` shows its progress."
+    elif not ask:
+        words += f" It is not taken: `fitserve set {name} {_options(name, report['wish'])}`"
+    if ask or take or not report["applied"]:
+        say(words, err=True)
+    return report
+
+
+def _options(name: str, wish: Any) -> str:
+    """The options of `fitserve set` that give the model this wish."""
+    now = call("GET", model_path(name))["wish"]
+    options = []
+    for field, option in (("engines", "engine"), ("tensor_parallel", "tp"), ("replicas",) * 2):
+        value = wish[field][0] if field == "engines" else wish[field]
+        if wish[field] != now[field] and value is not None:
+            options.append(f"--{option} {value}")
+    changed = {
+        flag: value for flag, value in wish["args"].items() if now["args"].get(flag) != value
+    }
+    options += [
+        f"--arg {flag}={json.dumps(value).strip(chr(34))}" for flag, value in changed.items()
+    ]
+    return " ".join(options)

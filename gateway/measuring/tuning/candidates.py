@@ -1,0 +1,199 @@
+"""Changed wishes that an expert would try for a served model, each with its reason. Pure.
+
+pinned(wish, plan)        -> the wish for the engine version and layout of a plan
+neighbours(about)         -> what differs from a plan in one respect, most promising first
+engine_defaults(about)    -> what the engine does by itself, to compare with; the first that fits
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.domain import Choice, Engine, Plan, Scalar, Wish
+from gateway.engines.common.speed.objective import concurrency
+from gateway.planner.flags import canonical
+
+_TOKENS, _SEQS, _EAGER, _KV_DTYPE = (
+    "max-num-batched-tokens",
+    "max-num-seqs",
+    "enforce-eager",
+    "kv-cache-dtype",
+)
+# A batch below the least makes prompts slow; one above the most takes memory and gives nothing.
+_LEAST_TOKENS, _MOST_TOKENS = 512, 65536
+# Fewer requests at once than this free no memory that counts.
+_FEW_SEQS = 8
+# The largest batch with a graph of decoding: vLLM's flag, and SGLang's by version. vLLM captures up
+# to 512 by itself: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to 0.33.0.
+_GRAPH_SIZE = ("max-cudagraph-capture-size", "cuda-graph-max-bs-decode", "cuda-graph-max-bs")
+_OWN_GRAPHS = 512
+# Values of a KV cache in 8 bits, by preference of the engines that have them.
+_EIGHT_BITS = ("fp8", "fp8_e4m3")
+
+
+class PlanChange(NamedTuple):
+    """A wish to try. change: the difference to what it was made from. reason: of the trial."""
+
+    change: str
+    reason: str
+    wish: Wish
+
+
+@dataclass(frozen=True)
+class BasePlan:
+    """A plan with the wish that it follows.
+
+    owner: the wish of the owner, whose flags stay. lossy: a KV cache of less precision is allowed.
+    """
+
+    owner: Wish
+    wish: Wish
+    plan: Plan
+    engine: Engine
+    lossy: bool = False
+
+
+def pinned(wish: Wish, plan: Plan) -> Wish:
+    """The wish for the engine version and layout of the plan, so that a change is one change."""
+    groups = plan.data_parallel.value
+    layout = {"tensor_parallel": plan.tensor_parallel.value} if plan.gpus else {}
+    layout |= {"data_parallel": groups} if groups > 1 else {}
+    return wish.evolve(engines=(str(plan.engine),), replicas=plan.replicas.value, **layout)
+
+
+def neighbours(about: BasePlan) -> tuple[PlanChange, ...]:
+    """The candidates that differ from the plan in one respect. The planner may refuse some."""
+    return (
+        *_layouts(about),
+        *_cache_dtypes(about),
+        *_batches(about),
+        *_requests(about),
+        *_graphs(about),
+    )
+
+
+def engine_defaults(about: BasePlan) -> tuple[PlanChange, ...]:
+    """The engine's own batch and cache on one GPU, or on as many as a copy of the plan has.
+
+    Choices that the planner leaves to the engine are its defaults already.
+    """
+    engine, plan = about.engine, about.plan
+    own: tuple[tuple[str, Scalar, Choice[int] | Choice[str]], ...] = (
+        (_SEQS, engine.default_seqs, plan.max_num_seqs),
+        (_TOKENS, engine.default_batched_tokens, plan.max_num_batched_tokens),
+        (_KV_DTYPE, "auto", plan.kv_cache_dtype),
+    )
+    args = {
+        engine.spelling.get(name, name): value
+        for name, value, choice in own
+        if choice.source in ("memory model", "fact") and _open_flag(about, name)
+    }
+    fields = {"replicas": 1, "speculative": None, "drafter": None, "num_speculative_tokens": None}
+    wish = about.wish.evolve(**fields, args={**about.wish.args, **args})
+    sizes = dict.fromkeys((1, plan.tensor_parallel.value) if plan.gpus else (None,))
+    return tuple(
+        PlanChange("the engine's defaults", "to compare with", wish.evolve(tensor_parallel=size))
+        for size in sizes
+    )
+
+
+def at_once(wish: Wish, plan: Plan) -> int:
+    """Requests at once for each copy of the plan."""
+    return max(1, math.ceil(concurrency(wish) / plan.replicas.value))
+
+
+def _layouts(about: BasePlan) -> Iterator[PlanChange]:
+    """The same GPUs as copies, tensor parallel ranks, and groups of ranks with shared experts."""
+    owner, plan = about.owner, about.plan
+    ranks, copies = plan.tensor_parallel.value, plan.replicas.value
+    groups, stages = plan.data_parallel.value, plan.pipeline_parallel.value
+    set_by_owner = owner.tensor_parallel or owner.data_parallel or owner.replicas
+    if not plan.gpus or stages > 1 or set_by_owner or isinstance(owner.gpus, tuple):
+        return
+    whole = ranks * groups * copies
+    sizes = [size for size in range(1, whole + 1) if whole % size == 0]
+    for size in sorted(sizes, key=lambda size: (abs(math.log2(size / ranks)), size)):
+        for spread in (1, whole // size) if plan.expert_parallel.value else (1,):
+            count = whole // size // spread
+            if (size, spread, count) != (ranks, groups, copies):
+                words = f"TP={size}" + (f" DP={spread}" if spread > 1 else "")
+                fields = {"data_parallel": spread if spread > 1 else None}
+                yield PlanChange(
+                    words + (f", {count} copies" if count > 1 else ""),
+                    "fewer ranks exchange less; more ranks read the weights faster",
+                    about.wish.evolve(tensor_parallel=size, replicas=count, **fields),
+                )
+
+
+def _cache_dtypes(about: BasePlan) -> Iterator[PlanChange]:
+    now = about.plan.kv_cache_dtype
+    flag = _open_flag(about, _KV_DTYPE)
+    if flag is None:
+        return
+    if now.source == "memory model":
+        yield _with_flag(
+            about, _KV_DTYPE, "auto", "the KV cache in full precision", "no accuracy is lost"
+        )
+    known = about.engine.flags[flag].choices or ()
+    name = next((name for name in _EIGHT_BITS if name in known), None)
+    if about.lossy and now.value == "auto" and name is not None:
+        yield _with_flag(
+            about, _KV_DTYPE, name, f"KV cache of {name}", "half the bytes per token are read"
+        )
+
+
+def _batches(about: BasePlan) -> Iterator[PlanChange]:
+    now = about.plan.max_num_batched_tokens.value
+    for count, reason in (
+        (now * 2, "prompts are read in fewer steps"),
+        (now // 2, "answers wait less for the prompts of others"),
+    ):
+        if _LEAST_TOKENS <= count <= _MOST_TOKENS and _open_flag(about, _TOKENS):
+            yield _with_flag(about, _TOKENS, count, f"{count:,} tokens in a batch", reason)
+
+
+def _requests(about: BasePlan) -> Iterator[PlanChange]:
+    plan, now = about.plan, about.plan.max_num_seqs.value
+    needed = at_once(about.owner, plan)
+    if plan.data_parallel.value > 1 or _open_flag(about, _SEQS) is None:
+        return
+    if now < needed:
+        words = f"{min(needed, now * 2):,} requests at once"
+        yield _with_flag(about, _SEQS, min(needed, now * 2), words, "no request waits for a place")
+    fewer = max(_FEW_SEQS, 1 << (needed - 1).bit_length())
+    if now >= 2 * fewer:
+        reason = "no more are expected, and places take memory"
+        yield _with_flag(about, _SEQS, fewer, f"{fewer:,} requests at once", reason)
+
+
+def _graphs(about: BasePlan) -> Iterator[PlanChange]:
+    plan, needed = about.plan, at_once(about.owner, about.plan)
+    eager = plan.enforce_eager
+    if eager.value and eager.source != "user" and _open_flag(about, _EAGER):
+        yield _with_flag(about, _EAGER, False, "compiled graphs", "steps start with less work")
+    size = next((name for name in _GRAPH_SIZE if _open_flag(about, name)), None)
+    most = min(needed, plan.max_num_seqs.value)
+    if not eager.value and size is not None and most > _OWN_GRAPHS:
+        words = f"graphs for {most:,} requests"
+        yield _with_flag(about, size, most, words, "larger batches run without graphs else")
+
+
+def _open_flag(about: BasePlan, planned: str) -> str | None:
+    """The engine's name of a flag by the planner's name; None: the engine has none, or the owner
+    has set it."""
+    engine = about.engine
+    name = engine.spelling.get(planned, planned)
+    given = about.owner.args.items()
+    own = {key.removeprefix("--").replace("_", "-"): value for key, value in given}
+    is_set = planned in canonical(engine, own)
+    return name if name in engine.flags and not engine.flags[name].ours and not is_set else None
+
+
+def _with_flag(
+    about: BasePlan, planned: str, value: Scalar, change: str, reason: str
+) -> PlanChange:
+    name = about.engine.spelling.get(planned, planned)
+    return PlanChange(change, reason, about.wish.evolve(args={**about.wish.args, name: value}))

@@ -1,0 +1,348 @@
+"""The search for the fastest plan of one served model, by trials on its own machine.
+
+    served plan        measured where it serves
+    engine's defaults  started and measured, to compare with
+    candidates         planned, started and measured: changes of the best plan so far
+
+The best plan is proposed. Nothing of the model changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gateway.controller.decisions.changes import is_as_good
+from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.controller.plan_preview import PlanPreview
+from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.trial_steps import TrialSteps
+from gateway.domain import Attempt, BenchReport, Engine, EngineRef, Plan
+from gateway.engines.common.speed.expectation import for_copies
+from gateway.engines.common.speed.rival import MEASURED_GAIN, is_no_worse
+from gateway.errors import Conflict, FitserveError
+from gateway.logging import Logger
+from gateway.measuring.tuning.candidates import (
+    BasePlan,
+    PlanChange,
+    at_once,
+    engine_defaults,
+    neighbours,
+    pinned,
+)
+from gateway.measuring.tuning.engine_load import measure
+from gateway.measuring.tuning.figures import measured_speed, worth_of
+from gateway.measuring.tuning.traffic import ServedTraffic
+from gateway.measuring.tuning.tuning_report import SearchOptions, TriedPlan, TuningReport
+
+log = Logger("fitserve.tuning")
+
+_POLL_S = 0.1
+# Seconds for each number of concurrent requests.
+_MEASURED_S = 5.0
+# Of a better plan, which the next candidates are made from.
+_GAIN = 1.03
+# So many candidates in a row without a gain end the search.
+_PATIENCE = 6
+# A candidate whose expectation is so much lower than the best plan's is not started.
+_HOPELESS = 0.8
+# Measurements of one plan that requests of clients may interrupt.
+_TRIES = 3
+
+
+@dataclass(frozen=True)
+class SearchTools:
+    """The parts of a gateway that a search uses."""
+
+    plan_preview: PlanPreview
+    trials: TrialSteps
+    launcher: Launcher
+    traffic: ServedTraffic
+    engine: Callable[[EngineRef], Engine]
+
+
+class _Interrupted(Exception):
+    """The model changed, or its owner stopped the search; the message is for people."""
+
+
+class _NoFigures(Exception):
+    """A plan could not be measured; the message is for people."""
+
+
+class PlanSearch:
+    """One search. `report` is its present state. wish: of the model that is tuned."""
+
+    def __init__(self, model: ManagedModel, tools: SearchTools, options: SearchOptions) -> None:
+        self._model = model
+        self._tools = tools
+        self._options = options
+        self.wish = model.wish
+        self._began = time.monotonic()
+        self._served_worth = 0.0
+        self._seen: set[str] = set()
+        """The starts of all plans that were tried."""
+        self._trial_s = 0.0
+        """The longest time of a start with its measurement."""
+        self._report = TuningReport(model=model.wish.name, state="running", seconds=options.seconds)
+
+    @property
+    def report(self) -> TuningReport:
+        running = self._report.state == "running"
+        elapsed_s = round(time.monotonic() - self._began, 1) if running else self._report.elapsed_s
+        return self._report.evolve(elapsed_s=elapsed_s)
+
+    def note_applied(self) -> None:
+        self._report = self._report.evolve(applied=True)
+
+    async def check(self) -> None:
+        """Raises Conflict if the model cannot be tuned as it is."""
+        model, name = self._model, self.wish.name
+        serving = model.serving
+        settled = not (model.unsettled or model.deleting or model.stopped or model.trial)
+        if not serving or len(serving) < len(model.replicas) or not settled:
+            raise Conflict(
+                f"{name} does not serve with all its copies, so its plans cannot be compared.",
+                hint=f"`fitserve show {name}` shows its state. Try again when it is ready.",
+            )
+        if serving[0].plan.model.task != "generate":
+            raise Conflict(
+                f"{name} generates no text, so its speed cannot be measured.",
+                hint="Tune a model that generates text.",
+            )
+        if not self._options.offline and not await self._fits_beside(serving[0].plan):
+            raise Conflict(
+                f"There is no memory for a second engine of {name} beside the one that serves.",
+                hint=f"`fitserve tune {name} --offline` stops it meanwhile, and brings it back.",
+                param="offline",
+            )
+
+    async def run(self) -> None:
+        """Search until the time is over, nothing is left, or the gains end. Never raises."""
+        state, phase = "done", ""
+        try:
+            phase = await self._search()
+        except (_Interrupted, asyncio.CancelledError) as error:
+            state, phase = "stopped", str(error) or "its owner stopped it"
+        except FitserveError as error:
+            state, phase = "failed", str(error)
+        except Exception as error:
+            log.exception("a search for a better plan failed", model=self.wish.name)
+            state, phase = "failed", f"unexpected error: {type(error).__name__}"
+        self._tools.trials.come_back(self._model)
+        report = self.report.evolve(state=state, phase=phase)
+        log.info("tuned", model=self.wish.name, state=state, tried=len(report.tried), words=phase)
+        self._report = report
+
+    # --- the search ---
+
+    async def _search(self) -> str:
+        """The reason of its end."""
+        attempt = self._model.serving[0]
+        served = attempt.plan
+        self._trial_s = (attempt.ready_at or attempt.started_at) - attempt.started_at
+        began = time.monotonic()
+        await self._try("the served plan", "", served, attempt)
+        self._trial_s += time.monotonic() - began
+        if self._report.tried[0].speed is None:
+            return f"the served plan could not be measured: {self._report.tried[0].problem}"
+        if self._options.offline:
+            self._say("its engines stop after their last answers")
+            await self._tools.trials.leave(self._model)
+            self._report = self._report.evolve(offline=True)
+        engine = await asyncio.to_thread(self._tools.engine, served.engine)
+        wish = pinned(self.wish, served)
+        best = BasePlan(self.wish, wish, served, engine, lossy=self._options.lossy)
+        self._seen.add(_start(served))
+        await self._compare_defaults(best)
+        return await self._climb(best)
+
+    async def _compare_defaults(self, served: BasePlan) -> None:
+        """Measure what the engine does by itself, where that is another plan."""
+        for candidate in engine_defaults(served):
+            plan = await self._plan(candidate)
+            if plan is not None:
+                self._seen.add(_start(plan))
+                if _start(plan) != _start(served.plan) and self._has_time():
+                    await self._try(candidate.change, candidate.reason, plan)
+                return
+
+    async def _climb(self, best: BasePlan) -> str:
+        """Try changes of the best plan so far. The reason of the end."""
+        served, engine, without_gain = best.plan, best.engine, 0
+        candidates = iter(neighbours(best))
+        while (candidate := next(candidates, None)) is not None:
+            plan = await self._plan(candidate)
+            if plan is None or _start(plan) in self._seen:
+                continue
+            if not self._is_worth_a_trial(plan, best.plan, served):
+                continue
+            if not self._has_time():
+                return "the time is over"
+            self._seen.add(_start(plan))
+            worth = await self._try(candidate.change, candidate.reason, plan)
+            if worth is not None and worth > _GAIN * self._best_worth():
+                self._take(candidate)
+                best = BasePlan(self.wish, candidate.wish, plan, engine, lossy=best.lossy)
+                candidates, without_gain = iter(neighbours(best)), 0
+                continue
+            without_gain += 1
+            if without_gain >= _PATIENCE:
+                return f"the last {_PATIENCE} changes gave nothing"
+        return "no change is left to try"
+
+    def _take(self, candidate: PlanChange) -> None:
+        """Note that the last tried plan is the best."""
+        index = len(self._report.tried) - 1
+        is_better = (self._report.tried[index].worth or 0) >= MEASURED_GAIN
+        self._report = self._report.evolve(best=index, wish=candidate.wish if is_better else None)
+
+    def _best_worth(self) -> float:
+        return self._report.tried[self._report.best].worth or 1.0
+
+    async def _plan(self, candidate: PlanChange) -> Plan | None:
+        """The plan of a candidate as it would serve; None: none is possible."""
+        self._say(f"{candidate.change}: planning")
+        preview = self._tools.plan_preview
+        try:
+            result = await preview.plan_trial(self._model, candidate.wish, beside=False)
+            beside = (
+                result
+                if self._options.offline
+                else await preview.plan_trial(self._model, candidate.wish, beside=True)
+            )
+        except FitserveError as error:
+            log.info("a candidate was refused", change=candidate.change, reason=str(error))
+            return None
+        plan = beside.plan
+        if plan is None or result.plan is None or not is_as_good(plan, result.plan):
+            return None
+        return plan
+
+    def _is_worth_a_trial(self, plan: Plan, best: Plan, served: Plan) -> bool:
+        """Whether a plan makes nothing worse than the served one, and may be faster than the
+        best."""
+        wish = self.wish
+        keeps = is_no_worse(plan, served, wish) and plan.drops == served.drops
+        precise = plan.kv_cache_dtype.value in ("auto", served.kv_cache_dtype.value)
+        if not keeps or not (precise or self._options.lossy):
+            return False
+        expected = plan.speed is not None and best.speed is not None
+        hopeless = expected and worth_of(plan, plan.speed, wish) < _HOPELESS * worth_of(
+            best, best.speed, wish
+        )
+        return not hopeless
+
+    # --- one trial ---
+
+    async def _try(
+        self, change: str, reason: str, plan: Plan, serving: Attempt | None = None
+    ) -> float | None:
+        """Measure a plan, by the engine that serves or by one of its own. The relative worth; None:
+        it could not be measured."""
+        began, tried = time.monotonic(), TriedPlan(change=change, reason=reason)
+        tried = tried.evolve(fingerprint=plan.fingerprint, argv=plan.argv)
+        try:
+            if serving is not None:
+                report = await self._measured(serving, change)
+            else:
+                report = await self._started_and_measured(plan, change)
+            speed = measured_speed(plan, report)
+            worth = worth_of(plan, speed, self.wish)
+            self._served_worth = self._served_worth or worth
+            tried = tried.evolve(speed=speed, worth=round(worth / self._served_worth, 3))
+        except _NoFigures as error:
+            tried = tried.evolve(problem=str(error))
+        self._report = self._report.evolve(tried=(*self._report.tried, tried))
+        self._trial_s = max(self._trial_s, time.monotonic() - began)
+        return tried.worth
+
+    async def _started_and_measured(self, plan: Plan, change: str) -> BenchReport:
+        while self._model.trial is not None:  # the engine of the last one stops
+            await self._rest()
+        trial = await self._tools.trials.begin_measuring(self._model, plan)
+        try:
+            while (attempt := trial.attempt) is not None and attempt.state != "ready":
+                self._say(f"{change}: {trial.phase}")
+                await self._rest()
+            if attempt is None:
+                failure = trial.history[-1].failure if trial.history else None
+                raise _NoFigures(failure.message if failure else trial.status.reason)
+            return await self._measured(attempt, change)
+        finally:
+            await self._tools.trials.end(self._model)
+
+    async def _measured(self, attempt: Attempt, change: str) -> BenchReport:
+        self._say(f"{change}: measuring")
+        instance = await self._tools.launcher.instance(attempt)
+        if instance is None or instance.url is None:
+            raise _NoFigures("its engine is gone")
+        one_copy = attempt.evolve(plan=for_copies(attempt.plan, 1))
+        for _ in range(_TRIES):
+            report = await measure(
+                one_copy,
+                instance,
+                self._disturbance(attempt),
+                _MEASURED_S,
+                at_once(self.wish, attempt.plan),
+            )
+            if report is not None:
+                return report
+            self._say(f"{change}: waiting for the requests of clients")
+            while self._tools.traffic.is_working(self.wish.name):
+                await self._rest()
+        raise _NoFigures("requests of clients, or a failure, ended every measurement")
+
+    def _disturbance(self, attempt: Attempt) -> Callable[[], bool]:
+        """Whether a client's request has disturbed the engine since now."""
+        name, traffic = self.wish.name, self._tools.traffic
+        shared = any(
+            set(attempt.plan.devices) & set(serving.plan.devices) for serving in self._model.serving
+        )
+        ended = traffic.request_counts().get(name, 0.0)
+
+        def disturbed() -> bool:
+            self._check()
+            is_new = traffic.request_counts().get(name, 0.0) != ended
+            return shared and (is_new or traffic.is_working(name))
+
+        return disturbed
+
+    # --- bounds ---
+
+    def _has_time(self) -> bool:
+        """Whether one more trial ends in time, and the model comes back."""
+        count = 2 if self._options.offline else 1
+        return self._left_s() > count * self._trial_s
+
+    def _left_s(self) -> float:
+        return self._options.seconds - (time.monotonic() - self._began)
+
+    async def _rest(self) -> None:
+        self._check()
+        await asyncio.sleep(_POLL_S)
+
+    def _check(self) -> None:
+        """Raises _Interrupted if the time is over, or the model is changed meanwhile."""
+        model = self._model
+        model.used_at = time.time()
+        if self._left_s() <= 0:
+            raise _NoFigures("the time is over")
+        if model.wish != self.wish or model.unsettled or model.deleting or model.stopped:
+            raise _Interrupted("the model was changed, stopped or removed meanwhile")
+
+    def _say(self, words: str) -> None:
+        self._report = self._report.evolve(phase=words)
+
+    async def _fits_beside(self, plan: Plan) -> bool:
+        result = await self._tools.plan_preview.plan_trial(
+            self._model, pinned(self.wish, plan), beside=True
+        )
+        return result.plan is not None and is_as_good(result.plan, plan)
+
+
+def _start(plan: Plan) -> str:
+    """The identity of a start on any GPUs: beside the served plan, other ones are free."""
+    anywhere: Plan = plan.evolve(gpus=tuple("" for _ in plan.gpus))
+    return anywhere.fingerprint

@@ -1,0 +1,87 @@
+"""The searches for better plans, one at a time, and what their owner takes of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.orders import Orders
+from gateway.errors import Conflict, NotFound
+from gateway.measuring.tuning.plan_search import PlanSearch, SearchTools
+from gateway.measuring.tuning.tuning_report import SearchOptions, TuningReport
+
+
+class Tunings:
+    """Begins, shows, ends and applies searches. The last search of each model is kept."""
+
+    def __init__(self, fleet: Fleet, orders: Orders, tools: SearchTools) -> None:
+        self._fleet = fleet
+        self._orders = orders
+        self._tools = tools
+        self._searches: dict[str, PlanSearch] = {}
+        self._running: tuple[str, asyncio.Task[None]] | None = None
+
+    async def begin(self, name: str, options: SearchOptions) -> TuningReport:
+        """Begin a search. Raises NotFound, Conflict."""
+        model = self._fleet.model(name)
+        self._refuse_second()
+        search = PlanSearch(model, self._tools, options)
+        await search.check()
+        self._refuse_second()
+        self._searches[name] = search
+        model.tuned = True
+        task = asyncio.create_task(search.run())
+
+        def ended(_: object) -> None:
+            model.tuned, self._running = False, None
+
+        task.add_done_callback(ended)
+        self._running = name, task
+        return search.report
+
+    def report(self, name: str) -> TuningReport:
+        """The running or last search of a model. Raises NotFound."""
+        return self._search(name).report
+
+    async def stop(self, name: str) -> TuningReport:
+        """End the running search of a model, if any. Raises NotFound."""
+        search = self._search(name)
+        if self._running is not None and self._running[0] == name:
+            self._running[1].cancel()
+            await asyncio.wait({self._running[1]})
+        return search.report
+
+    async def apply(self, name: str) -> TuningReport:
+        """Change the model to the best plan. Raises NotFound, Conflict, StoreError."""
+        search, model = self._search(name), self._fleet.model(name)
+        report = search.report
+        if report.wish is None or report.state == "running" or report.applied:
+            raise Conflict(
+                f"There is no better plan of {name} to take.",
+                hint=f"`fitserve tune {name}` searches for one.",
+            )
+        await self._orders.change(model, search.wish, report.wish, anew=True)
+        search.note_applied()
+        return search.report
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running[1].cancel()
+            await asyncio.wait({self._running[1]})
+
+    def _search(self, name: str) -> PlanSearch:
+        self._fleet.model(name)
+        search = self._searches.get(name)
+        if search is None:
+            raise NotFound(
+                f"{name} was not tuned since this gateway started.",
+                hint=f"`fitserve tune {name}` does it.",
+            )
+        return search
+
+    def _refuse_second(self) -> None:
+        if self._running is not None:
+            raise Conflict(
+                f"{self._running[0]} is being tuned.",
+                hint="Two searches would disturb each other. Try again later.",
+            )

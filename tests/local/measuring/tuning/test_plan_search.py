@@ -1,0 +1,203 @@
+"""The search for a faster plan on the order of the owner: found by measurements, within its time,
+and taken by word only."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.measuring.tuning import plan_search
+from tests.support.makers import LLAMA_8B, machine
+from tests.support.memory_host import World
+from tests.support.patience import hang_s
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+from tests.support.versions import VLLM_REF
+
+pytestmark = pytest.mark.anyio
+
+SLOW, FAST = 40.0, 160.0
+# Of a plan that nobody changed.
+USUAL = "--max-num-batched-tokens=2048"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures without rest."""
+    monkeypatch.setattr(plan_search, "_POLL_S", 0.02)
+    monkeypatch.setattr(plan_search, "_MEASURED_S", 0.01)
+
+
+def paced(*fast: str, **of_fast: Any) -> Any:
+    """Engines with one of these flags are fast, all others slow."""
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        is_fast = any(item in spec.argv for item in fast)
+        return EngineScript(
+            model=spec.model,
+            max_model_len=400_000,
+            tokens_per_second=FAST if is_fast else SLOW,
+            **(of_fast if is_fast else {}),
+        )
+
+    return script
+
+
+def tuned(tmp_path: Path, script: Any, name: str = "2x3090", world: World | None = None) -> Any:
+    return running(tmp_path, script, world, hardware=machine(name))
+
+
+async def added(gateway: Running, tmp_path: Path, **wish: Any) -> Any:
+    # A short context has short prompts and answers.
+    folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 32})
+    fields = {"engines": [VLLM_REF], "gpus": 1, "replicas": 1, "concurrency": 2, "check": False}
+    await gateway.add("m", folder, **{**fields, **wish})
+    view = await gateway.until("m", "ready")
+    return view["attempts"][0]
+
+
+async def begun(gateway: Running, status: int = 202, **body: Any) -> Any:
+    answer = await gateway.client.post("/admin/models/m/tune", json=body)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def ended(gateway: Running) -> Any:
+    """The report of the search once it has ended."""
+    report: Any = None
+    try:
+        async with asyncio.timeout(hang_s()):
+            while True:
+                report = (await gateway.client.get("/admin/models/m/tune")).json()
+                if report["state"] != "running":
+                    return report
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(report) from None
+
+
+async def alone(gateway: Running) -> Any:
+    """The one live attempt, once it serves and no other engine runs."""
+    live: list[Any] = []
+    try:
+        async with asyncio.timeout(hang_s()):
+            while True:
+                view = await gateway.show("m")
+                live = [one for one in view["attempts"] if one["state"] in ("starting", "ready")]
+                if view["state"] == "ready" and [*gateway.world.engines] == [
+                    one["instance"] for one in live
+                ]:
+                    return live[0]
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError((live, [*gateway.world.engines])) from None
+
+
+async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced("--max-num-batched-tokens=4096")) as gateway:
+        old = await added(gateway, tmp_path)
+        assert USUAL in (await gateway.show("m"))["plan"]["argv"]
+        await begun(gateway)
+        report = await ended(gateway)
+        assert report["state"] == "done", report
+        best = report["tried"][report["best"]]
+        assert "--max-num-batched-tokens=4096" in best["argv"]
+        assert best["worth"] > 1.5
+        assert report["tried"][0]["worth"] == 1
+        assert report["wish"]["args"]["max-num-batched-tokens"] == 4096
+        # Nothing is taken without a word.
+        serving = await alone(gateway)
+        assert serving["id"] == old["id"]
+        assert (await gateway.show("m"))["wish"]["args"] == {}
+        answer = await gateway.client.post("/admin/models/m/tune/apply")
+        assert answer.status_code == 202, answer.text
+        async with asyncio.timeout(hang_s()):
+            while (await alone(gateway))["id"] == old["id"]:
+                await asyncio.sleep(0.02)
+        serving = await alone(gateway)
+        assert serving["fingerprint"] == best["fingerprint"]
+        # It is taken once.
+        again = await gateway.client.post("/admin/models/m/tune/apply")
+        assert again.status_code == 409
+
+
+async def test_where_nothing_is_faster_the_search_stops_early(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced("--no-such-flag")) as gateway:
+        old = await added(gateway, tmp_path)
+        await begun(gateway)
+        report = await ended(gateway)
+        assert report["state"] == "done", report
+        assert len(report["tried"]) < 12
+        assert report["wish"] is None
+        assert (await alone(gateway))["id"] == old["id"]
+        refused = await gateway.client.post("/admin/models/m/tune/apply")
+        assert refused.status_code == 409
+
+
+async def test_without_memory_for_two_it_wants_a_word_and_the_served_plan_comes_back(
+    tmp_path: Path,
+) -> None:
+    async with tuned(tmp_path, paced("--max-num-batched-tokens=4096"), "3090") as gateway:
+        old = await added(gateway, tmp_path)
+        refused = await begun(gateway, 409)
+        assert refused["error"]["param"] == "offline"
+        await begun(gateway, offline=True)
+        report = await ended(gateway)
+        assert report["state"] == "done", report
+        assert "--max-num-batched-tokens=4096" in report["tried"][report["best"]]["argv"]
+        serving = await alone(gateway)
+        assert serving["fingerprint"] == old["fingerprint"]
+        assert (await gateway.show("m"))["attempts"][0]["state"] == "stopped"
+
+
+@pytest.mark.parametrize("offline", [False, True])
+async def test_a_killed_gateway_comes_back_with_the_served_plan(
+    tmp_path: Path, offline: bool
+) -> None:
+    world, script = World(), paced("--max-num-batched-tokens=4096", start_delay_s=3600)
+    name = "3090" if offline else "2x3090"
+    async with tuned(tmp_path, script, name, world) as gateway:
+        old = await added(gateway, tmp_path)
+        await begun(gateway, offline=offline)
+        async with asyncio.timeout(hang_s()):
+            while not any(
+                "--max-num-batched-tokens=4096" in one.spec.argv for one in world.engines.values()
+            ):
+                await asyncio.sleep(0.01)
+    async with tuned(tmp_path, script, name, world) as gateway:
+        serving = await alone(gateway)
+        assert serving["fingerprint"] == old["fingerprint"]
+        assert (await gateway.client.get("/admin/models/m/tune")).status_code == 404
+
+
+async def test_an_ended_search_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    script = paced("--max-num-batched-tokens=4096", start_delay_s=3600)
+    async with tuned(tmp_path, script, "3090") as gateway:
+        old = await added(gateway, tmp_path)
+        await begun(gateway, offline=True)
+        await begun(gateway, 409, offline=True)
+        async with asyncio.timeout(hang_s()):
+            while not any(
+                "--max-num-batched-tokens=4096" in one.spec.argv
+                for one in gateway.world.engines.values()
+            ):
+                await asyncio.sleep(0.01)
+        answer = await gateway.client.delete("/admin/models/m/tune")
+        assert answer.json()["state"] == "stopped"
+        assert (await alone(gateway))["fingerprint"] == old["fingerprint"]
+
+
+async def test_the_time_bound_holds_whatever_hangs(tmp_path: Path) -> None:
+    """A trial that never gets ready ends with the time of the search."""
+    script = paced("--max-num-batched-tokens=4096", start_delay_s=3600)
+    async with tuned(tmp_path, script) as gateway:
+        old = await added(gateway, tmp_path)
+        await begun(gateway, minutes=0.25)
+        report = await ended(gateway)
+        assert report["state"] == "done", report
+        assert "the time is over" in report["phase"]
+        assert (await alone(gateway))["id"] == old["id"]
