@@ -53,16 +53,22 @@ def detail_text(view: Any) -> str:
 
 
 def start_text(start: Any) -> str:
-    """The expected time of a start and of its phase; "": unknown."""
-    expected = start["expected"]
-    if expected is None:
-        return ""
-    low, high = expected["low_s"], expected["high_s"]
-    whole = in_words(high) if low == high else f"{in_words(low)} to {in_words(high)}"
-    phase_s = expected["phases"].get(start["phase"])
-    phase = f"{start['phase']} usually takes {in_words(phase_s)} of " if phase_s else "it takes "
-    basis = "" if expected["grade"] == "measured" else ", an estimate from another plan"
-    return f"{phase}{whole}{basis}"
+    """The phase of a start, with elapsed and expected seconds; "": nothing is known yet."""
+    phase, expected = start["phase"], start["expected"]
+    words = []
+    if phase is not None:
+        usual_s = expected["phases"].get(phase) if expected is not None else None
+        usual = f" of {in_words(usual_s)}" if usual_s else ""
+        words.append(f"{phase} {in_words(start['elapsed_s'])}{usual}")
+    if expected is not None:
+        passed = f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
+        low, high = (in_words(expected[name]) for name in ("low_s", "high_s"))
+        words.append(f"{passed}{low if low == high else f'{low} to {high}'} in all")
+        if expected["grade"] != "measured":
+            words.append("an estimate")
+    if start["conditions"]["is_cache_empty"]:
+        words.append("nothing is compiled yet")
+    return ", ".join(words)
 
 
 def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
@@ -139,7 +145,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     for words in explain.offer_words(decision):
         print_paragraph(f"Before its start {words}.")
     if decision.plans:
-        show_plan(decision.plans[0], decision.why_gpus)
+        show_plan(decision.plans[0], decision.why_gpus, decision.start)
     elif not decision.rejected and decision.engines:
         print_paragraph("No engine for this model can be started here.")
     else:
@@ -211,8 +217,8 @@ def _short_name(model: str, models: list[str]) -> str:
     )
 
 
-def show_plan(plan: Any, why_gpus: str = "") -> None:
-    """Print a plan. why_gpus: of its decision."""
+def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
+    """Print a plan. why_gpus, start: of its decision."""
     from gateway.planner import explain
 
     say("")
@@ -239,6 +245,10 @@ def show_plan(plan: Any, why_gpus: str = "") -> None:
     elif unknown := explain.why_no_speed(plan):
         say("")
         print_paragraph(unknown, indent=4)
+    if start is not None:
+        grade = f" ({start.time.grade})" if start.time else ": unknown"
+        say(f"\nExpected start{grade}")
+        print_table(("", ""), explain.start_rows(start))
     if plan.warnings:
         say("")
     for warning in plan.warnings:
@@ -307,9 +317,11 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
     """Print everything about a model. numbers: of GPUs in nvidia-smi, by UUID."""
     import time
 
-    from gateway.domain import Plan
+    from gateway.domain import ExpectedStart, Plan
 
     print_paragraph(f"{view['name']}: {status_text(view)}")
+    for start in [found["start"] for found in view["replicas"] if found["start"]]:
+        print_paragraph(start_text(start))
     if change := view["change"]:
         state = "Change in progress" if change["state"] == "underway" else "The last change failed"
         print_paragraph(f"{state}: {change['detail']}")
@@ -320,7 +332,8 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
         suffix = f"; priority {priority}" if priority else ""
         print_paragraph(f"stays loaded: {keep_alive}{suffix}")
     if view["plan"]:
-        show_plan(Plan.model_validate(view["plan"]))
+        start = ExpectedStart.model_validate(view["start"])
+        show_plan(Plan.model_validate(view["plan"]), start=start)
     if view["abilities"]:
         say("\nFor apps")
         rows = [

@@ -26,6 +26,10 @@ class StartClock:
         """Seconds in the present phase."""
         return self.seconds(now_s)[self.phase]
 
+    def total_s(self, now_s: float) -> float:
+        """Seconds since its begin."""
+        return sum(self.seconds(now_s).values())
+
     def seconds(self, now_s: float) -> dict[str, float]:
         """Seconds by phase, in the order in which they began."""
         passed = self._seconds.get(self.phase, 0.0) + max(0.0, now_s - self._since_s)

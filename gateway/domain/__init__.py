@@ -92,9 +92,12 @@ if TYPE_CHECKING:
         EngineProcess,
         Instance,
         LaunchSpec,
-        MeasuredStart,
         Mount,
         Observation,
+    )
+    from gateway.domain.start import (
+        ExpectedStart,
+        MeasuredStart,
         StartConditions,
         StartOrigin,
         StartTime,
@@ -123,9 +126,9 @@ _NAMES = {
     ),
     "running": (
         "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel BenchReport "
-        "EngineProcess Instance LaunchSpec MeasuredStart Mount Observation StartConditions "
-        "StartOrigin StartTime"
+        "EngineProcess Instance LaunchSpec Mount Observation"
     ),
+    "start": "ExpectedStart MeasuredStart StartConditions StartOrigin StartTime",
     "value": "MOST_BYTES EngineRef Grade Scalar Task Value",
     "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
 }
@@ -164,6 +167,7 @@ __all__ = [
     "EngineProcess",
     "EngineRef",
     "Estimate",
+    "ExpectedStart",
     "Experts",
     "Fact",
     "FactKind",

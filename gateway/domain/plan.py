@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Generic, Literal, NamedTuple
 
 from gateway.domain.base import ConfigDict, Field
+from gateway.domain.start import ExpectedStart
 from gateway.domain.value import EngineRef, Grade, T, Task, Value
 
 
@@ -471,6 +472,9 @@ class Decision(Value):
     would_fit: WouldFit | None = Field(None, description="where there is no plan: what would fit")
     holders: tuple[Holding, ...] = Field(
         (), description="where there is no plan: which models hold how much of which GPU"
+    )
+    start: ExpectedStart | None = Field(
+        None, description="the start of the first plan; None: this machine starts none"
     )
 
     model_config = ConfigDict(

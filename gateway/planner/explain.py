@@ -11,6 +11,7 @@ from gateway.domain import (
     Decision,
     EngineRef,
     Estimate,
+    ExpectedStart,
     Hardware,
     Holding,
     LayerAttention,
@@ -118,6 +119,31 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
     ]
     long = speed.first_token_32k_s
     return [*rows, ("first token, 32k", f"{_banded(long)} s")] if long else rows
+
+
+def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
+    """The phases of a plan's start with their seconds, and their source."""
+    time, conditions = start.time, start.conditions
+    origin = _ORIGINS.get(conditions.origin or "", "")
+    empty = "nothing is compiled yet" if conditions.is_cache_empty else ""
+    by = [origin, empty]
+    if time is None:
+        return [("by", ", ".join(filter(None, ["no start like it was measured", *by])))]
+    basis = {
+        "measured": f"the last {time.starts} of this plan here",
+        "estimate": f"{time.starts} other starts of this model here",
+    }
+    rows = [(name, f"{seconds:,g} s") for name, seconds in time.phases.items()]
+    band = f"{time.low_s:,g} s" + (f" to {time.high_s:,g} s" if time.high_s != time.low_s else "")
+    by = [basis[time.grade], *by]
+    return [*rows, ("in all", band), ("by", ", ".join(filter(None, by)))]
+
+
+_ORIGINS = {
+    "container": "in a container",
+    "process": "by a new process",
+    "fork": "by a fork of the prepared process",
+}
 
 
 def why_no_speed(plan: Plan) -> str:

@@ -179,7 +179,7 @@ def launch_spec(
         memory_bytes=resources.memory(plan),
         pids=resources.pids(plan),
         scratch=engine.scratch if environment is None else None,
-        cache=resources.cache(plan, remote_code=inputs.remote_code) if engine.caches else "",
+        cache=resources.cache(plan, engine, remote_code=inputs.remote_code),
         caches=engine.caches,
         key_env=engine.key_env,
         key_option=engine.key_option,

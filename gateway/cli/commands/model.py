@@ -9,10 +9,18 @@ import typer
 
 from gateway.cli.client import call, model_path, stream
 from gateway.cli.options import Json, without_none
-from gateway.cli.present import print_paragraph, removal_text, show_model, status_text
+from gateway.cli.present import (
+    print_paragraph,
+    removal_text,
+    show_model,
+    start_text,
+    status_text,
+)
 from gateway.cli.terminal import print_bytes, print_message, say
 from gateway.visible import visible_line
 
+# Seconds between two lines about one phase of a start.
+_REPEAT_S = 15.0
 _HOPELESS = ("no_plan", "quarantined", "stopped", "stopping")
 
 
@@ -91,12 +99,34 @@ def rm(
     _print(answer, f"{name}: {'removed' if wait else 'stopping'}", as_json=as_json)
 
 
+class WaitReports:
+    """The lines of a wait: one for each new state and phase, and from time to time in a phase."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._stage: tuple[str, str | None] | None = None
+        self._line = ""
+        self._at_s = 0.0
+
+    def line(self, view: Any, now_s: float) -> str:
+        """The line that is due; "": none. No line comes twice in a row."""
+        start = next((one["start"] for one in view["replicas"] if one.get("start")), None)
+        words = (status_text(view), start_text(start) if start is not None else "")
+        stage = words[0], start["phase"] if start is not None else None
+        line = f"{self._name}: {'; '.join(filter(None, words))}"
+        is_due = stage != self._stage or now_s - self._at_s >= _REPEAT_S
+        if line == self._line or not is_due:
+            return ""
+        self._stage, self._line, self._at_s = stage, line, now_s
+        return line
+
+
 def wait_until_ready(name: str, limit_s: float, *, quiet: bool) -> Any:
     """The view of the model once a request can reach it. Exits with code 3 when the gateway has
     given up, or after `limit_s`."""
     import time
 
-    reported, deadline = "", time.monotonic() + limit_s
+    reports, deadline = WaitReports(name), time.monotonic() + limit_s
     while True:
         view = call("GET", model_path(name))
         # A request loads such a model.
@@ -106,9 +136,8 @@ def wait_until_ready(name: str, limit_s: float, *, quiet: bool) -> Any:
         if view["state"] in _HOPELESS:
             print_message(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}")
             raise typer.Exit(3)
-        if status_text(view) != reported and not quiet:
-            reported = status_text(view)
-            print_message(f"{name}: {reported}")
+        if not quiet and (line := reports.line(view, time.monotonic())):
+            print_message(line)
         if time.monotonic() > deadline:
             print_message(
                 f"fitserve: {name} is not ready yet; the gateway goes on starting it."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -88,9 +89,23 @@ def _plan_here(wish: Any) -> Any:
 
     planner = OfflinePlanner.from_environment()
     startable = _startable(wish, planner.profiles)
-    decision = planner.decide_here(wish, startable, facts_at_rest(startable.data / "fitserve.db"))
+    database = startable.data / "fitserve.db"
+    decision = planner.decide_here(wish, startable, facts_at_rest(database))
     planner.profiles.documents.save()
-    return decision
+    return _with_start(decision, database)
+
+
+def _with_start(decision: Any, database: Path) -> Any:
+    """The decision with the expected start of its first plan, by the record of a gateway."""
+    from gateway.diagnosis.start_times import expected_start
+    from gateway.domain import ExpectedStart, StartConditions
+    from gateway.store.start_table import starts_at_rest
+
+    if not decision.plans:
+        return decision
+    conditions = StartConditions()
+    time = expected_start(decision.plans[0], conditions, starts_at_rest(database))
+    return decision.evolve(start=ExpectedStart(conditions=conditions, time=time))
 
 
 def _plan_for_snapshot(wish: Any, hardware: str) -> Any:

@@ -9,9 +9,10 @@ import typer
 
 from gateway.cli.chat import Chat
 from gateway.cli.client import call, model_path
+from gateway.cli.commands.model import WaitReports
 from gateway.cli.commands.pull import download
 from gateway.cli.options import Json, WishOptions, absolute_source, with_option_groups
-from gateway.cli.present import show_decision, status_text
+from gateway.cli.present import show_decision
 from gateway.cli.terminal import StandardStreams, print_message, read_stdin, status
 from gateway.domain.wish import NAME_PATTERN
 from gateway.errors import BadRequest, NotReady
@@ -106,7 +107,7 @@ def _wait_until_ready(name: str) -> Any:
     """The view of the model once it can answer. Raises NotReady if it cannot be served."""
     import time
 
-    started = False
+    started, reports = False, WaitReports(name)
     with status() as show_status:
         while True:
             view = call("GET", model_path(name))
@@ -120,5 +121,6 @@ def _wait_until_ready(name: str) -> Any:
                     f"{name} cannot be served: {visible_line(view['detail']).rstrip('.')}.",
                     hint=f"`fitserve show {name}` shows the details.",
                 )
-            show_status(f"{name}: {status_text(view)}")
+            if line := reports.line(view, time.monotonic()):
+                show_status(line)
             time.sleep(_POLL_S)

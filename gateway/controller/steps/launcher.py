@@ -24,12 +24,14 @@ from gateway.domain import (
     LaunchSpec,
     ModelRef,
     Mount,
+    Plan,
     StartConditions,
 )
+from gateway.engines.common import resources
 from gateway.engines.common.chat import template
 from gateway.engines.common.engine_auth import without_dev_endpoints
 from gateway.engines.common.expert_warmups import without_skips
-from gateway.errors import BadModel, FitserveError, HostError, StoreError
+from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
@@ -107,14 +109,16 @@ class Launcher:
             container=self.host.kind == "docker",
             remote_code=allow_remote_code,
         )
-        met = await self.conditions(plan.engine, spec.cache)
+        met = await self.conditions(plan, allow_remote_code=allow_remote_code)
         return met.evolve(origin=(await self.host.start(spec)).origin)
 
-    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+    async def conditions(self, plan: Plan, *, allow_remote_code: bool) -> StartConditions:
         """The conditions of a start now, as far as the host tells."""
         try:
-            return await self.host.conditions(engine, cache)
-        except HostError:
+            engine = await asyncio.to_thread(self.profile_of, plan.engine)
+            cache = resources.cache(plan, engine, remote_code=allow_remote_code)
+            return await self.host.conditions(plan.engine, cache)
+        except FitserveError:
             return StartConditions()
 
     async def stop(self, name: str, grace_s: float) -> None:

@@ -90,7 +90,11 @@ class StartSteps:
     ) -> None:
         """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan
         where engines refuse every plan."""
+        remote_code = model.wish_of(replica).policy.allow_remote_code
         attempt = await self._pin(model, replica, attempt, report)
+        replica.conditions = await self._launcher.conditions(
+            attempt.plan, allow_remote_code=remote_code
+        )
         check = model.wish_of(replica).check
         replaced = check and await self._replaced(model, attempt.plan.engine)
         while (
@@ -109,7 +113,7 @@ class StartSteps:
             return await self._gate.turn(attempt, report, sizes=sizes)
 
         replica.conditions = await self._launcher.launch(
-            attempt, report, turn, allow_remote_code=model.wish_of(replica).policy.allow_remote_code
+            attempt, report, turn, allow_remote_code=remote_code
         )
 
     async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from gateway.domain import Plan
+from gateway.domain import Engine, Plan
 from gateway.domain.units import GIB
 from gateway.domain.value import MOST_BYTES
 
@@ -38,12 +38,15 @@ def ranks(plan: Plan) -> int:
     return plan.tensor_parallel.value * plan.pipeline_parallel.value * groups
 
 
-def cache(plan: Plan, *, remote_code: bool) -> str:
-    """The name of a cache of compiled kernels that engines share, within one image or environment.
+def cache(plan: Plan, engine: Engine, *, remote_code: bool) -> str:
+    """The name of a cache of compiled kernels that engines share, within one image or environment;
+    "" for an engine without one.
 
     Engines on GPUs of one kind share it if they run only the engine's code. Code of a repository
     could leave anything in the cache, so such a model has its own.
     """
+    if not engine.caches:
+        return ""
     code = [plan.model.source, plan.model.revision] if remote_code else None
     return hashlib.sha256(json.dumps([plan.scope.get("device"), code]).encode()).hexdigest()[:16]
 

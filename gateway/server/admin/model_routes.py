@@ -17,7 +17,8 @@ from gateway.controller.decisions.changes import (
     starts_same_engine,
 )
 from gateway.controller.fleet.managed_model import ManagedModel
-from gateway.domain import Decision, Hardware, Wish
+from gateway.domain import Decision, ExpectedStart, Hardware, Wish
+from gateway.domain.plan_request import PlanResult
 from gateway.domain.value import TextForm, first_problem
 from gateway.domain.wish import ModelName
 from gateway.errors import (
@@ -35,7 +36,7 @@ from gateway.proxy.api.error_bodies import errors
 from gateway.server.admin import bench_routes, launch_routes, tune_routes
 from gateway.server.admin.disk_routes import RemovedWeights, remove_with_weights
 from gateway.server.admin.model_views import ChangeAnswer, ModelList, ModelView, view
-from gateway.server.parts import gateway_of
+from gateway.server.parts import Gateway, gateway_of
 from gateway.store.engine_logs import log_path, read_log
 from gateway.wishes.model_request import ModelRequest
 
@@ -81,7 +82,8 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
     _check_name(wish.name)
     wish = await plan_preview.named(wish)
     if dry_run:
-        return _json((await plan_preview.plan(wish, include_uninstalled=True)).decision)
+        planned = await plan_preview.plan(wish, include_uninstalled=True)
+        return _json(await _with_start(parts, wish, planned))
     if wish.source is not None:
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
         planned = await plan_preview.plan(wish)
@@ -263,12 +265,14 @@ async def start_model(request: Request, name: str) -> Any:
 @router.post("/plan", response_model=Decision, responses=errors(*_PLAN_ERRORS))
 async def make_plan(request: Request, body: PlanBody) -> Response:
     """The plan for a model on this machine or on a snapshot. Nothing is started."""
-    plan_preview = gateway_of(request).loop.plan_preview
+    parts = gateway_of(request)
+    plan_preview = parts.loop.plan_preview
     requested = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
     wish = await plan_preview.named(requested)
     if body.hardware:
         wish = wish.evolve(gpus=requested.gpus)  # GPU numbers refer to the snapshot
-    return _json((await plan_preview.plan(wish, body.hardware, include_uninstalled=True)).decision)
+    planned = await plan_preview.plan(wish, body.hardware, include_uninstalled=True)
+    return _json(planned.decision if body.hardware else await _with_start(parts, wish, planned))
 
 
 @router.get("/hardware")
@@ -280,6 +284,17 @@ async def hardware(request: Request) -> Hardware:
 
 def _json(body: bytes, status: int = 200) -> Response:
     return Response(body, status, media_type="application/json")
+
+
+async def _with_start(parts: Gateway, wish: Wish, planned: PlanResult) -> bytes:
+    """The decision with the expected start of its plan, which is the last field."""
+    if planned.plan is None:
+        return planned.decision
+    remote_code = wish.policy.allow_remote_code
+    conditions = await parts.launcher.conditions(planned.plan, allow_remote_code=remote_code)
+    time = parts.loop.starts.expected(planned.plan, conditions)
+    start = ExpectedStart(conditions=conditions, time=time).model_dump_json().encode()
+    return b"%b%b}" % (planned.decision.removesuffix(b"null}"), start)
 
 
 async def _show(request: Request, model: ManagedModel, status: int = 200) -> Response:

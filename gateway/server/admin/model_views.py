@@ -16,8 +16,10 @@ from gateway.domain import (
     Asleep,
     Attempt,
     Decision,
+    ExpectedStart,
     Failure,
     Plan,
+    StartConditions,
     StartTime,
     Value,
     Wish,
@@ -63,8 +65,10 @@ class AttemptView(Value):
 class StartView(Value):
     """The present phase of a start, and its expected time."""
 
-    phase: str
+    phase: str | None = Field(description="None: before the engine's process")
     elapsed_s: float = Field(description="seconds in this phase")
+    total_s: float = Field(description="seconds since the start of the process")
+    conditions: StartConditions
     expected: StartTime | None = Field(description="None: no start of the model was measured here")
 
 
@@ -100,6 +104,7 @@ class ModelView(Value):
     wish: Wish
     replicas: tuple[ReplicaView, ...]
     plan: Plan | None = None
+    start: ExpectedStart | None = Field(None, description="of this plan, with its last conditions")
     abilities: Abilities | None = Field(
         None,
         description=("tested abilities of its current or last engine; None: no engine was tested"),
@@ -151,9 +156,8 @@ def view(
 ) -> ModelView:
     """The view of a model. `attempts`: those remembered, oldest first. `full`: with the plan."""
     state, detail = status(model)
-    live = next(
-        (replica.attempt for replica in model.replicas if replica.attempt is not None), None
-    )
+    loaded = next((replica for replica in model.replicas if replica.attempt is not None), None)
+    live = loaded.attempt if loaded is not None else None
     return ModelView(
         name=model.wish.name,
         state=state,
@@ -165,6 +169,7 @@ def view(
         wish=model.wish,
         replicas=tuple(_replica(replica, starts) for replica in model.replicas),
         plan=_plan(model, live) if live and full else None,
+        start=_expected(loaded, starts) if loaded and full else None,
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(
@@ -222,13 +227,23 @@ def _replica(replica: ReplicaState, starts: StartRecord) -> ReplicaView:
     )
 
 
+def _expected(replica: ReplicaState, starts: StartRecord) -> ExpectedStart | None:
+    if replica.attempt is None:
+        return None
+    time_s = starts.expected(replica.attempt.plan, replica.conditions)
+    return ExpectedStart(conditions=replica.conditions, time=time_s)
+
+
 def _start(replica: ReplicaState, starts: StartRecord) -> StartView | None:
     clock, attempt = replica.start_clock, replica.attempt
-    if clock is None or attempt is None or attempt.state != "starting":
+    if attempt is None or attempt.state != "starting" or replica.launched != attempt.id:
         return None
+    now_s = time.monotonic()
     return StartView(
-        phase=clock.phase,
-        elapsed_s=round(clock.elapsed_s(time.monotonic()), 1),
+        phase=clock.phase if clock is not None else None,
+        elapsed_s=round(clock.elapsed_s(now_s), 1) if clock is not None else 0.0,
+        total_s=round(clock.total_s(now_s), 1) if clock is not None else 0.0,
+        conditions=replica.conditions,
         expected=starts.expected(attempt.plan, replica.conditions),
     )
 

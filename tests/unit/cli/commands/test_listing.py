@@ -57,18 +57,28 @@ def test_replicas_that_serve_are_counted_and_not_those_that_are_wanted() -> None
     assert _row(view(replica()), numbers, NOW)[1] == "ready"
 
 
-def test_a_starting_engine_shows_what_its_start_usually_takes() -> None:
+def test_a_starting_engine_shows_its_phase_with_elapsed_and_expected_time() -> None:
     expected = {"phases": {"load": 12.0}, "low_s": 30.0, "high_s": 40.0, "grade": "measured"}
+    load: dict[str, Any] = {
+        "phase": "load",
+        "elapsed_s": 1.0,
+        "total_s": 9.0,
+        "conditions": {"origin": "process", "is_cache_empty": False},
+        "expected": expected,
+    }
 
-    def detail(start: dict[str, Any] | None) -> object:
-        starting = replica(state="starting", busy_with="loading weights", start=start)
-        return _row(view(starting, state="starting", detail="loading weights"), {}, NOW)[-1]
+    def detail(**changes: Any) -> str:
+        starting = replica(state="starting", busy_with="loading weights", start=load | changes)
+        row = _row(view(starting, state="starting", detail="loading weights"), {}, NOW)
+        return str(row[-1]).removeprefix("loading weights").removeprefix("; ")
 
-    load: dict[str, Any] = {"phase": "load", "elapsed_s": 1.0, "expected": expected}
-    assert detail(load) == "loading weights; load usually takes 12s of 30s to 40s"
-    guess = {**load, "phase": "kv", "expected": {**expected, "low_s": 40.0, "grade": "estimate"}}
-    assert detail(guess) == "loading weights; it takes 40s, an estimate from another plan"
-    assert detail({**load, "expected": None}) == detail(None) == "loading weights"
+    assert detail() == "load 1s of 12s, 9s of 30s to 40s in all"
+    guess = {**expected, "low_s": 40.0, "grade": "estimate"}
+    assert detail(phase="kv", expected=guess) == "kv 1s, 9s of 40s in all, an estimate"
+    assert detail(phase=None) == "the start takes 30s to 40s in all"
+    cold = {"origin": "container", "is_cache_empty": True}
+    assert detail(expected=None, conditions=cold) == "load 1s, nothing is compiled yet"
+    assert detail(phase=None, expected=None) == ""
 
 
 def test_what_is_not_known_is_a_dash() -> None:

@@ -74,11 +74,15 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
         plan("2x3090"),
         plan("2x3090").evolve(model=plan().model.evolve(source="/models/other")),
     )
-    assert resources.cache(first, remote_code=False) == resources.cache(second, remote_code=False)
+    caching = engine(caches={"VLLM_CACHE_ROOT": "vllm"})
+    assert resources.cache(first, engine(), remote_code=False) == ""
+    assert resources.cache(first, caching, remote_code=False) == resources.cache(
+        second, caching, remote_code=False
+    )
     others = {
-        resources.cache(first, remote_code=False),
-        resources.cache(first, remote_code=True),
-        resources.cache(second, remote_code=True),
-        resources.cache(plan("8xh100"), remote_code=False),
+        resources.cache(first, caching, remote_code=False),
+        resources.cache(first, caching, remote_code=True),
+        resources.cache(second, caching, remote_code=True),
+        resources.cache(plan("8xh100"), caching, remote_code=False),
     }
     assert len(others) == 4

@@ -1,0 +1,48 @@
+"""The lines of a wait for a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.cli.commands.model import WaitReports
+
+EXPECTED = {"phases": {"load": 12.0}, "low_s": 30.0, "high_s": 40.0, "grade": "measured"}
+WARM = {"origin": "process", "is_cache_empty": False}
+
+
+def view(detail: str, phase: str | None = None, **start: Any) -> dict[str, Any]:
+    shown = {"phase": phase, "elapsed_s": 0.0, "total_s": 0.0, "conditions": WARM, "expected": None}
+    found = [{"start": shown | start}] if phase or start else [{"start": None}]
+    return {"state": "starting", "detail": detail, "replicas": found}
+
+
+def test_a_new_phase_gives_a_line_with_its_times_and_no_line_comes_twice_in_a_row() -> None:
+    reports, now_s, lines = WaitReports("m"), 0.0, []
+    seen = [
+        view("planning"),
+        view("planning"),
+        view("pulling", expected=EXPECTED),
+        view("loading", "load", elapsed_s=1.0, total_s=9.0, expected=EXPECTED),
+        view("loading", "load", elapsed_s=2.0, total_s=10.0, expected=EXPECTED),
+        view("loading", "kv", elapsed_s=0.2, total_s=14.0, expected=EXPECTED),
+    ]
+    for one in seen:
+        now_s += 0.5
+        lines.append(reports.line(one, now_s))
+    assert lines == [
+        "m: starting (planning)",
+        "",
+        "m: starting (pulling); the start takes 30s to 40s in all",
+        "m: starting (loading); load 1s of 12s, 9s of 30s to 40s in all",
+        "",
+        "m: starting (loading); kv 0s, 14s of 30s to 40s in all",
+    ]
+
+
+def test_a_long_phase_is_told_from_time_to_time_unless_nothing_is_new() -> None:
+    reports = WaitReports("m")
+    assert reports.line(view("loading", "load", elapsed_s=1.0), 0.0)
+    assert not reports.line(view("loading", "load", elapsed_s=9.0), 8.0)
+    later = view("loading", "load", elapsed_s=21.0)
+    assert reports.line(later, 20.0) == "m: starting (loading); load 21s"
+    assert not reports.line(later, 60.0)
