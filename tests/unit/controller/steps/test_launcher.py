@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 
 from gateway.controller.steps.launcher import Launcher
-from gateway.domain import Attempt, ChatTemplate, LaunchSpec, ModelRef, Mount
+from gateway.domain import (
+    Attempt,
+    ChatTemplate,
+    Instance,
+    LaunchSpec,
+    ModelRef,
+    Mount,
+    StartConditions,
+)
 from gateway.errors import BadModel
 from gateway.settings import Settings
 from tests.support.makers import attempt, engine
@@ -29,8 +37,19 @@ class Docker:
 
     async def prepare(self, *_: object) -> None: ...
 
-    async def start(self, spec: LaunchSpec) -> None:
+    async def conditions(self, *_: object) -> StartConditions:
+        return StartConditions(origin="container", is_cache_empty=True)
+
+    async def start(self, spec: LaunchSpec) -> Instance:
         self.started.append(spec)
+        return Instance(
+            name=spec.name,
+            model=spec.model,
+            attempt=spec.attempt,
+            fingerprint=spec.fingerprint,
+            state="running",
+            origin="container",
+        )
 
 
 async def at_once(_sizes: bool) -> None: ...
