@@ -310,7 +310,12 @@ def _read_groups(
     known: dict[str, Scalar] = {}
     for row, pattern in several:
         if found := pattern.search(text):
-            groups = {name: value for name, value in found.groupdict().items() if value}
+            # A pattern cannot use a name twice, so a digit at its end is left out.
+            groups = {
+                name.rstrip("0123456789"): value
+                for name, value in found.groupdict().items()
+                if value
+            }
             known |= dict.fromkeys((row.name, *row.implied), "yes") | groups
     return known
 

@@ -8,7 +8,7 @@ from gateway.domain.value import Scalar
 
 # `{FLASH_ATTN: [head_size not supported], TRITON_MLA: [...]}`, as vLLM prints them
 # (vllm/platforms/cuda.py:473, 0.33.0), and `Reason: ['head_size not supported']` of one backend.
-_OF_BACKEND = re.compile(r"\b([A-Za-z]\w{2,60}): \[([^\[\]]{1,300})\]")
+_OF_BACKEND = re.compile(r"\b([A-Za-z]\w{2,60}): \[([^\[\]]*[A-Za-z]{3}[^\[\]]*)\]")
 _OF_ONE = re.compile(r"\bReasons?: \[([^\[\]]{1,300})\]")
 # A reason that something can be installed or set for: a GPU or a model cannot be changed so.
 _DEMAND = re.compile(

@@ -208,6 +208,30 @@ def test_the_other_versions_complete_every_step_that_speaks_of_one() -> None:
     assert "another engine version: " in " ".join(read(line).steps)
 
 
+@pytest.mark.parametrize(
+    ("line", "choices"),
+    [
+        (
+            "vllm serve: error: argument --frob: invalid choice: 'x' (choose from 'a', 'b')",
+            "'a', 'b'",
+        ),
+        ("AssertionError: fa3, triton is required for Frob but got frob", "fa3, triton"),
+    ],
+)
+def test_the_values_that_a_message_lists_are_named(line: str, choices: str) -> None:
+    frames = (
+        "Traceback (most recent call last):",
+        '  File "/x/sglang/srt/server_args.py", line 7, in f',
+    )
+    failure = read(*frames, line, engine="sglang")
+    assert any(step.endswith(f"omit the setting: {choices}.") for step in failure.steps[:2])
+
+
+def test_indices_of_a_kernel_are_no_reasons() -> None:
+    line = "/p/IndexKernel.cu:94: f: block: [5,0,0], thread: [17,0,0] Assertion `i < n` failed."
+    assert "reasons" not in read(line, engine="vllm").message
+
+
 def test_a_lever_ends_with_the_version_that_mends_the_fault() -> None:
     lines = (
         "NVIDIA GB10",
