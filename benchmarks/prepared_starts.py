@@ -21,9 +21,9 @@ from pathlib import Path
 import httpx
 
 from gateway.cli.demo.checkpoint import make_model
-from gateway.domain import EngineRef, LaunchSpec
+from gateway.domain import EngineRef, LaunchSpec, PreparedView
 from gateway.hosts.process.host import ProcessHost
-from gateway.hosts.process.prepared.pool import PreparedEngines, PreparedView
+from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.machine.environment import engine_dir
 from gateway.profiles.profiles import Profiles
 

@@ -35,7 +35,8 @@ from typing import Any
 
 import httpx
 
-from gateway.hosts.process.prepared.pool import PreparedEngines, PreparedView
+from gateway.domain import PreparedView
+from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.hosts.process.records import Record, Records
 
 MOST_S = 600.0

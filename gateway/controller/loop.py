@@ -89,6 +89,7 @@ class Loop:
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.starts = StartRecord(store)
+        self.prepared = launcher.host.prepared
         self.passed: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
         self._gpus = gpus

@@ -98,6 +98,7 @@ if TYPE_CHECKING:
     from gateway.domain.start import (
         ExpectedStart,
         MeasuredStart,
+        PreparedView,
         StartConditions,
         StartOrigin,
         StartTime,
@@ -128,7 +129,7 @@ _NAMES = {
         "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel BenchReport "
         "EngineProcess Instance LaunchSpec Mount Observation"
     ),
-    "start": "ExpectedStart MeasuredStart StartConditions StartOrigin StartTime",
+    "start": "ExpectedStart MeasuredStart PreparedView StartConditions StartOrigin StartTime",
     "value": "MOST_BYTES EngineRef Grade Scalar Task Value",
     "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
 }
@@ -200,6 +201,7 @@ __all__ = [
     "Pcie",
     "Plan",
     "Policy",
+    "PreparedView",
     "Quant",
     "QuantPlace",
     "Question",

@@ -34,6 +34,17 @@ class MeasuredStart(Value):
     phases: dict[str, float] = Field(description="seconds of each phase")
 
 
+class PreparedView(Value):
+    """A process that has imported an engine, and forks the next ones."""
+
+    engine: str
+    pid: int
+    since: float = Field(description="begin of the process, in Unix seconds")
+    modules: int = Field(description="number of imported modules")
+    refused: dict[str, str] = Field(description="modules that are left to the fork, with reasons")
+    pss_bytes: int | None = Field(description="its memory; shared pages count in parts")
+
+
 class StartTime(Value):
     """The expected time of a start."""
 

@@ -36,7 +36,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
+from gateway.domain import (
+    EngineProcess,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    PreparedView,
+    StartConditions,
+)
 
 MAX_LINE = 16 * 1024
 MOST_COMMAND = 4096
@@ -73,6 +80,10 @@ class Host(Protocol):
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         """The conditions of a start now. Raises HostError."""
+        ...
+
+    async def prepared(self) -> tuple[PreparedView, ...]:
+        """The processes that fork the next engines; none where engines are not forked."""
         ...
 
     def follow(self, name: str) -> AsyncGenerator[bytes, None]:

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from gateway.domain import LaunchSpec
+from gateway.domain import LaunchSpec, PreparedView
 from gateway.hosts.process.host import ProcessHost
-from gateway.hosts.process.prepared.pool import PreparedEngines, PreparedView
+from gateway.hosts.process.prepared.pool import PreparedEngines
 from tests.support.paths import FAKE_ENGINE
 
 from .harness import until

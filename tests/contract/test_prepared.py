@@ -268,8 +268,11 @@ async def test_what_no_fork_survives_is_left_to_the_fork(
     (harness.packages / "between.py").write_text("import culprit\n")
     with (harness.packages / "described.py").open("a") as file:
         file.write("import between, colorsys\n")
+    began = time.time()
     await prepare(harness)
     (view,) = harness.views()
+    assert began - 1 <= view.since <= time.time() + 1
+    assert [one.pid for one in await harness.host.prepared()] == [view.pid]
     assert view.refused["culprit"] == reason
     assert view.refused["between"] == "imports culprit"
     assert "colorsys" not in view.refused

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.hosts.process.prepared.pool import PreparedEngines, PreparedView
+from gateway.domain import PreparedView
+from gateway.hosts.process.prepared.pool import PreparedEngines
 from tests.e2e.conftest import START_S, Gateway, wait_for, with_real_engines
 
 pytestmark = pytest.mark.engine

@@ -23,6 +23,7 @@ from gateway.domain import (
     EngineRef,
     Instance,
     LaunchSpec,
+    PreparedView,
     StartConditions,
     StartOrigin,
 )
@@ -159,6 +160,7 @@ class World:
         known."""
         self.conditions: dict[str, StartConditions] = {}
         """By engine the conditions of its next start, if not those of a new process."""
+        self.prepared: tuple[PreparedView, ...] = ()
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -243,6 +245,9 @@ class MemoryHost:
         known = self.world.conditions.get(str(engine), StartConditions(origin="process"))
         started = cache in {one.spec.cache for one in self.world.logs.values()}
         return known.evolve(is_cache_empty=not (cache and started))
+
+    async def prepared(self) -> tuple[PreparedView, ...]:
+        return self.world.prepared
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         self.world.check("follow")

@@ -52,7 +52,22 @@ def replica(**fields: Any) -> dict[str, Any]:
         "grade": "checked",
         "gpus": ["GPU-a", "GPU-b"],
     }
-    return made | {"context": 131072, "bytes": 70 << 30, "in_flight": 0, "at_once": 256} | fields
+    made |= {"context": 131072, "bytes": 70 << 30, "in_flight": 0, "at_once": 256, "start": None}
+    return made | fields
+
+
+def start(**fields: Any) -> dict[str, Any]:
+    """A start in its second phase, 60 s after its begin, by the clock of `busy_state`."""
+    return {
+        "phase": "load",
+        "phase_since": 999_988,
+        "since": 999_940,
+        "phase_s": 30.0,
+        "low_s": 80.0,
+        "high_s": 95.0,
+        "grade": "measured",
+        "is_cache_empty": False,
+    } | fields
 
 
 def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
@@ -89,6 +104,13 @@ def busy_state() -> dict[str, Any]:
             source=f"/srv/models/{long}"),
         model("new", "starting", "Downloading org/new: 21 GiB of 63 GiB (33 %)",
             replicas=[bringing]),
+        model("loads", "starting", "loading weights", replicas=[replica(start=start())]),
+        model("compiles", "starting", "compiling", replicas=[replica(phase="compiling",
+            start=start(phase="compile", phase_s=None, low_s=None, high_s=None, grade=None,
+                is_cache_empty=True))]),
+        model("comes", "starting", "pulling", replicas=[replica(phase="pulling",
+            start=start(phase=None, phase_since=None, since=None, phase_s=None,
+                grade="estimate"))]),
         model("sleeper", "stopped", "nobody asked for it for 5 minutes", replicas=[]),
         model("given-up", "quarantined", HOSTILE),
         model("verifies", "verifying", "asks it for a short answer",
@@ -158,6 +180,9 @@ def busy_state() -> dict[str, Any]:
         "ram_total": 2048 * gigabyte,
         "ram_used": 512 * gigabyte,
         "disk_free": None,
+        "prepared": [
+            {"engine": "vllm==0.26.0", "pid": 77, "since": 992_800.0, "bytes": 1100 << 20}
+        ],
     }
     flows = [
         {"at": 999_700.0 + 5 * step, "models": {name: {"requests": 2 + step % 5, "refused": 0,

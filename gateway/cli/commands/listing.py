@@ -22,7 +22,7 @@ Requests = Annotated[
 
 def ps(as_json: Json = False, requests: Requests = False) -> None:
     """List the models with engine, context, GPUs and memory. UP and ASKED are the times since the
-    start and the last request."""
+    start and the last request. Prepared processes fork the next engines."""
     if requests:
         _requests(as_json)
         return
@@ -43,7 +43,13 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "STAYS",
         "DETAIL",
     )
-    print_table(head, [_row(view, numbers, time.time()) for view in listing["data"]])
+    now_s = time.time()
+    print_table(head, [_row(view, numbers, now_s) for view in listing["data"]])
+    if prepared := call("GET", "/admin/prepared")["data"]:
+        say("")
+        print_table(
+            ("PREPARED", "PID", "MEMORY", "UP"), [_prepared_row(one, now_s) for one in prepared]
+        )
 
 
 def df(as_json: Json = False) -> None:
@@ -150,6 +156,11 @@ def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]
         keep_alive_text(view, now_s).partition(",")[0] or "-",
         _detail(view),
     )
+
+
+def _prepared_row(view: Any, now_s: float) -> tuple[object, ...]:
+    memory = size(view["pss_bytes"]) if view["pss_bytes"] is not None else "-"
+    return view["engine"], view["pid"], memory, in_words(max(0.0, now_s - view["since"]))
 
 
 def _state(view: Any, serving: int) -> str:

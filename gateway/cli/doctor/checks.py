@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from gateway.cli.doctor.readings import Containers, GpuCondition, HostMemory, HubAnswer, Toolchain
-from gateway.domain import Engine, Hardware
+from gateway.domain import Engine, Hardware, PreparedView
 from gateway.domain.release import release
 from gateway.domain.units import GIB, gib
 from gateway.engines.common.planning_input import left_bytes
-from gateway.hosts.process.prepared.pool import PreparedView
 
 # Engines raise their own limit to this number: set_ulimit in vllm/utils/system_utils.py:264
 # (0.33.0) and sglang/srt/utils/common.py:2585 (0.5.23).

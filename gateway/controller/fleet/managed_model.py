@@ -101,6 +101,12 @@ class ReplicaState:
         return self.task is not None
 
     @property
+    def is_launching(self) -> bool:
+        """Whether an engine that this gateway launched is not proven yet."""
+        attempt = self.attempt
+        return attempt is not None and attempt.state == "starting" and self.launched == attempt.id
+
+    @property
     def start_clock(self) -> StartClock | None:
         """The clock of the present start; None: there is none, or its begin was not seen."""
         seen = self.attempt is not None and self.launched == self.attempt.id

@@ -15,7 +15,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
+from gateway.domain import (
+    EngineProcess,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    PreparedView,
+    StartConditions,
+)
 from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError
 from gateway.hosts.agent.calls import (
     ANSWER,
@@ -84,6 +91,9 @@ class AgentHost:
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         call = ConditionsCall(engine=engine, cache=cache)
         return (await self._final_answer(call, self._timeout_s)).conditions
+
+    async def prepared(self) -> tuple[PreparedView, ...]:
+        return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         given = 0

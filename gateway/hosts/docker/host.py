@@ -19,7 +19,14 @@ from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
+from gateway.domain import (
+    EngineProcess,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    PreparedView,
+    StartConditions,
+)
 from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry import script
 from gateway.engines.inquiry.output import InquiryOutput
@@ -125,6 +132,9 @@ class DockerHost:
         image = await self._images.inspect(engine)
         kept = await self._docker.call(partial(has_volume, image, cache, self._owner))
         return StartConditions(origin="container", is_cache_empty=not (cache and kept))
+
+    async def prepared(self) -> tuple[PreparedView, ...]:
+        return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         found = await self._docker.call(partial(self._find, name))

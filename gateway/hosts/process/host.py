@@ -37,7 +37,14 @@ from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from gateway import open_files
-from gateway.domain import EngineProcess, EngineRef, Instance, LaunchSpec, StartConditions
+from gateway.domain import (
+    EngineProcess,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    PreparedView,
+    StartConditions,
+)
 from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.host import MOST_COMMAND
 from gateway.hosts.process import procfs
@@ -134,6 +141,9 @@ class ProcessHost:
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         return await run_to_end(self._conditions, engine, cache)
+
+    async def prepared(self) -> tuple[PreparedView, ...]:
+        return await run_to_end(self._prepared.views) if self._prepared is not None else ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """The log, line by line. Ends at once for a name that never ran. After `stop`, gives the

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -53,6 +54,15 @@ class ProcessStat:
 
 
 @cache
+def began_at(process: ProcessStat) -> float:
+    """The start of a process, in Unix seconds."""
+    return (
+        time.time()
+        - time.clock_gettime(time.CLOCK_BOOTTIME)
+        + process.start_ticks / os.sysconf("SC_CLK_TCK")
+    )
+
+
 def boot_id() -> str:
     """The identity of this boot: pids and start times of another boot mean nothing."""
     return (PROC / "sys/kernel/random/boot_id").read_text().strip()

@@ -236,7 +236,7 @@ def _expected(replica: ReplicaState, starts: StartRecord) -> ExpectedStart | Non
 
 def _start(replica: ReplicaState, starts: StartRecord) -> StartView | None:
     clock, attempt = replica.start_clock, replica.attempt
-    if attempt is None or attempt.state != "starting" or replica.launched != attempt.id:
+    if attempt is None or not replica.is_launching:
         return None
     now_s = time.monotonic()
     return StartView(

@@ -3,15 +3,18 @@ requests."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypedDict
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
-from gateway.domain import Hardware
+from gateway.domain import Hardware, Plan, PreparedView, StartConditions, StartTime
 from gateway.domain.units import TransferProgress
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.routes import Routes
+
+Expected = Callable[[Plan, StartConditions], StartTime | None]
 
 
 class GpuEngine(TypedDict):
@@ -45,6 +48,15 @@ class LiveGpu(TypedDict):
     processes: list[GpuUser]
 
 
+class LivePrepared(TypedDict):
+    """A process that has imported an engine, and forks the next ones. `bytes`: its memory."""
+
+    engine: str
+    pid: int
+    since: float
+    bytes: int | None
+
+
 class LiveMachine(TypedDict):
     """The machine. `holders`: engines without a GPU."""
 
@@ -58,6 +70,7 @@ class LiveMachine(TypedDict):
     cuda: str | None
     notes: list[str]
     holders: list[GpuEngine]
+    prepared: list[LivePrepared]
 
 
 class LiveDownload(TypedDict):
@@ -66,6 +79,20 @@ class LiveDownload(TypedDict):
     done: int
     total: int
     rate: float | None
+
+
+class LiveStart(TypedDict):
+    """A start. `phase_since`, `since`: begin of its phase and of its process, in Unix seconds;
+    None: no process yet. `phase_s`, `low_s`, `high_s`: expected seconds; None: unknown."""
+
+    phase: str | None
+    phase_since: float | None
+    since: float | None
+    phase_s: float | None
+    low_s: float | None
+    high_s: float | None
+    grade: str | None
+    is_cache_empty: bool | None
 
 
 class LiveReplica(TypedDict):
@@ -87,6 +114,7 @@ class LiveReplica(TypedDict):
     bytes: int | None
     in_flight: int
     at_once: int | None
+    start: LiveStart | None
 
 
 class LiveEndpoint(TypedDict):
@@ -116,7 +144,9 @@ class LiveModel(TypedDict):
     endpoints: list[LiveEndpoint]
 
 
-def live_machine(hardware: Hardware, models: Mapping[str, ManagedModel]) -> LiveMachine:
+def live_machine(
+    hardware: Hardware, models: Mapping[str, ManagedModel], prepared: Iterable[PreparedView] = ()
+) -> LiveMachine:
     holders = _holders(models.values())
     gpus = [
         LiveGpu(
@@ -152,18 +182,25 @@ def live_machine(hardware: Hardware, models: Mapping[str, ManagedModel]) -> Live
         cuda=hardware.cuda_driver,
         notes=list(hardware.notes),
         holders=holders.get("", []),
+        prepared=[
+            LivePrepared(engine=one.engine, pid=one.pid, since=one.since, bytes=one.pss_bytes)
+            for one in prepared
+        ],
     )
 
 
 def live_models(
-    models: Iterable[ManagedModel], routes: Routes, samples: Iterable[Sample]
+    models: Iterable[ManagedModel],
+    routes: Routes,
+    samples: Iterable[Sample],
+    expected: Expected,
 ) -> list[LiveModel]:
     counted: dict[tuple[str, str], int] = {}
     for name, labels, value in samples:
         if name in ("fitserve_requests_in_flight", "fitserve_requests_queued"):
             counted[name, labels[0]] = counted.get((name, labels[0]), 0) + int(value)
     return [
-        _model(model, routes, lambda name, model_name: counted.get((name, model_name), 0))
+        _model(model, routes, lambda name, model_name: counted.get((name, model_name), 0), expected)
         for model in models
     ]
 
@@ -183,7 +220,9 @@ def _holders(models: Iterable[ManagedModel]) -> dict[str, list[GpuEngine]]:
     return holders
 
 
-def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]) -> LiveModel:
+def _model(
+    model: ManagedModel, routes: Routes, count: Callable[[str, str], int], expected: Expected
+) -> LiveModel:
     name, (state, detail) = model.wish.name, status(model)
     return LiveModel(
         name=name,
@@ -199,7 +238,7 @@ def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]
         better=model.rival is not None,
         running=count("fitserve_requests_in_flight", name),
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
-        replicas=[_replica(replica, routes) for replica in model.replicas],
+        replicas=[_replica(replica, routes, expected) for replica in model.replicas],
         endpoints=[
             LiveEndpoint(url=endpoint.url, state=endpoint.state, detail=endpoint.detail)
             for endpoint in model.endpoints
@@ -207,7 +246,7 @@ def _model(model: ManagedModel, routes: Routes, count: Callable[[str, str], int]
     )
 
 
-def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
+def _replica(replica: ReplicaState, routes: Routes, expected: Expected) -> LiveReplica:
     attempt = replica.attempt
     plan = attempt.plan if attempt is not None else None
     return LiveReplica(
@@ -226,6 +265,25 @@ def _replica(replica: ReplicaState, routes: Routes) -> LiveReplica:
         bytes=plan.memory.promised_bytes if plan is not None else None,
         in_flight=routes.in_flight(attempt.instance_name) if attempt is not None else 0,
         at_once=plan.at_once if plan is not None else None,
+        start=_start(replica, expected),
+    )
+
+
+def _start(replica: ReplicaState, expected: Expected) -> LiveStart | None:
+    attempt, clock = replica.attempt, replica.start_clock
+    if attempt is None or not replica.is_launching:
+        return None
+    time_s = expected(attempt.plan, replica.conditions)
+    now, now_s = time.time(), time.monotonic()
+    return LiveStart(
+        phase=clock.phase if clock is not None else None,
+        phase_since=round(now - clock.elapsed_s(now_s)) if clock is not None else None,
+        since=round(now - clock.total_s(now_s)) if clock is not None else None,
+        phase_s=time_s.phases.get(clock.phase) if time_s is not None and clock else None,
+        low_s=time_s.low_s if time_s is not None else None,
+        high_s=time_s.high_s if time_s is not None else None,
+        grade=time_s.grade if time_s is not None else None,
+        is_cache_empty=replica.conditions.is_cache_empty,
     )
 
 

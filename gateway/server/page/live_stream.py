@@ -76,6 +76,8 @@ class LiveStream:
         constant facts of the gateway."""
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
+        self._expected = loop.starts.expected
+        self._prepared = loop.prepared
         self._health = loop.health
         self._routes = routes
         self._samples = samples
@@ -182,14 +184,17 @@ class LiveStream:
                 "problems": self._health.problems,
                 "keys": not self._keys.open,
             },
-            "models": live_models(list(self._models.values()), self._routes, samples),
+            "models": live_models(
+                list(self._models.values()), self._routes, samples, self._expected
+            ),
             "requests": await self._in_flight.requests(),
         }
         point = None
         if slow:
             self._slow_at = current
             point = self._traffic.add(samples, time.time())
-            parts["machine"] = live_machine(await self._plan_preview.hardware(), self._models)
+            hardware = await self._plan_preview.hardware()
+            parts["machine"] = live_machine(hardware, self._models, await self._prepared())
         version = self._version + 1
         for name, value in parts.items():
             data = msgspec.json.encode(value)

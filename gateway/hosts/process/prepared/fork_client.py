@@ -54,6 +54,7 @@ class ForkClient:
             self._connection.close()
             raise
         self._process = procfs.read(self.pid)
+        self.since = procfs.began_at(self._process) if self._process is not None else 0.0
         self._connection.setblocking(False)
 
     @property

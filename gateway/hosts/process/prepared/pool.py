@@ -25,7 +25,7 @@ from pathlib import Path
 from pydantic import ConfigDict
 
 from gateway import open_files
-from gateway.domain import Value
+from gateway.domain import PreparedView, Value
 from gateway.domain.units import GIB
 from gateway.hosts.process import procfs
 from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine, pss_bytes
@@ -70,16 +70,6 @@ class Order(Value):
     modules: tuple[str, ...]
     env: dict[str, str]
     idle_s: float = IDLE_S
-
-
-class PreparedView(Value):
-    """A prepared process, for people. pss_bytes: its memory; shared pages count in parts."""
-
-    engine: str
-    pid: int
-    modules: int
-    refused: dict[str, str]
-    pss_bytes: int | None
 
 
 class PreparedEngines:
@@ -147,6 +137,7 @@ class PreparedEngines:
                 PreparedView(
                     engine=order.engine,
                     pid=client.pid,
+                    since=client.since,
                     modules=client.modules,
                     refused=client.refused,
                     pss_bytes=pss_bytes(client.pid),

@@ -7,8 +7,8 @@ import pytest
 from gateway.cli.doctor import checks
 from gateway.cli.doctor.checks import MachineCheck
 from gateway.cli.doctor.readings import Containers, GpuCondition, HostMemory, HubAnswer, Toolchain
+from gateway.domain import PreparedView
 from gateway.domain.units import GIB
-from gateway.hosts.process.prepared.pool import PreparedView
 from tests.support.makers import engine, machine
 
 HERE = machine("2x3090")
@@ -214,7 +214,7 @@ def test_gpus_in_containers() -> None:
 
 def test_prepared_engines_and_their_memory() -> None:
     view = PreparedView(
-        engine="vllm==0.26.0", pid=7, modules=5000, refused={"flash": "x"}, pss_bytes=GIB
+        engine="vllm==0.26.0", pid=7, since=1.0, modules=5000, refused={"flash": "x"}, pss_bytes=GIB
     )
     found = checks.prepared_engines([view], 1)
     assert found is not None

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.domain import PreparedView, StartConditions, StartTime
 from gateway.domain.units import TransferProgress
 from gateway.proxy.routing.routes import Routes
 from gateway.server.page.live_state import live_machine, live_models
 from tests.support.makers import attempt, machine, wish
+
+WARM = StartConditions(origin="fork", is_cache_empty=False)
+
+
+def unknown(*_: object) -> None:
+    """No start was measured."""
 
 
 def serving(name: str = "m") -> ManagedModel:
@@ -42,7 +49,7 @@ def test_requests_are_those_of_all_processes() -> None:
         ("fitserve_requests_queued", ("m",), 1.0),
         ("fitserve_requests_in_flight", ("other",), 9.0),
     ]
-    [shown] = live_models([serving()], Routes(), samples)
+    [shown] = live_models([serving()], Routes(), samples, unknown)
     assert (shown["running"], shown["waiting"]) == (5, 1)
     assert (shown["replicas"][0]["attempt"], shown["replicas"][0]["grade"]) == (7, "verified")
 
@@ -51,10 +58,42 @@ def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
     model = serving()
     model.replicas[0].attempt = None
     model.replicas[0].progress = TransferProgress("Downloading", 3, 9, 1.5)
-    assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] == {
+    assert live_models([model], Routes(), [], unknown)[0]["replicas"][0]["progress"] == {
         "done": 3,
         "total": 9,
         "rate": 1.5,
     }
     model.replicas[0].progress = "unpacking"
-    assert live_models([model], Routes(), [])[0]["replicas"][0]["progress"] is None
+    assert live_models([model], Routes(), [], unknown)[0]["replicas"][0]["progress"] is None
+
+
+def test_a_start_is_told_with_its_expected_time_until_it_is_proven() -> None:
+    time = StartTime(phases={"load": 9.0}, low_s=20.0, high_s=30.0, starts=3, grade="measured")
+    model = serving()
+    [replica] = model.replicas
+
+    def shown() -> object:
+        return live_models([model], Routes(), [], lambda *_: time)[0]["replicas"][0]["start"]
+
+    assert shown() is None
+    replica.attempt, replica.launched, replica.conditions = attempt(8), 7, WARM
+    assert shown() is None, "another gateway began it"
+    replica.launched = 8
+    assert shown() == {
+        "phase": None,
+        "phase_since": None,
+        "since": None,
+        "phase_s": None,
+        "low_s": 20.0,
+        "high_s": 30.0,
+        "grade": "measured",
+        "is_cache_empty": False,
+    }
+
+
+def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:
+    one = PreparedView(
+        engine="vllm==0.26.0", pid=7, since=5.0, modules=9, refused={}, pss_bytes=None
+    )
+    shown = live_machine(machine("cpu"), {}, [one])["prepared"]
+    assert shown == [{"engine": "vllm==0.26.0", "pid": 7, "since": 5.0, "bytes": None}]

@@ -1,17 +1,21 @@
 // The GPUs with their memory: what is planned for whom, and what is used.
 import { attribute, h, keyed, text } from "../dom.js";
-import { bytes } from "../format.js";
+import { bytes, duration } from "../format.js";
 import { memoryBar } from "../parts/memory_bar.js";
 
-export function machineCard() {
+/** @param {import("../live.js").Live} live */
+export function machineCard(live) {
   const about = h("p", { class: "muted" });
   const gpus = h("ul", { class: "gpus" });
+  const prepared = h("p", { class: "muted small" });
   return {
-    element: h("section", { class: "card", "aria-labelledby": "machine-title" }, h("div", { class: "row between" }, h("h2", { id: "machine-title" }, "Machine"), about), gpus, h("p", { class: "muted small" }, "Upper bar: memory planned for engines, by model. Lower bar: memory in use, by any process.")),
+    element: h("section", { class: "card", "aria-labelledby": "machine-title" }, h("div", { class: "row between" }, h("h2", { id: "machine-title" }, "Machine"), about), gpus, h("p", { class: "muted small" }, "Upper bar: memory planned for engines, by model. Lower bar: memory in use, by any process."), prepared),
     update({ machine }) {
       if (!machine) return;
       text(about, [machine.cpu, `${machine.cores} cores`, machine.driver && `driver ${machine.driver}`, machine.disk_free !== null && `${bytes(machine.disk_free)} of disk free`].filter(Boolean).join(" · "));
       const ram = { uuid: "ram", label: "RAM", name: machine.gpus.length ? "" : "no GPU", total: machine.ram_total, used: machine.ram_used, holders: machine.holders, processes: [] };
+      text(prepared, machine.prepared.map((one) => `Prepared: ${one.engine.replace("==", " ")}, ${bytes(one.bytes)}, up ${duration(live.now() - one.since)}`).join(" · "));
+      attribute(prepared, "hidden", !machine.prepared.length);
       keyed(gpus, [...machine.gpus.map((gpu) => ({ ...gpu, label: `GPU ${gpu.index}` })), ram], (one) => one.uuid, memoryRow);
     },
   };

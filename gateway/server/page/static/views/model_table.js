@@ -2,6 +2,7 @@
 import { attribute, h, keyed, text } from "../dom.js";
 import { duration, plural, tokens } from "../format.js";
 import { progressBar } from "../parts/progress.js";
+import { startBar } from "../parts/start.js";
 import { stateChip } from "../parts/state.js";
 
 const CHANGES = { underway: "It is being changed.", refused: "The last change was given up." };
@@ -27,17 +28,19 @@ function modelRow(live) {
   const chip = stateChip();
   const detail = h("p", { class: "detail" });
   const progress = progressBar();
+  const start = startBar(() => live.now());
   const engine = h("span", { class: "muted" });
   const load = h("span", { class: "figure" });
   const age = h("span", { class: "muted" });
   return {
-    element: h("li", { class: "model" }, h("div", { class: "who" }, name, engine), h("div", { class: "now" }, chip.element, detail, progress.element), h("div", { class: "load" }, load, age)),
+    element: h("li", { class: "model" }, h("div", { class: "who" }, name, engine), h("div", { class: "now" }, chip.element, detail, progress.element, start.element), h("div", { class: "load" }, load, age)),
     update(model) {
       attribute(name, "href", `#/models/${encodeURIComponent(model.name)}`);
       text(name, model.name);
       chip.update(model.deleting ? "stopping" : model.state);
       const bringing = model.replicas.find((one) => one.progress)?.progress ?? null;
       progress.update(bringing);
+      start.update(bringing ? null : (model.replicas.find((one) => one.start)?.start ?? null));
       text(detail, [model.state === "ready" || bringing ? "" : model.detail, CHANGES[model.change], model.better && "Another plan should be better."].filter(Boolean).join(" "));
       attribute(detail, "hidden", !detail.textContent);
       text(engine, about(model));

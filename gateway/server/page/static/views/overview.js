@@ -7,7 +7,7 @@ import { trafficCard } from "./traffic.js";
 
 /** @param {{live: import("../live.js").Live}} context */
 export function overview({ live }) {
-  const machine = machineCard();
+  const machine = machineCard(live);
   const models = modelTable(live);
   const requests = requestsCard(live);
   const traffic = trafficCard();

@@ -2,6 +2,7 @@
 import { attribute, h, keyed, text } from "../dom.js";
 import { bytes, duration, plural, tokens } from "../format.js";
 import { progressBar } from "../parts/progress.js";
+import { startBar } from "../parts/start.js";
 import { stateChip } from "../parts/state.js";
 
 /** @param {import("../live.js").Live} live @param {string} name */
@@ -28,12 +29,14 @@ function replicaRow(live, machine) {
   const about = h("span", { class: "muted" });
   const load = h("span", { class: "figure" });
   const progress = progressBar();
+  const start = startBar(() => live.now());
   return {
-    element: h("li", {}, h("div", { class: "row between" }, h("div", { class: "row" }, name, chip.element, about), load), progress.element),
+    element: h("li", {}, h("div", { class: "row between" }, h("div", { class: "row" }, name, chip.element, about), load), progress.element, start.element),
     update(one) {
       text(name, `Replica ${one.index}`);
       chip.update(one.state);
       progress.update(one.progress);
+      start.update(one.progress ? null : one.start);
       const gpus = one.gpus.map((uuid) => machine()?.gpus.find((gpu) => gpu.uuid === uuid)?.index ?? uuid);
       const since = one.ready_at ?? one.started_at;
       const facts = one.engine ? [one.engine.replace("==", " "), gpus.length ? `GPU ${gpus.join(", ")}` : "CPU", bytes(one.bytes), `${tokens(one.context)} context`, one.grade, since && `${one.ready_at ? "up" : "started"} ${duration(live.now() - since)}${one.ready_at ? "" : " ago"}`] : [];
