@@ -13,7 +13,7 @@ import urllib.parse
 from typing import TYPE_CHECKING
 
 import httptools
-from uvicorn._types import ASGISendEvent, HTTPScope
+from uvicorn._types import ASGISendEvent, HTTPResponseBodyEvent, HTTPScope
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
 
 log = logging.getLogger("uvicorn.error")
+
+# Bytes of an answer of the gateway itself that are written at once. The client receives them before
+# the next.
+PIECE_BYTES = 64 * 1024
 
 
 def _address(name: object) -> tuple[str, int] | None:
@@ -179,7 +183,18 @@ class AsgiRequest(RequestResponseCycle):
         if not self.whole:
             # The head of the answer announces the close, because the rest of the body is not read.
             self.keep_alive = False
-        await super().send(message)
+        if message["type"] != "http.response.body" or len(message["body"]) <= PIECE_BYTES:
+            await super().send(message)
+            return
+        body = message["body"]
+        for start in range(0, len(body), PIECE_BYTES):
+            end = start + PIECE_BYTES
+            piece: HTTPResponseBodyEvent = {
+                "type": "http.response.body",
+                "body": body[start:end],
+                "more_body": end < len(body) or message.get("more_body", False),
+            }
+            await super().send(piece)
 
     def write(self, data: bytes) -> None:
         if not self.disconnected:

@@ -12,7 +12,8 @@ idle        the next request                                     closed
 lingering   nothing: further bytes are discarded                 closed
 
 Requests of one connection are answered in order. `_current` is being answered. Further requests of
-the same read wait in `_turns`, and nothing more is read meanwhile: the kernel keeps the rest. An
+the same read wait in `_turns`, and nothing more is read meanwhile: the kernel keeps the rest. The
+next turn begins when the client has received nearly all of the answer before. An
 unreadable request ends the connection: its refusal (`_pending_refusal`) is written after the
 answers to earlier requests, and the connection lingers (`_close`).
 """
@@ -34,11 +35,10 @@ from gateway.errors import FitserveError
 from gateway.proxy import head_cache, limits, refusals
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.protocol import answer, dump, envelope, error_headers, new_id
-from gateway.proxy.asgi_request import AsgiRequest
+from gateway.proxy.asgi_request import PIECE_BYTES, AsgiRequest
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.request_reader import RequestReader
-from gateway.proxy.routing.table import models_answer
 from gateway.tls import Handshake, peer_address
 
 log = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             "_repeat",
             "_stall",
             "_turns",
+            "_unsent",
         ),
         *(
             "address",
@@ -105,6 +106,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._repeat: head_cache.KnownRequestHead | None = None  # the head of the previous request
         self._turns: deque[Exchange | AsgiRequest] = deque()
         self._pending_refusal = b""  # a refusal, written after the answers before it
+        self._unsent = memoryview(b"")  # the rest of a list of models
         self.deadline = math.inf
         self._stall: limits.Stall | None = None
         self.discarding = False  # further bytes are discarded
@@ -138,6 +140,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             if request is not None:
                 request.abandon()
         self._current = None
+        self._unsent = memoryview(b"")
         self._turns.clear()
         self._reader.close()
 
@@ -207,8 +210,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             return  # see `_end`
         self._stall = None
         self._update_reading()
-        if self._current is not None:
-            self._current.resume()
+        current = self._current
+        if current is None:
+            if self._turns:
+                self._next()
+        elif self._unsent and isinstance(current, Exchange):
+            self._send_list(current)
+        else:
+            current.resume()
 
     # --- reading requests, at the speed of memory and of readers of bodies ---
 
@@ -311,13 +320,12 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         try:
             if exchange.endpoint.destination == "models":
-                body = dump(
-                    models_answer(self.plane.routes.table, exchange.endpoint.id, exchange.key)
+                body = exchange.list_models()
+                headers = self._headers(keep_alive=exchange.keep_alive)
+                self._unsent = memoryview(
+                    answer(200, body, exchange.id, [*headers, *exchange.limit_headers()])
                 )
-                self.transport.write(
-                    answer(200, body, exchange.id, self._headers(keep_alive=exchange.keep_alive))
-                )
-                self.answered(exchange)
+                self._send_list(exchange)
             else:
                 exchange.start()
         except FitserveError as error:
@@ -325,6 +333,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         except Exception:
             log.exception("%s: internal error in the data plane", exchange.id)
             exchange.fail(refusals.failed())
+
+    def _send_list(self, exchange: Exchange) -> None:
+        """Writes the list of models no faster than the client receives it."""
+        while self._unsent and not self.write_paused and not self.transport.is_closing():
+            piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
+            self.transport.write(piece)
+        if not self._unsent:
+            exchange.list_sent()
+            self.answered(exchange)
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
         """Answers with an error of the gateway. Only for an exchange whose answer has not
@@ -352,7 +369,10 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._cut()
 
     def _next(self) -> None:
-        """Starts the next request, writes a pending refusal, or waits."""
+        """Starts the next request, writes a pending refusal, or waits. The next request waits for a
+        client that still receives the answer before."""
+        if self._turns and self.write_paused:
+            return
         if self._turns:
             self._begin(self._turns.popleft())
             if self.reading_paused:

@@ -18,6 +18,7 @@ from gateway.proxy.bodies.body_budget import BodyBudget
 from gateway.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.proxy.meter import Meter
 from gateway.proxy.routing.in_flight import RequestsInFlight, oldest
+from gateway.proxy.routing.models_list import ModelsList
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.upstream_pool import UpstreamPool
 
@@ -38,6 +39,7 @@ class DataPlane:
         self, routes: Routes, keys: Keys, limits: Limits, meter: Meter | None = None
     ) -> None:
         self.routes = routes
+        self.models_list = ModelsList(routes)
         self.keys = keys
         self.limits = limits
         self.origins = Origins(frozenset(limits.origins)) if limits.origins else None

@@ -109,6 +109,26 @@ class Exchange(AnsweredRequest):
             self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
         self._route_or_queue(replica)
 
+    def list_models(self) -> bytes:
+        """The list of models as a request within the limits of its key. Raises FitserveError."""
+        plane = self.plane
+        if self.key.limit is not None:
+            self._permit = plane.limiter.admit(self.key, self.endpoint.shape, plane.loop.time())
+        body = plane.models_list.body(self.endpoint.id, self.key)
+        self.status = 200
+        return body
+
+    def limit_headers(self) -> rate_limits.Headers:
+        """The remaining quota of the key, as headers of the answer."""
+        permit = self._permit
+        if permit is None:
+            return ()
+        return permit.account.headers(permit.shape, self.plane.loop.time())
+
+    def list_sent(self) -> None:
+        """Ends the request for the list of models."""
+        self._finish("answered")
+
     def reject(self, error: FitserveError) -> None:
         """Ends the request, for whose body there is no memory left."""
         if self._upstream is not None:

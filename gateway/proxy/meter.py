@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gateway.errors import FitserveError
-from gateway.proxy.api.usage_block import UsageBlock
+from gateway.proxy.api.usage_block import UsageBlock, structured_usage
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
-_PROMPT = re.compile(rb'"(?:prompt|input)_tokens"\s*:\s*(\d{1,12})').search
-_CACHE = re.compile(rb'"cache_(?:read|creation)_input_tokens"\s*:\s*(\d{1,12})').findall
-_CACHED = re.compile(rb'"cache(?:d_tokens|_read_input_tokens)"\s*:\s*(\d{1,12})').search
-_COMPLETION = re.compile(rb'"(?:completion|output)_tokens"\s*:\s*(\d{1,12})').search
-
+# The rest of an answer, or of its last event, where a block of usage is a field of the outermost
+# object: plain fields and the end of that object.
+_END_OF_ANSWER = re.compile(
+    rb'(?:\s*,\s*"\w+"\s*:\s*(?:null|true|false|"[^"\\]*"|-?[\d.]+|\[\]|\{\}))*+'
+    rb"\s*\}(?:\s*\Z|\r?\n\r?\n)"
+).match
 
 TokenUsage = tuple[int | None, int | None, int | None]
 """Tokens of the prompt, of the answer, and of the prompt from a cache. None: not reported."""
@@ -59,25 +60,18 @@ class Meter:
 
 
 def usage(tail: Sequence[bytes]) -> TokenUsage:
-    """The last usage block in the tail of an answer."""
+    """The usage that the answer with this tail reports in its outermost object, or in the response
+    that its last event holds. The same word elsewhere, as clients can have it repeated, is none."""
     data = tail[0] if len(tail) == 1 else b"".join(tail)
     start = data.rfind(b'"usage"')
     if start < 0:
         return UNTOLD
+    end = data.find(b"}", start) + 1
     try:
-        block = _USAGE.decode(data[data.find(b"{", start) : data.find(b"}", start) + 1])
+        block = _USAGE.decode(data[data.find(b"{", start) : end])
     except msgspec.DecodeError:
         pass
     else:
-        return block.prompt_tokens, block.completion_tokens, None
-    prompt, completion, cached = _PROMPT(data, start), _COMPLETION(data, start), None
-    # Anthropic counts tokens from a cache beside `input_tokens`; OpenAI counts them within the
-    # prompt.
-    from_cache = 0
-    if prompt and data.find(b'"cache', start) >= 0:
-        from_cache, cached = sum(map(int, _CACHE(data, start))), _CACHED(data, start)
-    return (
-        int(prompt[1]) + from_cache if prompt else None,
-        int(completion[1]) if completion else None,
-        int(cached[1]) if cached else None,
-    )
+        if _END_OF_ANSWER(data, end):
+            return block.prompt_tokens, block.completion_tokens, None
+    return structured_usage(data)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -136,7 +137,14 @@ class GatewayApp:
                     scope["headers"], need, scope["client"][0] if scope.get("client") else ""
                 )
                 scope["key"] = key.name
+                permit = self.plane.limiter.admit(key, "openai", time.monotonic())
+            else:
+                permit = None
         except FitserveError as error:
             await send_error(send, error, request_id(scope))
             return
-        await self.api(scope, receive, send)
+        try:
+            await self.api(scope, receive, send)
+        finally:
+            if permit is not None:
+                permit.end(0, time.monotonic())

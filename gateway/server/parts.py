@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from starlette.requests import Request
+
+from gateway.server.shared_answer import SharedAnswer
 
 if TYPE_CHECKING:
     from gateway.controller.events.event_log import EventLog
@@ -80,6 +83,13 @@ class Gateway:
     tunings: Tunings
     starts: StartCounter
     in_flight: InFlight
+    answers: dict[str, SharedAnswer] = field(default_factory=dict)
+
+    async def shared_answer(self, name: str, render: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The answer of that name, which all who ask meanwhile share."""
+        if name not in self.answers:
+            self.answers[name] = SharedAnswer(render)
+        return await self.answers[name].body()
 
 
 def gateway_of(request: Request) -> Gateway:

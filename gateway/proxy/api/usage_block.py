@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,3 +15,53 @@ class UsageBlock(msgspec.Struct):
 
     prompt_tokens: _Count
     completion_tokens: _Count
+
+
+# JSON has a quote within a string only behind a backslash, so this is a name, wherever it stands.
+_NAME = re.compile(rb'"usage"\s*:')
+_EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
+# Names looked at, from the last one on.
+_MOST_NAMES = 32
+# The text before the name, so that the rest completes an object: an answer or event, and an
+# event with the response in a field.
+_OUTERMOST = (b"{", b'{"response":{')
+_TOO_MANY = 10**12
+
+
+def structured_usage(data: bytes) -> tuple[int | None, int | None, int | None]:
+    """Tokens of the prompt, of the answer and of the prompt from a cache, by the place of the usage
+    block in the JSON at the end of `data`, of which the beginning may be missing."""
+    places = [match.start() for match in _NAME.finditer(data)][-_MOST_NAMES:]
+    for before in _OUTERMOST:
+        for place in reversed(places):
+            end = _EVENT_END.search(data, place)
+            rest = data[place : end.start() if end else len(data)]
+            try:
+                answer = msgspec.json.decode(before + rest)
+            except (msgspec.DecodeError, RecursionError):
+                continue
+            holder = answer if before == b"{" else answer.get("response")
+            block = holder.get("usage") if isinstance(holder, dict) else None
+            if isinstance(block, dict):
+                return _tokens(block)
+    return None, None, None
+
+
+def _tokens(block: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
+    prompt = _count(block, "prompt_tokens", "input_tokens")
+    completion = _count(block, "completion_tokens", "output_tokens")
+    # Anthropic counts tokens from a cache beside `input_tokens`; OpenAI counts them within the
+    # prompt.
+    read, made = (_count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+    details = block.get("prompt_tokens_details", block.get("input_tokens_details"))
+    cached = _count(details, "cached_tokens") if isinstance(details, dict) else read
+    return None if prompt is None else prompt + (read or 0) + (made or 0), completion, cached
+
+
+def _count(block: dict[str, Any], *names: str) -> int | None:
+    """The first of these fields that is a number of tokens."""
+    for name in names:
+        value = block.get(name)
+        if type(value) is int and 0 <= value < _TOO_MANY:
+            return value
+    return None

@@ -43,6 +43,8 @@ from gateway.wishes.model_request import ModelRequest
 router = APIRouter(prefix="/admin", tags=["admin"])
 
 
+# Views of models that are rendered before streams have their turn.
+_VIEWS_AT_ONCE = 8
 # Errors of planning a model.
 _PLAN_ERRORS = (BadRequest, BadModel, NeedsRemoteCode, BadFlag, NotFound, NoPlan, HostError)
 
@@ -91,15 +93,21 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
     return await _show(request, await orders.add(wish), 202)
 
 
-@router.get("/models")
-async def list_models(request: Request) -> ModelList:
-    loop = gateway_of(request).loop
-    fleet, starts = loop.fleet, loop.starts
-    return ModelList(
-        data=tuple(
-            view(model, fleet.keep_alive_s(model.wish), starts) for model in fleet.models.values()
-        )
-    )
+@router.get("/models", response_model=ModelList)
+async def list_models(request: Request) -> Response:
+    parts = gateway_of(request)
+    fleet, starts = parts.loop.fleet, parts.loop.starts
+
+    async def render() -> bytes:
+        views = []
+        for number, model in enumerate(list(fleet.models.values()), 1):
+            shown = view(model, fleet.keep_alive_s(model.wish), starts)
+            views.append(shown.model_dump_json())
+            if number % _VIEWS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return f'{{"data":[{",".join(views)}]}}'.encode()
+
+    return _json(await parts.shared_answer("models", render))
 
 
 @router.get(

@@ -9,6 +9,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from gateway.domain import Attempt
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.metrics.counters import Metrics, Sample, render
-from gateway.server.parts import gateway_of
+from gateway.server.parts import Gateway, gateway_of
 from gateway.version import __version__
 
 if TYPE_CHECKING:
@@ -39,6 +40,11 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 async def metrics(request: Request) -> PlainTextResponse:
     """All metrics in Prometheus' text format."""
     parts = gateway_of(request)
+    text = await parts.shared_answer("metrics", partial(_text, parts))
+    return PlainTextResponse(text, media_type=_CONTENT_TYPE)
+
+
+async def _text(parts: Gateway) -> bytes:
     front, loop = parts.front, parts.loop
     facts = await asyncio.to_thread(parts.store.fact_counts)
     models = loop.fleet.models
@@ -54,7 +60,7 @@ async def metrics(request: Request) -> PlainTextResponse:
     if front.workers is not None:
         samples = _summed([*samples, *front.workers.samples()])
     # Many models take tens of milliseconds, which must not delay streams.
-    return PlainTextResponse(await asyncio.to_thread(render, samples), media_type=_CONTENT_TYPE)
+    return (await asyncio.to_thread(render, samples)).encode()
 
 
 def requests_ended(counted: Metrics, workers: Workers | None) -> dict[str, float]:

@@ -20,8 +20,10 @@ import pytest
 from gateway.proxy import client_connection
 from gateway.proxy import limits as guard
 from gateway.proxy.access.auth import Keys
+from gateway.proxy.asgi_request import PIECE_BYTES
 from gateway.proxy.client_connection import ClientConnection
 from gateway.proxy.incoming_request import IncomingRequest
+from gateway.proxy.routing.table import RouteTable
 from gateway.proxy.workers.sockets import share
 from gateway.server.server import listen
 from gateway.settings import Settings
@@ -901,6 +903,38 @@ async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
             assert await asyncio.wait_for(reader.read(), HANG_S) == b""
         for _, one in (*kept, (reader, writer)):
             one.transport.abort()
+
+
+async def test_unread_lists_ahead_hold_a_piece_of_one_list() -> None:
+    """Not all lists that one read asked for, nor one whole list. All come to a client that
+    reads."""
+    async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
+        names = [f"{'m' * 90}{number}" for number in range(5000)]
+        plane.routes.table = RouteTable({name: model(upstream.url, name=name) for name in names})
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        connection.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=connection)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 8)
+        await until(lambda: bool(plane.connections))
+        (front,) = plane.connections
+        await until(lambda: front.write_paused)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert front.pipelined >= 3  # the kernel takes some megabytes
+        assert front.transport.get_write_buffer_size() <= 4 * PIECE_BYTES
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        bodies = []
+        async with asyncio.timeout(hang_s()):
+            for _ in range(8):
+                head = await reader.readuntil(b"\r\n\r\n")
+                size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+                bodies.append(await reader.readexactly(size))
+        assert len(json.loads(bodies[0])["data"]) == len(names)
+        assert set(bodies) == {bodies[0]}
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:

@@ -217,6 +217,23 @@ async def test_models_that_a_key_may_not_use_are_unknown_to_it(tmp_path: Path) -
         }
 
 
+async def test_lists_and_admin_answers_count_as_requests_of_the_key(tmp_path: Path) -> None:
+    async with gateway(tmp_path) as (one, _):
+        key = await make(one, "app", requests_per_minute=3)
+        lists = [
+            await one.client.get(path, headers={"authorization": f"Bearer {key}"})
+            for path in ("/v1/models", "/v1/models", "/v1/models/absent", "/v1/models")
+        ]
+        assert [answer.status_code for answer in lists] == [200, 200, 404, 429]
+        assert lists[0].headers["x-ratelimit-remaining-requests"] == "2"
+        reader = await make(one, "reader", requests_per_minute=2, max_in_flight=1, scopes=["read"])
+        read = [
+            await one.client.get(path, headers={"authorization": f"Bearer {reader}"})
+            for path in ("/admin/models", "/metrics", "/admin/usage")
+        ]
+        assert [answer.status_code for answer in read] == [200, 200, 429]
+
+
 async def test_requests_per_minute(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (one, upstream):
         key, other = await make(one, "app", requests_per_minute=3), await make(one, "other")

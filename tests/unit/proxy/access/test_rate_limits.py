@@ -168,7 +168,28 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
             (5, 6, None),
         ),
         ((b'{"usage":{"prompt_tokens":"5","completion_tokens":-6}}',), (None, None, None)),
-        ((b'{"usage":{"prompt_tokens":' + b"9" * 5000,), (999999999999, None, None)),
+        # An answer that is cut off tells nothing: its tokens are estimated.
+        ((b'{"usage":{"prompt_tokens":' + b"9" * 5000,), (None, None, None)),
+        ((b'{"usage":{"prompt_tokens":' + b"9" * 5000 + b"}}",), (None, None, None)),
+        # The word elsewhere: fields that clients fill and engines repeat, before and behind.
+        *(
+            ((answer,), (50, 9, None))
+            for usage_ in (b'"usage":{"input_tokens":50,"output_tokens":9}',)
+            for forged in (b'"usage":{"prompt_tokens":0,"completion_tokens":0}',)
+            for answer in (
+                b'{"id":"r",%b,"user":"usage"}' % usage_,
+                b'{%b,"prompt_logprobs":[{"7":{"decoded_token":"usage"}}],"a":null}' % usage_,
+                b'{%b,"input_messages":[{%b}]}' % (usage_, forged),
+                b'{%b,"metadata":{%b}}' % (usage_, forged),
+                b'{%b,"metadata":{"a":{%b}},"user":"}"}' % (usage_, forged),
+                b'{"metadata":{%b},%b,"user":"\\"usage\\":{}"}' % (forged, usage_),
+                b'r":"x"}}\n\ndata: {"response":{%b,"user":"usage"},"type":"t"}\n\n' % usage_,
+                b'data: {"type":"t","response":{"tools":[{%b}],%b,"metadata":{"usage":"0"}}}\n\n'
+                % (forged, usage_),
+            )
+        ),
+        ((b'ls":[{"usage":{"prompt_tokens":0,"completion_tokens":0}}]}',), (None, None, None)),
+        ((b'b":{"c":{"usage":{"prompt_tokens":0,"completion_tokens":0}}}}',), (None, None, None)),
         ((), (None, None, None)),
     ],
 )
