@@ -1,19 +1,24 @@
 """Changed wishes that an expert would try for a served model, each with its reason. Pure.
 
-pinned(wish, plan)        -> the wish for the engine version and layout of a plan
-neighbours(about)         -> what differs from a plan in one respect, most promising first
-engine_defaults(about)    -> what the engine does by itself, to compare with; the first that fits
+pinned(wish, plan)           -> the wish for the engine version and layout of a plan
+neighbours(about)            -> differences from a plan in one respect, most promising first
+other_engines(owner, plans)  -> the best plan of each other engine
+engine_defaults(about)       -> what the engine does by itself, to compare with; the first that fits
+keeps_quality(plan, about)   -> whether nothing but the speed may get worse
+may_win(plan, about)         -> whether a trial could pay
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from gateway.domain import Choice, Engine, Plan, Scalar, Wish
 from gateway.engines.common.speed.objective import concurrency
+from gateway.engines.common.speed.rival import is_no_worse
+from gateway.measuring.tuning.figures import worth_of
 from gateway.planner.flags import canonical
 
 _TOKENS, _SEQS, _EAGER, _KV_DTYPE = (
@@ -30,6 +35,8 @@ _FEW_SEQS = 8
 # to 512 by itself: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to 0.33.0.
 _GRAPH_SIZE = ("max-cudagraph-capture-size", "cuda-graph-max-bs-decode", "cuda-graph-max-bs")
 _OWN_GRAPHS = 512
+# A plan whose expectation is so much lower than the best plan's is not started.
+_HOPELESS = 0.8
 # Values of a KV cache in 8 bits, by preference of the engines that have them.
 _EIGHT_BITS = ("fp8", "fp8_e4m3")
 
@@ -100,6 +107,34 @@ def engine_defaults(about: BasePlan) -> tuple[PlanChange, ...]:
     )
 
 
+def other_engines(owner: Wish, plans: Sequence[Plan], served: Plan) -> tuple[PlanChange, ...]:
+    """The best plan of each engine besides that of the served plan. plans: best first."""
+    best: dict[str, Plan] = {}
+    for plan in plans:
+        best.setdefault(plan.engine.kind, plan)
+    return tuple(
+        PlanChange(str(plan.engine), "another engine", pinned(owner, plan))
+        for kind, plan in best.items()
+        if kind != served.engine.kind
+    )
+
+
+def keeps_quality(plan: Plan, about: BasePlan) -> bool:
+    """Whether a plan has the context, inputs, weights and precision of the base plan."""
+    base = about.plan
+    precise = plan.kv_cache_dtype.value in ("auto", base.kv_cache_dtype.value)
+    same = plan.drops == base.drops and plan.dtype.value == base.dtype.value
+    return (precise or about.lossy) and same and is_no_worse(plan, base, about.owner)
+
+
+def may_win(plan: Plan, about: BasePlan) -> bool:
+    """Whether the expectation of a plan is near enough to that of the best plan so far."""
+    if plan.speed is None or about.plan.speed is None:
+        return True
+    best = worth_of(about.plan, about.plan.speed, about.owner)
+    return worth_of(plan, plan.speed, about.owner) >= _HOPELESS * best
+
+
 def at_once(wish: Wish, plan: Plan) -> int:
     """Requests at once for each copy of the plan."""
     return max(1, math.ceil(concurrency(wish) / plan.replicas.value))
@@ -116,7 +151,7 @@ def _layouts(about: BasePlan) -> Iterator[PlanChange]:
     whole = ranks * groups * copies
     sizes = [size for size in range(1, whole + 1) if whole % size == 0]
     for size in sorted(sizes, key=lambda size: (abs(math.log2(size / ranks)), size)):
-        for spread in (1, whole // size) if plan.expert_parallel.value else (1,):
+        for spread in sorted({1, whole // size if plan.expert_parallel.value else 1}):
             count = whole // size // spread
             if (size, spread, count) != (ranks, groups, copies):
                 words = f"TP={size}" + (f" DP={spread}" if spread > 1 else "")

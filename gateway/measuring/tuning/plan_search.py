@@ -19,9 +19,9 @@ from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.trial_steps import TrialSteps
-from gateway.domain import Attempt, BenchReport, Engine, EngineRef, Plan
+from gateway.domain import Attempt, BenchReport, Decision, Engine, EngineRef, Plan
 from gateway.engines.common.speed.expectation import for_copies
-from gateway.engines.common.speed.rival import MEASURED_GAIN, is_no_worse
+from gateway.engines.common.speed.rival import MEASURED_GAIN
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
 from gateway.measuring.tuning.candidates import (
@@ -29,7 +29,10 @@ from gateway.measuring.tuning.candidates import (
     PlanChange,
     at_once,
     engine_defaults,
+    keeps_quality,
+    may_win,
     neighbours,
+    other_engines,
     pinned,
 )
 from gateway.measuring.tuning.engine_load import measure
@@ -46,8 +49,6 @@ _MEASURED_S = 5.0
 _GAIN = 1.03
 # So many candidates in a row without a gain end the search.
 _PATIENCE = 6
-# A candidate whose expectation is so much lower than the best plan's is not started.
-_HOPELESS = 0.8
 # Measurements of one plan that requests of clients may interrupt.
 _TRIES = 3
 
@@ -85,7 +86,12 @@ class PlanSearch:
         """The starts of all plans that were tried."""
         self._trial_s = 0.0
         """The longest time of a start with its measurement."""
-        self._report = TuningReport(model=model.wish.name, state="running", seconds=options.seconds)
+        self._report = TuningReport(
+            model=model.wish.name,
+            state="running",
+            phase="the served plan: measuring",
+            seconds=options.seconds,
+        )
 
     @property
     def report(self) -> TuningReport:
@@ -170,13 +176,14 @@ class PlanSearch:
 
     async def _climb(self, best: BasePlan) -> str:
         """Try changes of the best plan so far. The reason of the end."""
-        served, engine, without_gain = best.plan, best.engine, 0
-        candidates = iter(neighbours(best))
+        first, without_gain = best, 0
+        others = other_engines(self.wish, await self._alternatives(), first.plan)
+        candidates = iter((*neighbours(best), *others))
         while (candidate := next(candidates, None)) is not None:
             plan = await self._plan(candidate)
             if plan is None or _start(plan) in self._seen:
                 continue
-            if not self._is_worth_a_trial(plan, best.plan, served):
+            if not (keeps_quality(plan, first) and may_win(plan, best)):
                 continue
             if not self._has_time():
                 return "the time is over"
@@ -184,8 +191,9 @@ class PlanSearch:
             worth = await self._try(candidate.change, candidate.reason, plan)
             if worth is not None and worth > _GAIN * self._best_worth():
                 self._take(candidate)
+                engine = await asyncio.to_thread(self._tools.engine, plan.engine)
                 best = BasePlan(self.wish, candidate.wish, plan, engine, lossy=best.lossy)
-                candidates, without_gain = iter(neighbours(best)), 0
+                candidates, without_gain = iter((*neighbours(best), *others)), 0
                 continue
             without_gain += 1
             if without_gain >= _PATIENCE:
@@ -200,6 +208,11 @@ class PlanSearch:
 
     def _best_worth(self) -> float:
         return self._report.tried[self._report.best].worth or 1.0
+
+    async def _alternatives(self) -> tuple[Plan, ...]:
+        """The plans of all engines that the owner allows and this machine can start, best first."""
+        result = await self._tools.plan_preview.plan_trial(self._model, self.wish, beside=False)
+        return (await asyncio.to_thread(Decision.model_validate_json, result.decision)).plans
 
     async def _plan(self, candidate: PlanChange) -> Plan | None:
         """The plan of a candidate as it would serve; None: none is possible."""
@@ -219,20 +232,6 @@ class PlanSearch:
         if plan is None or result.plan is None or not is_as_good(plan, result.plan):
             return None
         return plan
-
-    def _is_worth_a_trial(self, plan: Plan, best: Plan, served: Plan) -> bool:
-        """Whether a plan makes nothing worse than the served one, and may be faster than the
-        best."""
-        wish = self.wish
-        keeps = is_no_worse(plan, served, wish) and plan.drops == served.drops
-        precise = plan.kv_cache_dtype.value in ("auto", served.kv_cache_dtype.value)
-        if not keeps or not (precise or self._options.lossy):
-            return False
-        expected = plan.speed is not None and best.speed is not None
-        hopeless = expected and worth_of(plan, plan.speed, wish) < _HOPELESS * worth_of(
-            best, best.speed, wish
-        )
-        return not hopeless
 
     # --- one trial ---
 

@@ -1,0 +1,78 @@
+"""`fitserve tune` as users type it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.measuring.tuning import plan_search
+from tests.local.cli.test_main import fitserve
+from tests.local.measuring.tuning.test_plan_search import added, alone, ended, paced, tuned
+from tests.support.patience import hang_s
+
+pytestmark = pytest.mark.anyio
+
+FAST = "--max-num-batched-tokens=4096"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures without rest."""
+    monkeypatch.setattr(plan_search, "_POLL_S", 0.02)
+    monkeypatch.setattr(plan_search, "_MEASURED_S", 0.01)
+
+
+async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(FAST)) as gateway:
+        old = await added(gateway, tmp_path)
+
+        async def run(*arguments: str) -> Any:
+            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
+
+        done = await run("tune", "m")
+        assert done.returncode == 0, done.stderr
+        assert "the served plan" in done.stdout
+        assert "4,096 tokens in a batch" in done.stdout
+        # Without a terminal nobody is asked, and nothing is taken.
+        assert "--arg max-num-batched-tokens=4096" in done.stderr
+        assert (await alone(gateway))["id"] == old["id"]
+        assert (await gateway.show("m"))["wish"]["args"] == {}
+
+        done = await run("tune", "m", "--apply", "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["applied"]
+        assert (await gateway.client.get("/admin/models/m/tune")).json()["applied"]
+
+
+async def test_without_room_and_terminal_it_names_the_option(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(FAST), "3090") as gateway:
+        old = await added(gateway, tmp_path)
+        refused = await asyncio.to_thread(fitserve, "tune", "m", FITSERVE_URL=gateway.url)
+        assert refused.returncode == 1
+        assert "--offline" in refused.stderr
+        assert (await alone(gateway))["id"] == old["id"]
+
+
+async def test_ctrl_c_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(FAST, start_delay_s=3600)) as gateway:
+        old = await added(gateway, tmp_path)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway.__main__", "tune", "m"),
+            env={**os.environ, "FITSERVE_URL": gateway.url},
+            stderr=subprocess.DEVNULL,
+        )
+        async with asyncio.timeout(hang_s()):
+            while not any(FAST in one.spec.argv for one in gateway.world.engines.values()):
+                await asyncio.sleep(0.01)
+            process.send_signal(signal.SIGINT)
+            assert await process.wait() != 0
+        assert (await ended(gateway))["state"] == "stopped"
+        assert (await alone(gateway))["id"] == old["id"]
