@@ -134,7 +134,9 @@ class Loop:
         launcher, patience_s = self._launcher, self._settings.start_timeout_s
         return Effects(
             PlanSteps(replica_planner, attempts, launcher, self._gpus),
-            StartSteps(replica_planner, attempts, launcher, self._running, self._gate),
+            StartSteps(
+                replica_planner, attempts, launcher, self._running, self._gate, planner.hardware
+            ),
             ProofSteps(self._store, patience_s),
             attempts,
             ShrinkSteps(replica_planner, attempts, self._drains),
@@ -195,6 +197,7 @@ class Loop:
             if replica.task is not None:
                 replica.task.cancel()
                 await asyncio.wait({replica.task})
+            replica.end_preparation()
             await replica.unwatch()
         await self._orphans.close()
 

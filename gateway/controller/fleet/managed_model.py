@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gateway.controller.decisions.eviction import Eviction, Place
 from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.fleet.preparation import Preparation
 from gateway.controller.watch.endpoint_watcher import EndpointWatcher
 from gateway.controller.watch.watcher import Watcher
 from gateway.diagnosis.start_clock import StartClock
@@ -69,6 +70,8 @@ class ReplicaState:
     """The trial does not fit beside the serving engine."""
     in_place: bool = False
     """Its successor takes its place, as nothing fits beside it."""
+    preparation: Preparation | None = None
+    """The files of its start, brought and read ahead."""
     launched: int | None = None
     """The attempt that this gateway launched. Phases of other starts were not seen whole."""
     conditions: StartConditions = StartConditions()
@@ -182,6 +185,11 @@ class ReplicaState:
         )
         self.block(f"{reason.rstrip('.')}. {then}: {'; '.join(offer.words for offer in takes)}")
         self.on_request = True
+
+    def end_preparation(self) -> None:
+        if self.preparation is not None:
+            self.preparation.end()
+            self.preparation = None
 
     async def unwatch(self) -> None:
         if self.watcher is not None:

@@ -126,6 +126,7 @@ class ChangeSteps:
         attempt, replica.attempt = replica.attempt, None
         if attempt is not None:
             await self._attempts.end(replica, attempt)
+        replica.end_preparation()
         model.replicas.remove(replica)
 
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from gateway.controller.fleet.preparation import LaunchFiles, Report
 from gateway.domain import (
     AdapterRef,
     Attempt,
@@ -27,6 +29,7 @@ from gateway.domain import (
     Plan,
     StartConditions,
 )
+from gateway.domain.units import GIB
 from gateway.engines.common import resources
 from gateway.engines.common.chat import template
 from gateway.engines.common.engine_auth import without_dev_endpoints
@@ -36,12 +39,12 @@ from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
 from gateway.models.catalog.model_folder import check_unmoved, reach, shared_blobs
+from gateway.models.catalog.read_ahead import read_ahead, weights_read
 from gateway.planner.flags import CACHE_BYTES, LaunchInputs, launch_spec
 from gateway.settings import Settings
 
 log = Logger("fitserve.loop")
 
-Report = Callable[[str], None]
 Turn = Callable[[bool], Awaitable[int | None]]
 """Waits for the engine's turn. The argument: can the engine be given its KV cache in bytes? Returns
 the bytes, or None."""
@@ -56,16 +59,6 @@ class Downloader(Protocol):
 
 
 @dataclass(frozen=True)
-class LaunchFiles:
-    """The files of a start on this machine. `templates` is the folder of the chat template."""
-
-    weights: Path
-    drafter: Path | None
-    templates: Path | None
-    adapters: Mapping[str, Path]
-
-
-@dataclass(frozen=True)
 class Launcher:
     """Starts engines on one host. `profile_of` gives the profile of an engine in its image."""
 
@@ -73,15 +66,11 @@ class Launcher:
     host: Host
     profile_of: Callable[[EngineRef], Engine]
     download: Downloader
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One start reads ahead at a time: the next one to load is the first."""
 
-    async def launch(
-        self, attempt: Attempt, report: Report, turn: Turn, *, allow_remote_code: bool
-    ) -> StartConditions:
-        """Bring image and weights here, and start the engine once `turn` returns.
-
-        Returns the conditions of the start. Raises HostError, BadModel and their kin.
-        """
-        plan = attempt.plan
+    async def bring(self, plan: Plan, report: Report, *, allow_remote_code: bool) -> LaunchFiles:
+        """Bring image and weights to this machine. Raises HostError, BadModel and their kin."""
         await self.host.prepare(plan.engine, report)
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = (
@@ -89,22 +78,65 @@ class Launcher:
             if plan.drafter
             else None
         )
-        templates = await asyncio.to_thread(self._template, attempt)
         adapters = {
             one.name: await self._weights(one, report, allow_remote_code=False)
             for one in plan.adapters
         }
+        return LaunchFiles(weights, drafter, adapters)
+
+    async def read_ahead(self, plan: Plan, files: LaunchFiles, most_bytes: int) -> None:
+        """Bring the weights that the engine will read into the page cache, while it imports.
+
+        Every host of today is on this machine: Docker and its agent are reached by Unix sockets.
+        """
+        load_format = next(
+            (item.partition("=")[2] for item in plan.argv if item.startswith("--load-format=")), ""
+        )
+        folders = (files.weights, files.drafter, *files.adapters.values())
+        paths = [
+            path
+            for folder in folders
+            if folder is not None
+            for path in await asyncio.to_thread(weights_read, folder, plan.engine.kind, load_format)
+        ]
+        async with self._reading:
+            began = time.monotonic()
+            done = await read_ahead(paths, most_bytes)
+        if done.read:
+            log.info(
+                "read ahead",
+                source=plan.model.source,
+                gib=round(done.read / GIB, 2),
+                cached_gib=round(done.cached / GIB, 2),
+                seconds=round(time.monotonic() - began, 2),
+            )
+
+    async def launch(
+        self,
+        attempt: Attempt,
+        files: LaunchFiles,
+        report: Report,
+        turn: Turn,
+        *,
+        allow_remote_code: bool,
+    ) -> StartConditions:
+        """Start the engine once `turn` returns.
+
+        Returns the conditions of the start. Raises HostError, BadModel and their kin.
+        """
+        plan = attempt.plan
+        templates = await asyncio.to_thread(self._template, attempt)
         # The profile is read from disk, so not on the event loop.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
         fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
         cache_bytes = await turn(CACHE_BYTES in engine.flags and not fixed)
         report("starting the engine")
-        files = LaunchFiles(weights, drafter, templates, adapters)
         spec = await asyncio.to_thread(
             self._spec,
             engine,
             attempt,
             files,
+            templates,
             cache_bytes,
             container=self.host.kind == "docker",
             remote_code=allow_remote_code,
@@ -161,10 +193,10 @@ class Launcher:
         drafter = folder(plan.drafter) if plan.drafter is not None else None
         adapters = {one.name: folder(one) for one in plan.adapters}
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
-        files = LaunchFiles(folder(plan.model), drafter, templates, adapters)
+        files = LaunchFiles(folder(plan.model), drafter, adapters)
         exported = attempt.evolve(port=port, plan=without_skips(without_dev_endpoints(plan)))
         return self._spec(
-            engine, exported, files, None, container=container, remote_code=remote_code
+            engine, exported, files, templates, None, container=container, remote_code=remote_code
         )
 
     async def _weights(
@@ -183,6 +215,7 @@ class Launcher:
         engine: Engine,
         attempt: Attempt,
         files: LaunchFiles,
+        templates: Path | None,
         cache_bytes: int | None,
         *,
         container: bool,
@@ -199,8 +232,8 @@ class Launcher:
             mounts = tuple(
                 dict.fromkeys(mount for folder in folders for mount in self._mounts(folder))
             )
-            if files.templates is not None and self.settings.shared_models is None:
-                mounts += (Mount(source=str(files.templates), target=str(files.templates)),)
+            if templates is not None and self.settings.shared_models is None:
+                mounts += (Mount(source=str(templates), target=str(templates)),)
             environment = None
         return launch_spec(
             attempt.plan,
@@ -210,7 +243,7 @@ class Launcher:
                 mounts=mounts,
                 environment=environment,
                 drafter=str(files.drafter) if files.drafter else None,
-                templates=str(files.templates) if files.templates else None,
+                templates=str(templates) if templates else None,
                 adapters=tuple((name, str(folder)) for name, folder in files.adapters.items()),
                 remote_code=remote_code,
                 cache_bytes=cache_bytes,

@@ -129,6 +129,8 @@ class ReplicaSteps:
             replica.task.cancel()
         instance = replica.instance_among(instances)
         self._look_again_after_a_while(replica)
+        if not _is_prepared(model, replica):
+            replica.end_preparation()
         self._watch(model, replica, instance)
         snapshot = self._snapshot(model, replica, instance)
         action = next_action(
@@ -309,6 +311,15 @@ class ReplicaSteps:
         if error is not None:
             raise error
         replica.setback.clear()
+
+
+def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
+    """Whether a start of the replica is under way, or waits for its turn."""
+    if model.deleting or model.stopped:
+        return False
+    if replica.attempt is not None:
+        return replica.attempt.state == "starting"
+    return replica.busy or bool(replica.takes) or (model.asks and replica.blocked is None)
 
 
 def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:

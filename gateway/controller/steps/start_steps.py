@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.preparation import LaunchFiles, Preparation
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner, pinned
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
-from gateway.domain import Attempt, EngineRef, Failure, InquiryResult, Plan
+from gateway.domain import Attempt, EngineRef, Failure, Hardware, InquiryResult, Plan
+from gateway.engines.common.resources import page_cache_bytes
 from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.logging import Logger
 from gateway.store.running_engines import RunningEngine, RunningEngines
@@ -33,12 +36,14 @@ class StartSteps:
         launcher: Launcher,
         running: RunningEngines,
         gate: StartGate,
+        hardware: Callable[[], Awaitable[Hardware]],
     ) -> None:
         self._replica_planner = replica_planner
         self._attempts = attempts
         self._launcher = launcher
         self._running = running
         self._gate = gate
+        self._hardware = hardware
 
     async def launch(
         self, model: ManagedModel, replica: ReplicaState, attempt: Attempt, room: CurrentContext
@@ -50,7 +55,7 @@ class StartSteps:
             if progress != replica.progress:
                 moved, replica.progress = time.monotonic(), progress
 
-        patience_s = self._launcher.settings.start_timeout_s
+        started, patience_s = False, self._launcher.settings.start_timeout_s
         bringing = asyncio.ensure_future(self._bring(model, replica, attempt, room, report))
         try:
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[
@@ -64,6 +69,7 @@ class StartSteps:
                     )
                     return
             await bringing
+            started = True
         except WithdrawnError as error:
             await self._attempts.fail(replica, replica.attempt or attempt, error.failure)
         except FitserveError as error:
@@ -79,6 +85,8 @@ class StartSteps:
             bringing.cancel()
             with contextlib.suppress(asyncio.CancelledError, FitserveError, WithdrawnError):
                 await bringing
+            if not started:
+                replica.end_preparation()
 
     async def _bring(
         self,
@@ -112,9 +120,24 @@ class StartSteps:
         async def turn(sizes: bool) -> int | None:
             return await self._gate.turn(attempt, report, sizes=sizes)
 
+        files = await self.prepare(model, replica, attempt.plan).files(report)
         replica.conditions = await self._launcher.launch(
-            attempt, report, turn, allow_remote_code=remote_code
+            attempt, files, report, turn, allow_remote_code=remote_code
         )
+
+    def prepare(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> Preparation:
+        """The preparation of a start by this plan, begun if it was not."""
+        found = replica.preparation
+        if found is None or not found.serves(plan):
+            replica.end_preparation()
+            code = model.wish_of(replica).policy.allow_remote_code
+            bring = partial(self._launcher.bring, allow_remote_code=code)
+            found = replica.preparation = Preparation(plan, bring, self._read_ahead)
+        return found
+
+    async def _read_ahead(self, plan: Plan, files: LaunchFiles) -> None:
+        most_bytes = page_cache_bytes(plan, await self._hardware())
+        await self._launcher.read_ahead(plan, files, most_bytes)
 
     async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
         """Whether the image or environment has changed since the answers. Old answers are

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from gateway.domain import Engine, Plan
+from gateway.domain import Engine, Hardware, Plan
 from gateway.domain.units import GIB
 from gateway.domain.value import MOST_BYTES
 
@@ -23,6 +23,9 @@ _IN_RAM = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
 # A compiler pool, and a BLAS thread for each core in each of its processes.
 _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
 
+
+# Of each rank once it has imported its code.
+_IMPORTED_BYTES = 2 * GIB
 
 # RAM that sleeping engines must leave free.
 _RAM_LEFT, _RAM_LEFT_SHARE = 2 * GIB, 20
@@ -49,6 +52,18 @@ def cache(plan: Plan, engine: Engine, *, remote_code: bool) -> str:
         return ""
     code = [plan.model.source, plan.model.revision] if remote_code else None
     return hashlib.sha256(json.dumps([plan.scope.get("device"), code]).encode()).hexdigest()[:16]
+
+
+def page_cache_bytes(plan: Plan, machine: Hardware) -> int:
+    """Bytes of weights that may be brought into the page cache before the plan starts; 0: none.
+
+    Memory stays free for other programs, for the programs of the engine, and for all that it takes
+    of RAM: on a CPU, and where CPU and GPU share one memory.
+    """
+    unified = any(gpu.memory_kind == "unified" for gpu in machine.gpus if gpu.uuid in plan.gpus)
+    in_ram = plan.memory.promised_bytes if unified or not plan.gpus else 0
+    kept = ram_left(machine.ram_total_bytes) + ranks(plan) * _IMPORTED_BYTES + in_ram
+    return max(0, machine.ram_available_bytes - kept)
 
 
 def shared_memory(plan: Plan) -> int:

@@ -40,7 +40,7 @@ _MAX_NAMED_SHARDS = 3
 # Values of --load-format that read *.safetensors of the source. Source:
 # DefaultModelLoader._prepare_weights (vllm/model_executor/model_loader/default_loader.py:164-196 of
 # 0.32.0). Other loaders read weights from elsewhere.
-_SAFETENSORS_FORMATS = ("", "auto", "hf", "safetensors")
+SAFETENSORS_FORMATS = ("", "auto", "hf", "safetensors")
 _FOREIGN = (".bin", ".pt", ".pth", ".gguf")
 _SENTENCE_CONFIGS = tuple(
     f"sentence_{family}_config.json"
@@ -226,7 +226,7 @@ def check_weights(spec: ModelSpec, load_format: str) -> None:
 
     Raises BadModel.
     """
-    if spec.tensors_from == "config" and load_format in _SAFETENSORS_FORMATS:
+    if spec.tensors_from == "config" and load_format in SAFETENSORS_FORMATS:
         raise BadModel(
             f"There are no weights in {printable(spec.source)}: it has a config.json and no"
             " *.safetensors file.",

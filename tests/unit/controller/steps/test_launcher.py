@@ -55,6 +55,11 @@ class Docker:
 async def at_once(_sizes: bool) -> None: ...
 
 
+async def launched(launcher: Launcher, one: Attempt) -> None:
+    files = await launcher.bring(one.plan, lambda _: None, allow_remote_code=False)
+    await launcher.launch(one, files, lambda _: None, at_once, allow_remote_code=False)
+
+
 async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     host: Any = Docker()
 
@@ -65,12 +70,7 @@ async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     launcher = Launcher(Settings(data_dir=tmp_path / "data"), host, lambda _: made, download)
     one: Attempt = attempt()
     model = ModelRef(source=str(folder), task="generate", vocab=1)
-    await launcher.launch(
-        one.evolve(plan=one.plan.evolve(model=model)),
-        lambda _: None,
-        at_once,
-        allow_remote_code=False,
-    )
+    await launched(launcher, one.evolve(plan=one.plan.evolve(model=model)))
     (spec,) = host.started
     mounts: tuple[Mount, ...] = spec.mounts
     return mounts
@@ -145,7 +145,7 @@ async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: 
     launcher = launcher_of(host, data_dir=tmp_path / "data")
     for _ in range(2):
         launcher.keep_template(given.text)
-        await launcher.launch(one, lambda _: None, at_once, allow_remote_code=False)
+        await launched(launcher, one)
     spec, templates = host.started[1], tmp_path / "data" / "chat-templates"
     assert spec.mounts == tuple(
         Mount(source=str(path), target=str(path)) for path in (folder, templates)
@@ -172,7 +172,7 @@ async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_tha
         host, data_dir=tmp_path / "data", models_dir=models, models_source="fitserve-models"
     )
     launcher.keep_template(given.text)
-    await launcher.launch(one, lambda _: None, at_once, allow_remote_code=False)
+    await launched(launcher, one)
     (spec,) = host.started
     assert spec.mounts == (Mount(source="fitserve-models", target=str(models)),)
     assert f"--chat-template={models}/chat-templates/{given.digest}.jinja" in spec.argv
@@ -189,9 +189,7 @@ async def test_a_plan_whose_chat_template_is_gone_is_not_started(tmp_path: Path)
     )
     host = Docker()
     with pytest.raises(BadModel, match="No such file"):
-        await launcher_of(host, data_dir=tmp_path / "data").launch(
-            one, lambda _: None, at_once, allow_remote_code=False
-        )
+        await launched(launcher_of(host, data_dir=tmp_path / "data"), one)
     assert not host.started
 
 

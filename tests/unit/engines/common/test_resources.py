@@ -86,3 +86,22 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
         resources.cache(plan("8xh100"), caching, remote_code=False),
     }
     assert len(others) == 4
+
+
+def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
+    one, two = plan("3090"), plan("2x3090", tensor_parallel=2)
+    here = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
+    left = resources.ram_left(64 * GIB)
+    assert resources.page_cache_bytes(one, here) == 40 * GIB - left - 2 * GIB
+    assert resources.page_cache_bytes(two, here) == 40 * GIB - left - 4 * GIB
+    assert resources.page_cache_bytes(one, here.evolve(ram_available_bytes=3 * GIB)) == 0
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "gb10"])
+def test_an_engine_in_ram_keeps_all_that_it_is_promised(hardware: str) -> None:
+    here = machine(hardware)
+    found = planned(hardware, model=published("llama-3.2-1b")).plans[0]
+    free = here.evolve(ram_available_bytes=found.memory.promised_bytes + 2 * GIB)
+    assert resources.page_cache_bytes(found, free) == 0
+    plenty = resources.page_cache_bytes(found, here.evolve(ram_available_bytes=10**13))
+    assert plenty <= 10**13 - found.memory.promised_bytes

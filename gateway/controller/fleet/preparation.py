@@ -1,0 +1,91 @@
+"""The preparation of a start on this machine before its turn: image, weights, page cache."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.domain import Plan
+from gateway.logging import Logger
+
+log = Logger("fitserve.loop")
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LaunchFiles:
+    """The files of a start on this machine."""
+
+    weights: Path
+    drafter: Path | None
+    adapters: Mapping[str, Path]
+
+
+class Preparation:
+    """Files that are brought, and then read ahead, until `end`.
+
+    A start waits for `files` alone. The reading goes on while its engine imports its code.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        bring: Callable[[Plan, Report], Awaitable[LaunchFiles]],
+        read_ahead: Callable[[Plan, LaunchFiles], Awaitable[object]],
+    ) -> None:
+        self._plan = plan
+        self._read_ahead = read_ahead
+        self._report: Report = _ignore
+        self._progress = ""
+        self._files = asyncio.create_task(self._bring(bring))
+        self._files.add_done_callback(_note_failure)
+        self._reading: asyncio.Task[object] | None = None
+
+    def serves(self, plan: Plan) -> bool:
+        """Whether a start by this plan needs the same, and nothing has failed."""
+        failed = self._files.done() and (
+            self._files.cancelled() or self._files.exception() is not None
+        )
+        return not failed and _needs(plan) == _needs(self._plan)
+
+    async def files(self, report: Report) -> LaunchFiles:
+        """The files, once they are here. Raises HostError, BadModel and their kin."""
+        self._report = report
+        if self._progress and not self._files.done():
+            report(self._progress)
+        # A cancelled start leaves the files for the next one.
+        return await asyncio.shield(self._files)
+
+    def end(self) -> None:
+        """Bring and read nothing more."""
+        self._files.cancel()
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _bring(self, bring: Callable[[Plan, Report], Awaitable[LaunchFiles]]) -> LaunchFiles:
+        files = await bring(self._plan, self._note)
+        self._reading = asyncio.ensure_future(self._read(files))
+        return files
+
+    async def _read(self, files: LaunchFiles) -> object:
+        return await self._read_ahead(self._plan, files)
+
+    def _note(self, progress: str) -> None:
+        self._progress = progress
+        self._report(progress)
+
+
+def _needs(plan: Plan) -> tuple[object, ...]:
+    return plan.engine.kind, plan.model, plan.drafter, plan.adapters
+
+
+def _note_failure(files: asyncio.Task[LaunchFiles]) -> None:
+    # A start that needs them meets the failure itself.
+    if not files.cancelled() and (error := files.exception()) is not None:
+        log.info("preparation failed", error=str(error))
+
+
+def _ignore(_progress: str) -> None: ...

@@ -1,0 +1,110 @@
+"""The program that brings files into the page cache, at a low priority.
+
+Input: a line of JSON on stdin, `{"files": [path], "most_bytes": N}`. Output: a line of JSON with
+the bytes that were read, and those that were in the cache. The program ends early when its stdin
+ends. Nothing of this package is imported, as the program starts beside an engine.
+
+A call of posix_fadvise reads at most what the kernel reads ahead at once, 128 KiB on many disks
+(force_page_cache_ra in mm/readahead.c of Linux 6). So a step is no longer, and many are under way.
+Holes of sparse files cost nothing and are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+import sys
+from collections import deque
+from collections.abc import Iterator
+
+STEP = 128 * 1024
+BLOCK = 2 * 1024 * 1024
+"""Bytes between two looks at stdin, and at the cache."""
+BLOCKS_AHEAD = 16
+_NICE = 10
+
+
+def main() -> None:
+    # Linux derives the priority of reads from this one.
+    os.nice(_NICE)
+    job = json.loads(sys.stdin.buffer.readline())
+    reader = CacheReader(job["most_bytes"])
+    for path in job["files"]:
+        if not reader.read_file(path):
+            break
+    json.dump({"read": reader.read, "cached": reader.cached}, sys.stdout)
+
+
+class CacheReader:
+    """Bytes that were read, and found in the cache, of at most `most_bytes` together."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.read = self.cached = 0
+        self._most_bytes = most_bytes
+
+    def read_file(self, path: str) -> bool:
+        """Bring a file into the page cache. Returns whether the next file is due."""
+        try:
+            # Without O_NONBLOCK a named pipe would block.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return True
+        try:
+            status = os.fstat(descriptor)
+            return not stat.S_ISREG(status.st_mode) or self._read(descriptor, status.st_size)
+        except OSError:
+            # The engine reads the same file, and tells what is wrong with it.
+            return True
+        finally:
+            os.close(descriptor)
+
+    def _read(self, descriptor: int, size: int) -> bool:
+        under_way: deque[int] = deque()
+        # Else each look at the cache would make the kernel read ahead.
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+        for begin, end in _blocks(descriptor, size):
+            if self.read + self.cached + end - begin > self._most_bytes or _is_cancelled():
+                return False
+            if _is_cached(descriptor, end - 1):
+                self.cached += end - begin
+                continue
+            for offset in range(begin, end, STEP):
+                length = min(STEP, end - offset)
+                os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+            self.read += end - begin
+            under_way.append(end - 1)
+            if len(under_way) >= BLOCKS_AHEAD:
+                os.pread(descriptor, 1, under_way.popleft())
+        for offset in under_way:
+            os.pread(descriptor, 1, offset)
+        return True
+
+
+def _blocks(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each block of data in a file."""
+    end = 0
+    while end < size:
+        try:
+            begin = os.lseek(descriptor, end, os.SEEK_DATA)
+        except OSError:  # only a hole is left
+            return
+        end = os.lseek(descriptor, begin, os.SEEK_HOLE)
+        for offset in range(begin, end, BLOCK):
+            yield offset, min(offset + BLOCK, end)
+
+
+def _is_cached(descriptor: int, offset: int) -> bool:
+    try:
+        return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:  # not in the cache, or a file system that cannot tell
+        return False
+
+
+def _is_cancelled() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+if __name__ == "__main__":
+    main()
