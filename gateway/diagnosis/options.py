@@ -152,7 +152,11 @@ class StartOptions:
     def named(self, message: str) -> str:
         """The options of this start whose whole name stands in a message, as flags; at most
         three."""
-        several = [flag for flag in self._set_options() if _is_named(flag, message)]
+        several = [
+            flag
+            for flag, value in self._set_options().items()
+            if _is_named(flag, message) or _is_dtype(flag, value, message)
+        ]
         return ", ".join(f"--{flag}" for flag in several[:_MOST])
 
     def related(self, text: str) -> str:
@@ -227,6 +231,18 @@ def _is_named(flag: str, text: str) -> bool:
     return bool(
         re.search(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])", text, re.IGNORECASE)
         or (short and re.search(rf"\b{short}\b", text))
+    )
+
+
+def _is_dtype(flag: str, value: str, text: str) -> bool:
+    """Whether a text speaks of a dtype by what has it: "fp8 KV cache" for --kv-cache-dtype=fp8."""
+    owner = flag.removesuffix("-dtype")
+    width = re.match(r"[a-z]+\d+", value.strip("'\""))
+    return bool(
+        owner not in (flag, "")
+        and width
+        and re.search(owner.replace("-", "[-_ ]"), text, re.IGNORECASE)
+        and width[0] in text.lower()
     )
 
 

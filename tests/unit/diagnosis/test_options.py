@@ -96,5 +96,7 @@ def test_an_option_is_named_by_its_whole_name_or_short_form() -> None:
     )
     assert given.named("block_size=128 and a KV cache dtype") == "--block-size, --kv-cache-dtype"
     assert given.named("2 DP groups") == "--data-parallel-size"
+    assert given.named("no scales for an fp8 KV cache") == "--kv-cache-dtype"
+    assert given.named("no blocks in the KV cache") == ""
     assert given.named("unblock_sized DPS") == ""
     assert given.related("fp8_e5m2 is not supported") == "--kv-cache-dtype"
