@@ -92,6 +92,7 @@ class Evictor:
             self._evict(place, eviction)
         for model, one in ((self._fleet.models[one.name], one) for one in loaded_models):
             model.hold = moves.holds.get(one.name, "")
+            model.is_next = moves.first == one.name
             leaves = any(replica.leaving for replica in model.replicas)
             asked_for = model.on_request or one.keep_alive_s >= 0 or one.gave_way or not one.room
             model.on_request = (asked_for or one.name in moves.holds or leaves) and is_loadable(
@@ -275,7 +276,9 @@ def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
         and attempt.ready_at is not None
         and attempt.serves
     ):
-        loaded = attempt.started_at, attempt.ready_at
+        # Without what a first start downloads.
+        load_s = sum(attempt.phases.values()) or attempt.ready_at - attempt.started_at
+        loaded = attempt.ready_at - load_s, attempt.ready_at
         began, at = woken if woken is not None and woken[1] > attempt.ready_at else loaded
         return Copy(replica.index, "serves", at, at - began)
     ended = replica.history[-1].ended_at if replica.history else None

@@ -23,8 +23,9 @@ sleeps where its engine can (gateway/planner/sharing/leaving.py), else it stops.
 request; new requests wait or go to other copies.
 
 The residence of a copy lasts as long as its load took, within LEAST_S and MOST_S. So at most half
-of the time goes into loading. A preloaded model that served nothing may be evicted at once, because
-evicting it always serves a waiting request.
+of the time of asked models goes into loading. Without a request for LEAST_S the residence is over.
+A preloaded model that served nothing may be evicted at once, because evicting it always serves a
+waiting request.
 
 An evicted model waits behind those that wait already. So N models that want one place have it in
 turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).
@@ -39,6 +40,8 @@ from typing import Literal
 from gateway.domain.units import in_words
 
 LEAST_S, MOST_S = 5.0, 60.0
+# Loads that take no longer cost the same.
+_CHEAP_S = 1.0
 
 State = Literal["out", "asleep", "loads", "serves", "leaves"]
 # States that need a load or a wake-up before the model serves.
@@ -155,11 +158,13 @@ class Eviction:
 class Moves:
     """The evictions, and the models that must not be loaded now, with the reason.
 
-    A model in neither stays as it is, and is loaded where it is out.
+    A model in neither stays as it is, and is loaded where it is out. `first` is the model that is
+    loaded next: its start is prepared while others leave.
     """
 
     evictions: Mapping[Place, Eviction] = field(default_factory=dict)
     holds: Mapping[str, str] = field(default_factory=dict)
+    first: str = field(default="", compare=False)
 
 
 def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
@@ -215,7 +220,7 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
             holds[model.name] = "the next request loads it"
         elif (model.state == "out" or model.lacks_copies) and (first is not None or in_progress):
             holds[model.name] = "other models load first"
-    return Moves(evictions, holds)
+    return Moves(evictions, holds, first.name if first is not None else "")
 
 
 def _places(model: LoadedModel) -> Iterator[tuple[Place, Copy]]:
@@ -256,7 +261,8 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
     """The copies that may be evicted for another model, in this order.
 
     Copies of models without requests come first, then copies whose residence is over, then low
-    priority, then copies that are not their model's last, then the least recently used.
+    priority, then copies that are not their model's last. Last comes the cost: idle time by the
+    seconds of its last load. Of equal loads the least recently used goes first.
     """
     candidates: list[tuple[tuple[bool, bool, int, bool, float, str, int], Place]] = []
     for model in models:
@@ -273,7 +279,7 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
                 not _residence_is_over(model, copy, now),
                 model.priority,
                 is_last,
-                used_at,
+                (used_at - now) / max(_CHEAP_S, copy.load_s),
                 model.name,
                 -copy.index,
             )
@@ -330,5 +336,10 @@ def _stays_warm(model: LoadedModel, now: float) -> bool:
 
 
 def _residence_is_over(model: LoadedModel, copy: Copy, now: float) -> bool:
-    """Whether the residence of the copy is over. An unused model has none."""
-    return model.unused or now - copy.entered_at >= copy.residence_s
+    """Whether the residence of the copy is over.
+
+    An unused model has none. A model without a request for LEAST_S is done with its own.
+    """
+    present_s = now - copy.entered_at
+    is_done = present_s >= LEAST_S and model.idle_s(now) >= LEAST_S
+    return model.unused or is_done or present_s >= copy.residence_s

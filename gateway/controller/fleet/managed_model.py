@@ -70,6 +70,8 @@ class ReplicaState:
     """The trial does not fit beside the serving engine."""
     in_place: bool = False
     """Its successor takes its place, as nothing fits beside it."""
+    intended: Plan | None = None
+    """The plan with the offers that it waits for."""
     preparation: Preparation | None = None
     """The files of its start, brought and read ahead."""
     launched: int | None = None
@@ -156,7 +158,7 @@ class ReplicaState:
             False,
         )
 
-    def wait_for(self, takes: tuple[Offer, ...]) -> bool:
+    def wait_for(self, takes: tuple[Offer, ...], intended: Plan | None = None) -> bool:
         """Note that other models must give these offers first.
 
         Returns whether the set of givers has changed.
@@ -166,7 +168,7 @@ class ReplicaState:
             self.requested_copies,
             {(one.model, one.replica, one.how) for one in takes},
         )
-        self.takes = takes
+        self.takes, self.intended = takes, intended
         return self.requested_copies != before
 
     def receive(self, given: tuple[Offer, ...]) -> None:
@@ -274,6 +276,8 @@ class ManagedModel:
     """The last use, in Unix seconds; 0: unused since it was added."""
     hold: str = ""
     """Why no copy of it may be loaded now; "" if one may."""
+    is_next: bool = False
+    """Of the models that wait for a place it is the first."""
     has_requests: bool = False
     """A request waits for it."""
     offered: frozenset[Place] = frozenset()

@@ -54,7 +54,7 @@ class PlanSteps:
                     replica.block("there is no room beside what serves")
                     return
                 if planned.takes:
-                    if replica.wait_for(planned.takes):
+                    if replica.wait_for(planned.takes, planned.plan):
                         log.warning(
                             "others give",
                             model=replica.model,

@@ -129,8 +129,7 @@ class ReplicaSteps:
             replica.task.cancel()
         instance = replica.instance_among(instances)
         self._look_again_after_a_while(replica)
-        if not _is_prepared(model, replica):
-            replica.end_preparation()
+        self._prepare(model, replica)
         self._watch(model, replica, instance)
         snapshot = self._snapshot(model, replica, instance)
         action = next_action(
@@ -165,6 +164,18 @@ class ReplicaSteps:
         waited_s = time.monotonic() - replica.blocked_at
         if replica.blocked is not None and not replica.takes and waited_s > _REPLAN_S:
             replica.blocked, replica.looks_again = None, True
+
+    def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:
+        """Prepare the next start while others leave for it, and end what no start needs."""
+        if not _is_prepared(model, replica):
+            replica.end_preparation()
+        elif (
+            replica.takes
+            and model.is_next
+            and replica.preparation is None
+            and replica.intended is not None
+        ):
+            self._effects.starts.prepare(model, replica, replica.intended)
 
     def _watch(self, model: ManagedModel, replica: ReplicaState, instance: Instance | None) -> None:
         """Watch the instance of the live attempt, if it runs or has run."""

@@ -11,7 +11,9 @@ from unittest import mock
 
 import pytest
 
-from gateway.domain import LaunchSpec
+from gateway.controller.fleet.preparation import LaunchFiles
+from gateway.controller.steps.launcher import Launcher
+from gateway.domain import LaunchSpec, Plan
 from gateway.domain.units import GIB
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
@@ -144,6 +146,41 @@ async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_req
         assert (await first).json()["usage"]["completion_tokens"] == 3
         await gateway.until("m", "stopped")
         assert not loaded(gateway.world)
+
+
+async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) -> None:
+    hold, brought = tmp_path / "hold", list[str]()
+    bring = Launcher.bring
+
+    async def noted(self: Launcher, plan: Plan, report: Any, **more: Any) -> LaunchFiles:
+        brought.append(plan.model.source)
+        return await bring(self, plan, report, **more)
+
+    def holds(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, max_model_len=131072, hold=hold)
+
+    with mock.patch.object(Launcher, "bring", noted):
+        async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
+            no_sleep = {"enable-sleep-mode": False}
+            for name in ("a", "b"):
+                await add(gateway, tmp_path, name, args=no_sleep, keep_alive=3600)
+                await gateway.until(name, "ready")
+            await add(gateway, tmp_path, "c", args=no_sleep, keep_alive=3600)
+            await gateway.until("c", "stopped")
+            hold.touch()
+            held = [asyncio.create_task(ask(gateway, name)) for name in ("a", "b")]
+            for name in ("a", "b"):
+                await counted(gateway, f'in_flight{{model="{name}"}} 1')
+            asked = asyncio.create_task(ask(gateway, "c"))
+            async with asyncio.timeout(hang_s()):
+                while len(brought) < 3:
+                    await asyncio.sleep(0.01)
+            assert loaded(gateway.world) == {"a", "b"}
+            assert (await gateway.show("c"))["attempts"] == []
+            hold.unlink()
+            for answer in await asyncio.gather(*held, asked):
+                assert answer.status_code == 200
+            assert len(brought) == 3, "the start took what was prepared"
 
 
 async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(

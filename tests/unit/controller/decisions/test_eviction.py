@@ -100,10 +100,34 @@ def test_who_leaves_has_had_its_residence() -> None:
     assert moves(asking, serves("a", requests=3)).evictions
     assert not moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).evictions
     assert moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).holds
-    # What took long to load stays as long.
-    assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).evictions
-    assert moves(asking, serves("a", since=NOW - 20, load_s=20)).evictions
-    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900)).evictions
+    # What took long to load stays as long, while requests come.
+    asked: dict[str, Any] = {"requests": 1}
+    assert not moves(asking, serves("a", since=NOW - 19, load_s=20, **asked)).evictions
+    assert moves(asking, serves("a", since=NOW - 20, load_s=20, **asked)).evictions
+    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900, **asked)).evictions
+    recent = serves("a", since=NOW - 19, load_s=20, used_at=NOW - LEAST_S + 0.1)
+    assert not moves(asking, recent).evictions
+    assert moves(asking, replace(recent, used_at=NOW - LEAST_S)).evictions
+
+
+def test_the_model_that_loads_next_is_named() -> None:
+    first, second = out("b", waited_s=9), out("a", waited_s=3)
+    assert moves(second, first).first == "b"
+    waits = out("b", waited_s=9, room=False, needs=(("s", 0),), promised=True)
+    young = serves("s", since=NOW - 1, load_s=50, requests=1)
+    assert moves(second, waits, young).first == "b", "it is prepared while the other stays"
+    assert moves(out("a")).first == ""
+
+
+def test_of_equal_models_that_leaves_which_returns_cheaply() -> None:
+    wakes = serves("wakes", used_at=NOW - 20, load_s=0.5, since=NOW - 900)
+    starts = serves("starts", used_at=NOW - 60, load_s=60, since=NOW - 900)
+    assert eviction_order([starts, wakes], NOW) == [("wakes", 0), ("starts", 0)]
+    # A model that nobody has used for long goes first, whatever it costs.
+    idle = replace(starts, used_at=NOW - 6000)
+    assert eviction_order([wakes, idle], NOW) == [("starts", 0), ("wakes", 0)]
+    same = [serves(name, used_at=NOW - age, load_s=30) for name, age in (("a", 5), ("b", 90))]
+    assert eviction_order(same, NOW) == [("b", 0), ("a", 0)]
 
 
 def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:

@@ -1,0 +1,80 @@
+"""A preparation: joined by the start that needs it, replaced by one with other needs, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.controller.fleet.preparation import LaunchFiles, Preparation, Report
+from gateway.domain import Plan
+from gateway.errors import HostError
+from tests.support.makers import plan
+
+pytestmark = pytest.mark.anyio
+
+FILES = LaunchFiles(Path("/weights"), None, {})
+
+
+class World:
+    def __init__(self, error: Exception | None = None) -> None:
+        self.here, self.reading, self.cancelled = asyncio.Event(), asyncio.Event(), 0
+        self._error = error
+
+    async def bring(self, _plan: Plan, report: Report) -> LaunchFiles:
+        report("a download")
+        await self.here.wait()
+        if self._error is not None:
+            raise self._error
+        return FILES
+
+    async def read(self, _plan: Plan, files: LaunchFiles) -> None:
+        assert files == FILES
+        self.reading.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+async def test_a_start_joins_what_is_under_way() -> None:
+    world, heard = World(), list[str]()
+    one = Preparation(plan("3090"), world.bring, world.read)
+    await asyncio.sleep(0)
+    joined = asyncio.create_task(one.files(heard.append))
+    await asyncio.sleep(0)
+    assert heard == ["a download"]
+    world.here.set()
+    assert await joined == FILES
+    await world.reading.wait()
+    assert one.serves(plan("3090", max_context=2048)), "another context needs the same files"
+    one.end()
+    await asyncio.sleep(0.01)
+    assert world.cancelled == 1
+
+
+async def test_a_cancelled_start_leaves_the_download() -> None:
+    world = World()
+    one = Preparation(plan("3090"), world.bring, world.read)
+    joined = asyncio.create_task(one.files(lambda _: None))
+    await asyncio.sleep(0)
+    joined.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await joined
+    world.here.set()
+    assert await one.files(lambda _: None) == FILES
+    one.end()
+
+
+async def test_what_failed_or_is_of_another_model_serves_no_start() -> None:
+    world, here = World(HostError("no disk", hint="more")), plan("3090")
+    one = Preparation(here, world.bring, world.read)
+    assert one.serves(here)
+    assert not one.serves(here.evolve(model=here.model.evolve(source="/other")))
+    world.here.set()
+    with pytest.raises(HostError):
+        await one.files(lambda _: None)
+    assert not one.serves(here)
+    one.end()
