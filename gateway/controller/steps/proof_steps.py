@@ -8,6 +8,7 @@ from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.watch.verify import alive, probe_abilities, verify
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import Attempt
+from gateway.domain.running import TRIAL_GENERATION
 from gateway.engines.common.chat import abilities
 from gateway.store.store import Store
 
@@ -42,7 +43,10 @@ class ProofSteps:
 
         asked = watcher.client, watcher.url, attempt.served_name, attempt.plan
         failure = await verify(*asked, self._patience_s, report, watcher.proved)
-        if failure is None:
+        if failure is None and replica.generation == TRIAL_GENERATION:
+            # Questions about abilities would go on beside the measurement.
+            watcher.note(verified=True, phase="serving")
+        elif failure is None:
             report("verifying: tool calls, thoughts and answers by a schema")
             await self._test_abilities(replica, attempt, watcher, forgiven_at)
             watcher.note(verified=True, phase="serving")

@@ -14,7 +14,9 @@ from gateway.measuring.bench.streamed_answer import BenchTarget
 def main() -> None:
     job = json.load(sys.stdin)
     load = LoadTest(
-        BenchTarget(job["url"], job["model"], job["key"], job["vocabulary"]), job["context"]
+        BenchTarget(job["url"], job["model"], job["key"], job["vocabulary"]),
+        job["context"],
+        text=job.get("text", False),
     )
     try:
         report = asyncio.run(load.measure(job["levels"], job["seconds"]))

@@ -17,6 +17,7 @@ from typing import Any
 from gateway.domain import BenchLevel, BenchReport
 from gateway.engines.common.speed.expectation import lengths
 from gateway.errors import NotReady
+from gateway.measuring.bench.sentences import text_prompt
 from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, TimedAnswer, ask
 
 _SHORT, _LONG = 2048, 32768
@@ -28,17 +29,20 @@ _WARM_UP, _WARM_UP_TOKENS = 8, 16
 _PATIENCE_S = 600.0
 # Special tokens mostly have the first and the last ids.
 _FIRST_ID = 100
+# Characters of an English token.
+_CHARACTERS = 4
 
 
 @dataclass
 class LoadTest:
     """A load on `target`. context: the most tokens of a request. report: prints the current step.
-    request_count: requests sent."""
+    request_count: requests sent. text: prompts are sentences, of about as many tokens."""
 
     target: BenchTarget
     context: int
     report: Callable[[str], None] = lambda _: None
     request_count: int = 0
+    text: bool = False
 
     async def measure(self, levels: Sequence[int], seconds: float) -> BenchReport:
         """Measure each number of concurrent requests. Raises NotReady if a request fails."""
@@ -67,7 +71,7 @@ class LoadTest:
             min(_SHORT, self.context - single_tokens), single_tokens, seconds
         )
         long_answers: list[TimedAnswer] = []
-        if self.context >= _LONG:
+        if self.context >= _LONG and not self.text:
             self.report("a prompt of 32k tokens")
             long_answers = await self._measure_alone(min(_LONG, self.context - 1), 1, seconds)
         measured = []
@@ -133,6 +137,10 @@ class LoadTest:
         return await ask(self.target, request, _PATIENCE_S)
 
     def _request(self, prompt: int, tokens: int) -> bytes:
+        if self.text:
+            # A token has one character at least, so the prompt fits whatever the tokenizer is.
+            characters = min(_CHARACTERS * prompt, self.context - tokens)
+            return self.target.request(text_prompt(characters), tokens)
         id_limit = max(2, self.target.vocabulary * 3 // 4)
         token_ids = range(min(_FIRST_ID, id_limit // 2), id_limit)
         ids = random.choices(token_ids, k=max(1, prompt))  # noqa: S311 - no secret

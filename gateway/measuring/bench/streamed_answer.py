@@ -41,7 +41,7 @@ class BenchTarget:
     vocabulary: int = 20_000
     tls: ssl.SSLContext | None = None
 
-    def request(self, prompt: list[int], tokens: int) -> bytes:
+    def request(self, prompt: list[int] | str, tokens: int) -> bytes:
         """The bytes of a request for exactly `tokens` tokens."""
         options = {
             "model": self.model,

@@ -76,6 +76,7 @@ def neighbours(about: BasePlan) -> tuple[PlanChange, ...]:
     return (
         *_layouts(about),
         *_cache_dtypes(about),
+        *speculation(about),
         *_batches(about),
         *_requests(about),
         *_graphs(about),
@@ -178,6 +179,18 @@ def _cache_dtypes(about: BasePlan) -> Iterator[PlanChange]:
         yield _with_flag(
             about, _KV_DTYPE, name, f"KV cache of {name}", "half the bytes per token are read"
         )
+
+
+def speculation(about: BasePlan) -> tuple[PlanChange, ...]:
+    """Tokens drafted by layers of the checkpoint, which answers stay the same with.
+
+    Drafts from the prompt pay only for prompts that repeat themselves, so they are not tried.
+    """
+    owner = about.owner
+    if owner.speculative or owner.drafter or about.plan.speculation.value != "none":
+        return ()
+    words = "tokens drafted by layers of the checkpoint"
+    return (PlanChange(words, "a step gives several", about.wish.evolve(speculative="mtp")),)
 
 
 def _batches(about: BasePlan) -> Iterator[PlanChange]:

@@ -26,10 +26,13 @@ async def measure(
     busy: Callable[[], bool],
     seconds: float,
     at_once: int | None = None,
+    *,
+    text: bool = False,
 ) -> BenchReport | None:
     """The report of a load process. None if a client sent a request or the engine failed.
 
-    at_once: the most requests at once; None: as many as the plan is made for.
+    at_once: the most requests at once; None: as many as the plan is made for. text: prompts are
+    sentences.
     """
     plan = attempt.plan
     planned = at_once or (plan.speed.concurrency if plan.speed else min(32, plan.at_once))
@@ -40,6 +43,7 @@ async def measure(
         "vocabulary": plan.model.vocab,
     }
     job |= {"context": plan.max_model_len.value, "levels": sorted({1, planned}), "seconds": seconds}
+    job |= {"text": text}
     child = await spawn("gateway.measuring.bench", {}, errors=True)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)

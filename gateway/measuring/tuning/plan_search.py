@@ -34,6 +34,7 @@ from gateway.measuring.tuning.candidates import (
     neighbours,
     other_engines,
     pinned,
+    speculation,
 )
 from gateway.measuring.tuning.engine_load import measure
 from gateway.measuring.tuning.figures import measured_speed, worth_of
@@ -82,6 +83,8 @@ class PlanSearch:
         self.wish = model.wish
         self._began = time.monotonic()
         self._served_worth = 0.0
+        self._text = False
+        """Prompts are sentences, as random tokens say nothing about drafted ones."""
         self._seen: set[str] = set()
         """The starts of all plans that were tried."""
         self._trial_s = 0.0
@@ -147,6 +150,10 @@ class PlanSearch:
         """The reason of its end."""
         attempt = self._model.serving[0]
         served = attempt.plan
+        engine = await asyncio.to_thread(self._tools.engine, served.engine)
+        wish = pinned(self.wish, served)
+        best = BasePlan(self.wish, wish, served, engine, lossy=self._options.lossy)
+        self._text = served.speculation.value != "none" or await self._can_speculate(best)
         self._trial_s = (attempt.ready_at or attempt.started_at) - attempt.started_at
         began = time.monotonic()
         await self._try("the served plan", "", served, attempt)
@@ -157,9 +164,6 @@ class PlanSearch:
             self._say("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
             self._report = self._report.evolve(offline=True)
-        engine = await asyncio.to_thread(self._tools.engine, served.engine)
-        wish = pinned(self.wish, served)
-        best = BasePlan(self.wish, wish, served, engine, lossy=self._options.lossy)
         self._seen.add(_start(served))
         await self._compare_defaults(best)
         return await self._climb(best)
@@ -208,6 +212,11 @@ class PlanSearch:
 
     def _best_worth(self) -> float:
         return self._report.tried[self._report.best].worth or 1.0
+
+    async def _can_speculate(self, base: BasePlan) -> bool:
+        """Whether a plan that drafts tokens is among the candidates."""
+        plans = [await self._plan(change) for change in speculation(base)]
+        return any(plan is not None and plan.speculation.value != "none" for plan in plans)
 
     async def _alternatives(self) -> tuple[Plan, ...]:
         """The plans of all engines that the owner allows and this machine can start, best first."""
@@ -285,6 +294,7 @@ class PlanSearch:
                 self._disturbance(attempt),
                 _MEASURED_S,
                 at_once(self.wish, attempt.plan),
+                text=self._text,
             )
             if report is not None:
                 return report

@@ -141,10 +141,13 @@ def _options(name: str, wish: Any) -> str:
     """The options of `fitserve set` that give the model this wish."""
     now = call("GET", model_path(name))["wish"]
     options = []
-    for field, option in (("engines", "engine"), ("tensor_parallel", "tp"), ("replicas",) * 2):
+    names = {"engines": "engine", "tensor_parallel": "tp"}
+    for field in ("engines", "tensor_parallel", "replicas", "speculative"):
         value = wish[field][0] if field == "engines" else wish[field]
         if wish[field] != now[field] and value is not None:
-            options.append(f"--{option} {value}")
+            options.append(f"--{names.get(field, field)} {value}")
+    if wish.get("data_parallel"):
+        options.append(f"--arg data-parallel-size={wish['data_parallel']}")
     changed = {
         flag: value for flag, value in wish["args"].items() if now["args"].get(flag) != value
     }

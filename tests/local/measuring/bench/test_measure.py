@@ -3,6 +3,9 @@ not answer."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from gateway.domain import BenchReport
@@ -72,3 +75,17 @@ async def test_an_engine_that_does_not_answer_is_said_with_its_words(
 ) -> None:
     with pytest.raises(NotReady, match=words):
         await measured(script, 1)
+
+
+async def test_sentences_are_asked_where_drafted_tokens_are_compared(tmp_path: Path) -> None:
+    record = tmp_path / "requests"
+    script = EngineScript(model="m", record=record)
+    async with FakeEngine(script, lambda _: None) as engine:
+        target = BenchTarget(f"http://127.0.0.1:{engine.port}", "m")
+        report = await LoadTest(target, 400, text=True).measure([1], 0.1)
+    prompts = re.findall(r'"prompt": ("[^"]+"|\[)', record.read_text())
+    assert prompts
+    assert all(prompt.startswith('"') for prompt in prompts)
+    # Every character may be a token, and the answer has its place.
+    assert max(map(len, prompts)) <= 400
+    assert report.levels[0].requests >= 1

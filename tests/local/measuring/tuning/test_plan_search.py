@@ -4,6 +4,8 @@ and taken by word only."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +125,31 @@ async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_p
         # It is taken once.
         again = await gateway.client.post("/admin/models/m/tune/apply")
         assert again.status_code == 409
+    # Questions about abilities would disturb the measurements of trials.
+    with contextlib.closing(sqlite3.connect(tmp_path / "data/fitserve.db")) as database:
+        asked = {
+            generation >= 0: abilities is not None
+            for generation, abilities in database.execute(
+                "SELECT generation, abilities FROM attempts"
+            )
+        }
+    assert asked == {True: True, False: False}
+
+
+def _without_port(argv: tuple[str, ...]) -> list[str]:
+    return [item for item in argv if not item.startswith("--port")]
 
 
 async def test_where_nothing_is_faster_the_search_stops_early(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced("--no-such-flag")) as gateway:
+    first: list[tuple[str, ...]] = []
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        """The served plan is fast, every change of it slow."""
+        first.append(spec.argv)
+        pace = FAST if _without_port(spec.argv) == _without_port(first[0]) else SLOW
+        return EngineScript(model=spec.model, max_model_len=400_000, tokens_per_second=pace)
+
+    async with tuned(tmp_path, script) as gateway:
         old = await added(gateway, tmp_path)
         await begun(gateway)
         report = await ended(gateway)

@@ -20,6 +20,7 @@ from gateway.measuring.tuning.candidates import (
     neighbours,
     other_engines,
     pinned,
+    speculation,
 )
 from gateway.profiles.profiles import Profiles
 from tests.support.planning import decide
@@ -67,7 +68,9 @@ def tried(
         return
     for change in neighbours(base):
         plan = planned(base, here, change)
-        if plan is not None and keeps_quality(plan, base):
+        # A model without layers that draft keeps its plan, and a search starts no plan twice.
+        same = change in speculation(base) and plan is not None and plan.argv == base.plan.argv
+        if plan is not None and not same and keeps_quality(plan, base):
             yield base, change, plan
 
 
@@ -86,7 +89,7 @@ def test_each_change_is_another_start_and_no_loss_of_quality(
         assert plan.kv_cache_dtype.value in ("auto", base.plan.kv_cache_dtype.value)
         assert plan.max_model_len.value >= min(32768, base.plan.max_model_len.value)
         # The owner's wish is kept, but for what a plan decides.
-        kept = set(Wish.model_fields) - {"engines", "args", *_LAYOUT}
+        kept = set(Wish.model_fields) - {"engines", "args", "speculative", *_LAYOUT}
         assert all(getattr(change.wish, name) == getattr(base.owner, name) for name in kept)
         commands.add((plan.argv, plan.replicas.value))
     assert len(commands) == len(found)
@@ -153,6 +156,22 @@ def test_a_cache_that_memory_made_smaller_is_tried_in_full() -> None:
     assert base is not None
     assert base.plan.kv_cache_dtype.source == "memory model"
     assert any(change.wish.args.get("kv-cache-dtype") == "auto" for change in neighbours(base))
+
+
+def test_drafts_by_the_checkpoint_are_tried_where_the_version_has_them() -> None:
+    drafted = {}
+    for model in ("qwen3-next-80b-a3b", "llama-3.1-8b"):
+        base = served(model, "8xh200", VLLM_REF)
+        assert base is not None
+        (change,) = speculation(base)
+        plan = planned(base, "8xh200", change)
+        assert plan is not None
+        drafted[model] = plan.speculation.value
+        assert keeps_quality(plan, base)
+    assert drafted == {"qwen3-next-80b-a3b": "mtp", "llama-3.1-8b": "none"}
+    asked = served("qwen3-next-80b-a3b", "8xh200", VLLM_REF, speculative="off")
+    assert asked is not None
+    assert speculation(asked) == ()
 
 
 def test_the_defaults_of_an_engine_are_one_gpu_and_its_own_batch() -> None:

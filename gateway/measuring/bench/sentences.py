@@ -1,0 +1,22 @@
+"""Plain English prompts, for engines whose speed depends on what is said."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+_WHO = ("The baker", "A neighbour", "My sister", "The engineer", "Our teacher", "The captain")
+_DOES = ("repairs", "describes", "sells", "paints", "measures", "forgets", "carries", "explains")
+_THINGS = (
+    *("an old clock", "the narrow bridge", "a basket of apples", "the plan of the house"),
+    *("a letter from Lisbon", "the broken engine", "three blue chairs", "the map of the coast"),
+)
+_WHEN = ("before the rain begins", "on a quiet evening", "while the others sleep", "every spring")
+_SENTENCES = tuple(f"{' '.join(parts)}." for parts in product(_WHO, _DOES, _THINGS, _WHEN))
+
+
+def text_prompt(characters: int) -> str:
+    """Random sentences, cut to this length."""
+    count = max(1, characters // 40)
+    chosen = random.choices(_SENTENCES, k=count + 1)  # noqa: S311 - no secret
+    return " ".join(chosen)[: max(1, characters)]

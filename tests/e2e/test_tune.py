@@ -1,0 +1,47 @@
+"""The search for a faster plan with the real engine: trials beside the model, which goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import START_S, Gateway, wait_for
+
+pytestmark = pytest.mark.engine
+
+
+def test_the_real_engine_is_measured_beside_the_served_one_which_stays(
+    serving_demo: Gateway,
+) -> None:
+    gateway = serving_demo
+    before = gateway.show("demo")
+    # One request at once keeps the measurement short.
+    changed = gateway.client.patch("/admin/models/demo", json={"concurrency": 1})
+    assert changed.status_code in (200, 202), changed.text
+    gateway.until("demo", "ready", START_S)
+    begun = gateway.client.post("/admin/models/demo/tune", json={"minutes": 60})
+    assert begun.status_code == 202, begun.text
+
+    def measured() -> Any:
+        report = gateway.client.get("/admin/models/demo/tune").json()
+        assert report["state"] == "running", report
+        return sum(one["speed"] is not None for one in report["tried"]) >= 2 and report
+
+    report = wait_for("two measured plans", measured, 2 * START_S)
+    served, other = report["tried"][:2]
+    assert served["worth"] == 1
+    assert other["argv"] != served["argv"]
+    assert other["speed"]["stream"]["value"] > 0
+    ended = gateway.client.delete("/admin/models/demo/tune").json()
+    assert ended["state"] == "stopped"
+
+    def alone() -> bool:
+        view = gateway.show("demo")
+        live = [one["id"] for one in view["attempts"] if one["state"] in ("starting", "ready")]
+        return view["state"] == "ready" and len(live) == 1
+
+    wait_for("the served plan alone", alone, START_S)
+    assert gateway.show("demo")["wish"]["args"] == before["wish"]["args"]
+    gateway.client.patch("/admin/models/demo", json={"concurrency": None})
+    gateway.until("demo", "ready", START_S)
