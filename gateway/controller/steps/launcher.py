@@ -70,8 +70,10 @@ class Launcher:
     """One start reads ahead at a time: the next one to load is the first."""
 
     async def bring(self, plan: Plan, report: Report, *, allow_remote_code: bool) -> LaunchFiles:
-        """Bring image and weights to this machine. Raises HostError, BadModel and their kin."""
-        await self.host.prepare(plan.engine, report)
+        """Bring weights and image to this machine. Raises HostError, BadModel and their kin.
+
+        Weights come first: a start pulls its image at the same time, for the check of its plan.
+        """
         weights = await self._weights(plan.model, report, allow_remote_code=allow_remote_code)
         drafter = (
             await self._weights(plan.drafter, report, allow_remote_code=False)
@@ -82,6 +84,7 @@ class Launcher:
             one.name: await self._weights(one, report, allow_remote_code=False)
             for one in plan.adapters
         }
+        await self.host.prepare(plan.engine, report)
         return LaunchFiles(weights, drafter, adapters)
 
     async def read_ahead(self, plan: Plan, files: LaunchFiles, most_bytes: int) -> None:

@@ -96,8 +96,9 @@ class StartSteps:
         room: CurrentContext,
         report: Callable[[str], None],
     ) -> None:
-        """Check the plan, and start the engine. Raises HostError, BadModel and their kin; NoPlan
-        where engines refuse every plan."""
+        """Check the plan while its weights come, and start the engine. Raises HostError, BadModel
+        and their kin; NoPlan where engines refuse every plan."""
+        self.prepare(model, replica, attempt.plan)
         remote_code = model.wish_of(replica).policy.allow_remote_code
         attempt = await self._pin(model, replica, attempt, report)
         replica.conditions = await self._launcher.conditions(

