@@ -211,7 +211,7 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     database = settings.data / "fitserve.db"
     store = await asyncio.to_thread(open_store, database)
     instance = installation_id(database, store)
-    keyring = await _load_keyring(front, store)
+    keyring = await _load_keyring(app, front, store)
     allowed = front.profiles.allowed_images(settings.allowed_images)
     host = host or await choose_host(settings, instance, allowed)
     token = _secret(settings.hf_token)
@@ -272,13 +272,16 @@ def _workers(
     return Workers(settings, limits, keys, *shared, metrics.usage)
 
 
-async def _load_keyring(front: Front, store: Store) -> Keyring:
-    """The stored keys. A change of them reaches the workers, or the rate limits of this process."""
+async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
+    """The stored keys. A change of them reaches the workers, the rate limits of this process, and
+    its answers under way."""
 
-    def forget_removed_keys() -> None:
+    def changed() -> None:
         front.plane.limiter.keep(front.keys.table.keys)
+        if front.workers is not None:
+            front.workers.publish_keys()
+        app.answers.end_revoked()
 
-    changed = forget_removed_keys if front.workers is None else front.workers.publish_keys
     call = asyncio.get_running_loop().call_soon_threadsafe
     keyring = Keyring(store, front.settings.data, front.keys, partial(call, changed))
     await asyncio.to_thread(keyring.load)

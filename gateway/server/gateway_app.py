@@ -14,13 +14,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.errors import FitserveError, NotReady
+from gateway.keys import Scope as KeyScope
 from gateway.logging import Logger
+from gateway.proxy.access.auth import Key
 from gateway.proxy.access.origins import EXPOSED, METHODS
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.api.endpoints import is_inference
 from gateway.proxy.api.protocol import request_id, send_error
 from gateway.proxy.metrics.access_log import AdminRequest
 from gateway.server.handover import Takeover
+from gateway.server.open_answers import OpenAnswer, OpenAnswers
 from gateway.tls import Certificate
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ class GatewayApp:
         )
         self.certificate: Certificate | None = None
         self.replaced = False  # another gateway runs the control loop
+        self.answers = OpenAnswers()
         self.on_stop: tuple[Callable[[], object], ...] = ()  # end endless streams
         self._keys = front.keys
         self._access_log = front.settings.access_log
@@ -138,13 +142,29 @@ class GatewayApp:
                 )
                 scope["key"] = key.name
                 permit = self.plane.limiter.admit(key, "openai", time.monotonic())
+                answer = self._open_answer(key, need, scope, receive, send)
             else:
-                permit = None
+                permit = answer = None
         except FitserveError as error:
             await send_error(send, error, request_id(scope))
             return
         try:
-            await self.api(scope, receive, send)
+            if answer is None:
+                await self.api(scope, receive, send)
+            else:
+                self.answers.add(answer)
+                await self.api(scope, answer.receive, answer.send)
         finally:
+            if answer is not None:
+                await self.answers.remove(answer)
             if permit is not None:
                 permit.end(0, time.monotonic())
+
+    def _open_answer(
+        self, key: Key, need: KeyScope, scope: Scope, receive: Receive, send: Send
+    ) -> OpenAnswer | None:
+        """The answer to a request that changes nothing. None: a change is completed, whatever
+        becomes of its key."""
+        if scope["method"] != "GET":
+            return None
+        return OpenAnswer(lambda: self._keys.allow(key, need), receive, send)

@@ -130,6 +130,13 @@ class Keys:
     def open(self) -> bool:
         return self._open
 
+    def allow(self, key: Key, need: Scope) -> bool:
+        """Whether a caller that was admitted with `key` still has the scope `need`."""
+        if key is ANYONE:
+            return self._open
+        present = self.table.keys.get(key.digest)
+        return present is not None and need in present.scopes
+
     def admit(self, headers: Iterable[tuple[bytes, bytes]], need: Scope, address: str = "") -> Key:
         """The caller with these (lower-case) ASGI headers, after a check of the scope `need`.
         Raises BadRequest, and the errors of `authenticate`."""

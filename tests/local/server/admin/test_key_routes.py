@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from gateway.domain import LaunchSpec
 from gateway.proxy.access.rate_limits import Bucket
 from tests.local.cli.test_main import fitserve
 from tests.support.dataplane import until
+from tests.support.patience import hang_s
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -232,6 +234,27 @@ async def test_lists_and_admin_answers_count_as_requests_of_the_key(tmp_path: Pa
             for path in ("/admin/models", "/metrics", "/admin/usage")
         ]
         assert [answer.status_code for answer in read] == [200, 200, 429]
+
+
+@pytest.mark.parametrize("path", ["/admin/events", "/admin/live"])
+async def test_streams_of_a_key_end_with_the_key(tmp_path: Path, path: str) -> None:
+    async with gateway(tmp_path) as (one, _):
+        key = await make(one, "leaked", scopes=["admin"])
+        other = await make(one, "other", scopes=["admin"])
+        streams = []
+        async with contextlib.AsyncExitStack() as stack:
+            for held in (key, other):
+                headers = {"authorization": f"Bearer {held}"}
+                stream = one.client.stream("GET", path, headers=headers)
+                streams.append(await stack.enter_async_context(stream))
+            answers = [asyncio.create_task(answer.aread()) for answer in streams]
+            assert (await one.client.delete("/admin/keys/leaked")).status_code < 300
+            async with asyncio.timeout(hang_s()):
+                await answers[0]
+            if path != "/admin/live":  # where each page connects again after any change of keys
+                assert not answers[1].done()
+            for answer in answers[1:]:
+                answer.cancel()
 
 
 async def test_requests_per_minute(tmp_path: Path) -> None:

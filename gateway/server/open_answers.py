@@ -1,0 +1,72 @@
+"""Answers under way, which end when the key of their caller is revoked or changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.types import Message, Receive, Send
+
+
+class OpenAnswer:
+    """A request for reading whose answer may have no end: its application sees a client that left
+    once `end` was called, and the answer is then completed."""
+
+    def __init__(self, is_allowed: Callable[[], bool], receive: Receive, send: Send) -> None:
+        """is_allowed: whether the caller may still read the answer."""
+        self.is_allowed = is_allowed
+        self._receive = receive
+        self._send = send
+        self._ended = asyncio.Event()
+        self._next: asyncio.Future[Message] | None = None
+        self._started = self._complete = False
+
+    def end(self) -> None:
+        self._ended.set()
+
+    async def receive(self) -> Message:
+        """The next message for the application."""
+        if self._next is None:
+            self._next = asyncio.ensure_future(self._receive())
+        ended = asyncio.ensure_future(self._ended.wait())
+        try:
+            await asyncio.wait({self._next, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+        if self._ended.is_set() or not self._next.done():
+            return {"type": "http.disconnect"}
+        message, self._next = self._next.result(), None
+        return message
+
+    async def send(self, message: Message) -> None:
+        self._started = True
+        if message["type"] == "http.response.body":
+            self._complete = not message.get("more_body", False)
+        await self._send(message)
+
+    async def close(self) -> None:
+        """Completes an answer that was ended."""
+        if self._next is not None:
+            self._next.cancel()
+        if self._ended.is_set() and self._started and not self._complete:
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class OpenAnswers:
+    """The answers of one application, in its event loop."""
+
+    def __init__(self) -> None:
+        self._answers: set[OpenAnswer] = set()
+
+    def add(self, answer: OpenAnswer) -> None:
+        self._answers.add(answer)
+
+    async def remove(self, answer: OpenAnswer) -> None:
+        self._answers.discard(answer)
+        await answer.close()
+
+    def end_revoked(self) -> None:
+        """Ends the answers whose callers may no longer read them."""
+        for answer in self._answers:
+            if not answer.is_allowed():
+                answer.end()
