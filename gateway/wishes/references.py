@@ -5,13 +5,16 @@ Their values may be secrets, and stand in no error and no log.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from gateway.file_reading import read_file
 from gateway.wishes.document import Keys
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
@@ -19,6 +22,8 @@ _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 _LONGEST = 1024 * 1024
 # A shorter value is part of too many words to be taken out of them.
 _LEAST_SHOWN = 4
+# Characters in a row that a value and a text share by chance only.
+_PART = 8
 
 
 class Unresolved(Exception):
@@ -30,8 +35,8 @@ class References:
     """References of one file; relative paths begin in its folder. values: by reference."""
 
     folder: Path
-    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    values: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    values: dict[str, str] = field(default_factory=dict, repr=False)
 
     def resolved(self, value: Any) -> Any:
         """The value with references replaced. Raises Unresolved."""
@@ -42,9 +47,12 @@ class References:
         return [self.resolved(one) for one in value] if isinstance(value, list) else value
 
     def hidden(self, text: str) -> str:
-        """The text with references in the place of their values."""
+        """The text with references in the place of their values, and of each part of a value,
+        however the text cuts or escapes it."""
         for reference, value in sorted(self.values.items(), key=lambda one: -len(one[1])):
             text = text.replace(value, reference) if len(value) >= _LEAST_SHOWN else text
+        for reference, value in self.values.items():
+            text = _without_parts(text, value, reference)
         return text
 
     def _read(self, match: re.Match[str]) -> str:
@@ -56,8 +64,8 @@ class References:
         else:
             try:
                 path = self.folder / Path(name).expanduser()
-                with path.open() as file:
-                    value = file.read(_LONGEST).removesuffix("\n")
+                text = read_file(path, 4 * _LONGEST).decode()[:_LONGEST]
+                value = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
             except UnicodeDecodeError:
                 raise Unresolved(f"{path} cannot be read: it is no text") from None
             except (
@@ -70,6 +78,25 @@ class References:
                 ) from None
         self.values[match[0]] = value
         return value
+
+
+def _without_parts(text: str, value: str, reference: str) -> str:
+    """The text with the reference for each run of characters that the value has too."""
+    forms = {value, repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)}
+    held = "\n".join(form.casefold() for form in {*forms, quote(value, safe="")})
+    told, shown = text.casefold(), reference.casefold()
+    if len(told) != len(text):  # a letter with another length, such as a sharp s
+        held, told, shown = "\n".join(forms), text, reference
+    hidden = bytearray(len(text))
+    for start in range(len(text) - _PART + 1):
+        part = told[start : start + _PART]
+        if part in held and part not in shown:
+            hidden[start : start + _PART] = b"x" * _PART
+    pieces, place = [], 0
+    for match in re.finditer(b"x+", hidden):
+        pieces += [text[place : match.start()], reference]
+        place = match.end()
+    return "".join([*pieces, text[place:]])
 
 
 def texts(value: Any, keys: Keys) -> Iterator[tuple[Keys, str]]:
