@@ -1,45 +1,74 @@
 """TLS for clients: certificate and key from files, and the handshake of a connection.
 
-The files are read again when they change; open connections keep their certificate. A connection in
-its handshake counts among its client's connections and has a time limit.
+The files are read every few seconds; open connections keep their certificate. Workers get the pair
+in use from the control process and read no file. A connection in its handshake counts among its
+client's connections and has a time limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.errors import SettingsError
+from gateway.file_reading import FileReader, read_file
 from gateway.logging import Logger
 from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.tls")
 
 _LOOK_S = 5.0
+_MOST_BYTES = 1024 * 1024
 HANDSHAKE_S = 10.0
 # The time for the closing message of TLS, which clients may omit.
 _FAREWELL_S = 5.0
 
 
+class CertificatePair(NamedTuple):
+    """The contents of two PEM files: the certificate with its chain, and its key."""
+
+    chain: bytes
+    key: bytes
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Raises OSError (ssl.SSLError) where they do not fit."""
+        # OpenSSL reads a key from a file alone. These are files in memory.
+        with _memory_file(self.chain) as chain, _memory_file(self.key) as key:
+            # Without a password OpenSSL would ask for it on the terminal.
+            context.load_cert_chain(chain, key, password=lambda: "")
+
+
+def server_context(pair: CertificatePair) -> ssl.SSLContext:
+    """The settings of a server with that certificate. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    pair.load_into(context)
+    return context
+
+
 class Certificate:
-    """The server's certificate. `watch` needs an event loop."""
+    """The server's certificate. `pair`: the last one that could be used. `watch` needs an event
+    loop."""
 
     def __init__(self, certificate: Path, key: Path | None, look_s: float = _LOOK_S) -> None:
         """certificate: file with the chain. key: its file; None: the same. Raises SettingsError."""
         self._files = (certificate, key or certificate)
         self._look_s = look_s
-        self._known = self._state()
         self._watching: SupervisedTask | None = None
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._reader = FileReader(self._read)
+        self._problem = ""
+        self._changed: Callable[[CertificatePair], object] = lambda _: None
         try:
-            self._load(self.context)
-        except (OSError, ssl.SSLError) as error:
+            self.pair = self._known = self._read()
+            self.context = server_context(self.pair)
+        except OSError as error:
             raise SettingsError(
                 f"The certificate {certificate} with the key {self._files[1]} cannot be used:"
                 f" {_reason(error)}.",
@@ -49,7 +78,9 @@ class Certificate:
                 ),
             ) from None
 
-    def watch(self) -> None:
+    def watch(self, changed: Callable[[CertificatePair], object] = lambda _: None) -> None:
+        """Follows the files. `changed` gets each further pair that can be used."""
+        self._changed = changed
         self._watching = SupervisedTask(self._look, "watching the certificate")
 
     async def close(self) -> None:
@@ -57,35 +88,40 @@ class Certificate:
             await self._watching.close()
 
     async def _look(self) -> float:
-        state = self._state()
-        if state != self._known:
-            try:
+        try:
+            pair = await self._reader.result()
+            if pair != self._known:
+                self._known = pair
                 # First into another context: a wrong key would half replace the one in use.
-                self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-                self._load(self.context)
-            except (OSError, ssl.SSLError) as error:
+                server_context(pair)
+                pair.load_into(self.context)
+                self.pair = pair
+                self._changed(pair)
+                log.info("the certificate was read again", file=str(self._files[0]))
+                self._problem = ""
+        except OSError as error:
+            if (problem := _reason(error)) != self._problem:
                 log.error(  # noqa: TRY400
                     "the new certificate cannot be used; the gateway keeps the former one",
-                    reason=_reason(error),
+                    reason=problem,
                 )
-            else:
-                log.info("the certificate was read again", file=str(self._files[0]))
-            self._known = state
+            self._problem = problem
         return self._look_s
 
-    def _load(self, context: ssl.SSLContext) -> None:
-        # Without a password OpenSSL would ask for it on the terminal.
-        context.load_cert_chain(*self._files, password=lambda: "")
+    def _read(self) -> CertificatePair:
+        chain, key = (read_file(file, _MOST_BYTES) for file in self._files)
+        return CertificatePair(chain, key)
 
-    def _state(self) -> tuple[tuple[int, int, int], ...]:
-        states = []
-        for file in self._files:
-            try:
-                stat = file.stat()
-                states.append((stat.st_mtime_ns, stat.st_ino, stat.st_size))
-            except OSError:
-                states.append((0, 0, 0))
-        return tuple(states)
+
+@contextlib.contextmanager
+def _memory_file(content: bytes) -> Iterator[str]:
+    """The path of a file of this process that is on no disk."""
+    descriptor = os.memfd_create("pem", os.MFD_CLOEXEC)
+    try:
+        os.write(descriptor, content)
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 class Places(Protocol):

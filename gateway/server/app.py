@@ -141,7 +141,7 @@ def create_app(
     api.openapi = cache(partial(description.description, api))  # type: ignore[method-assign]
     app = GatewayApp(api, front, _add_routes(api))
     if settings.tls_cert is not None:
-        # Workers load their own copy. Loading it here reports an error before anything starts.
+        # Loading it here reports an error before anything starts.
         app.certificate = Certificate(settings.tls_cert, settings.tls_key)
     return app
 

@@ -48,10 +48,13 @@ class Lifetime:
             self._models_file = ModelsFileWatch(path, settings.data, app.api)
         if app.takeover is not None:
             await app.takeover.wait_for_routes(front.routed_models)
-        if front.workers is not None:
-            front.workers.start()
+        if app.certificate is not None and front.workers is not None:
+            front.workers.publish_certificate(app.certificate.pair)
+            app.certificate.watch(front.workers.publish_certificate)
         elif app.certificate is not None:
             app.certificate.watch()
+        if front.workers is not None:
+            front.workers.start()
         self._announcing = asyncio.create_task(self._announce())
         if app.lock is not None and app.drain is not None:
             offer = HandoverOffer(app.lock, app.client_sockets, self._release, app.drain, app.fail)

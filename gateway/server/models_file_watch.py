@@ -11,12 +11,14 @@ import asyncio
 import json
 import os
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from starlette.types import ASGIApp, Message
 
 from gateway.errors import FitserveError
+from gateway.file_reading import FileReader
 from gateway.logging import Logger
 from gateway.store import atomic_file
 from gateway.supervision import SupervisedTask
@@ -48,7 +50,10 @@ class ModelsFileWatch:
         self._names_file = data / "models-file.json"
         self._api = api
         self._applied: FileStamp | None = None
-        self._stable = _stamp(path)
+        self._stamps = FileReader(partial(_stamp, path))
+        self._contents = FileReader(partial(load, path))
+        self._stable: FileStamp | None = None
+        self._seen = False
         self._problem = ""
         self._work = SupervisedTask(self._check, "the watch of the models file", file=str(path))
 
@@ -57,25 +62,31 @@ class ModelsFileWatch:
 
     async def _check(self) -> float:
         """Applies the file after a change. The seconds until the next check."""
-        current = _stamp(self._path)
+        try:
+            current = await self._stamps.result()
+        except OSError as error:
+            self._report(f"The file of models {self._path} cannot be read: {error.strerror}.")
+            return _RETRY_S
         if current == self._applied and self._problem != _INCOMPLETE:
             return _CHECK_S
-        if current != self._stable:
+        if current != self._stable and self._seen:
             # The author may still be writing the file.
             self._stable = current
             return _CHECK_S
-        problem = ""
+        self._stable, self._seen, problem = current, True, ""
         try:
-            if not await self._apply(await asyncio.to_thread(load, self._path)):
+            if not await self._apply(await self._contents.result()):
                 problem = _INCOMPLETE
-        except FitserveError as error:
+        except (FitserveError, OSError) as error:
             problem = str(error)
-            if problem != self._problem:
-                log.error(  # noqa: TRY400
-                    "the models file was not applied", file=str(self._path), problem=problem
-                )
-        self._applied, self._problem = current, problem
+        self._applied = current
+        self._report(problem)
         return _RETRY_S if problem == _INCOMPLETE else _CHECK_S
+
+    def _report(self, problem: str) -> None:
+        if problem not in ("", _INCOMPLETE, self._problem):
+            log.error("the models file was not applied", file=str(self._path), problem=problem)
+        self._problem = problem
 
     async def _apply(self, content: ModelsFile) -> bool:
         """Whether all steps are done. Raises BadRequest if none is possible."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from starlette.types import Message, Receive, Send
 
@@ -18,7 +19,7 @@ class OpenAnswer:
         self._receive = receive
         self._send = send
         self._ended = asyncio.Event()
-        self._next: asyncio.Future[Message] | None = None
+        self._next: asyncio.Task[Message] | None = None
         self._started = self._complete = False
 
     def end(self) -> None:
@@ -27,16 +28,20 @@ class OpenAnswer:
     async def receive(self) -> Message:
         """The next message for the application."""
         if self._next is None:
-            self._next = asyncio.ensure_future(self._receive())
-        ended = asyncio.ensure_future(self._ended.wait())
+            self._next = asyncio.create_task(self._read())
+        ended = asyncio.create_task(self._ended.wait())
         try:
-            await asyncio.wait({self._next, ended}, return_when=asyncio.FIRST_COMPLETED)
+            waiting: set[asyncio.Task[Any]] = {self._next, ended}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
         if self._ended.is_set() or not self._next.done():
             return {"type": "http.disconnect"}
         message, self._next = self._next.result(), None
         return message
+
+    async def _read(self) -> Message:
+        return await self._receive()
 
     async def send(self, message: Message) -> None:
         self._started = True

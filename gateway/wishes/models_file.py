@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.domain import Wish
 from gateway.domain.wish import NAME_PATTERN, ChatTemplate, Policy
 from gateway.errors import BadRequest
+from gateway.file_reading import read_file
 from gateway.wishes.document import Document, Keys, Mistake, read
 from gateway.wishes.model_request import ModelRequest
 from gateway.wishes.references import References, Unresolved, texts
@@ -49,8 +50,7 @@ class ModelsFile(NamedTuple):
 def load(path: Path) -> ModelsFile:
     """The wishes of a models file. Raises BadRequest with all mistakes: file, line, column."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
-            text = file.read(_LONGEST + 1)
+        text = read_file(path, 4 * _LONGEST + 1).decode("utf-8-sig")
         why = f"it is longer than {_LONGEST} characters" if len(text) > _LONGEST else ""
     except (OSError, UnicodeDecodeError) as error:
         text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"

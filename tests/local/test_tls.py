@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import SettingsError
-from gateway.tls import Certificate
+from gateway.tls import Certificate, CertificatePair, server_context
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import scripted_gateway
 from tests.support.dataplane import Gateway, until
@@ -101,7 +101,7 @@ async def test_a_changed_certificate_is_shown_to_new_connections_and_old_ones_go
         # Half of a pair: the one before stays in force.
         other, _ = make(tmp_path / "other", "third.example")
         cert.write_bytes(other.read_bytes())
-        while certificate._known != certificate._state():
+        while not certificate._problem:
             await asyncio.sleep(0.01)
         assert await shown_at(port, trusting_all()) == second
         writer.write(b"still")
@@ -212,3 +212,26 @@ def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_to
     finally:
         gateway.kill(signal.SIGTERM)
         gateway.client.close()
+
+
+@pytest.mark.anyio
+async def test_workers_get_the_pair_that_fits_and_read_no_file(tmp_path: Path) -> None:
+    cert, key = make(tmp_path / "now", "first.example")
+    certificate = Certificate(cert, key, look_s=0.01)
+    given: list[CertificatePair] = []
+    certificate.watch(given.append)
+    other, other_key = make(tmp_path / "other", "second.example")
+    cert.write_bytes(other.read_bytes())
+    async with asyncio.timeout(hang_s()):
+        while not certificate._problem:
+            await asyncio.sleep(0.01)
+        # A worker that starts now gets the former pair.
+        assert not given
+        former = server_context(certificate.pair)
+        assert certificate.pair.key == key.read_bytes()
+        key.write_bytes(other_key.read_bytes())
+        while not given:
+            await asyncio.sleep(0.01)
+    assert given == [(other.read_bytes(), other_key.read_bytes())] == [certificate.pair]
+    given[0].load_into(former)
+    await certificate.close()

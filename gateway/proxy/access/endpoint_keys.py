@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gateway.file_reading import read_file
+
 FOLDER = "endpoint-keys"
 _MOST_BYTES = 4096
 # Characters allowed in a header after `Bearer `.
@@ -42,8 +44,8 @@ class EndpointKeys:
                 raise NoKeyError("the variable is not set where the gateway runs")
         else:
             try:
-                with (self.data / FOLDER / name).open("rb") as file:
-                    key = file.read(_MOST_BYTES + 1).decode("ascii", "replace")
+                content = read_file(self.data / FOLDER / name, _MOST_BYTES + 1)
+                key = content.decode("ascii", "replace")
             except OSError as error:
                 raise NoKeyError(f"its file: {error.strerror}") from None
         key = key.strip()

@@ -51,11 +51,18 @@ class KeyTableMessage(msgspec.Struct, frozen=True, tag=True):
     rows: dict[bytes, int]
 
 
+class NewCertificate(msgspec.Struct, frozen=True, tag=True):
+    """`gateway.tls.CertificatePair`: the contents of a pair that fits."""
+
+    chain: bytes
+    key: bytes
+
+
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """Configuration of a worker.
 
     `control`: path of the control process's socket; `limits`: of this worker; `workers`: number of
-    all. `grace_s`: time to finish at the end; `tls`: files of certificate and key.
+    all. `grace_s`: time to finish at the end; `tls`: the certificate in use.
     """
 
     workers: int
@@ -65,7 +72,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     grace_s: float
     log_level: str
     access_log: bool
-    tls: tuple[str, str | None] | None
+    tls: NewCertificate | None
     routes: RouteTableMessage
     keys: KeyTableMessage
 
@@ -117,7 +124,15 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     usage: tuple[UsageRow, ...] = ()
 
 
-ToWorker = Begin | RouteTableMessage | KeyTableMessage | OtherLoads | Shutdown | RequestsQuery
+ToWorker = (
+    Begin
+    | RouteTableMessage
+    | KeyTableMessage
+    | OtherLoads
+    | NewCertificate
+    | Shutdown
+    | RequestsQuery
+)
 FromWorker = Report | RequestsReport
 
 _ENCODER = msgspec.msgpack.Encoder()

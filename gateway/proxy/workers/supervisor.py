@@ -40,6 +40,7 @@ from gateway.proxy.workers.channel import (
     REPORT_S,
     Begin,
     Channel,
+    NewCertificate,
     OtherLoads,
     ReplicaLoad,
     Report,
@@ -55,6 +56,7 @@ from gateway.proxy.workers.published_routes import PublishedRoutes
 from gateway.proxy.workers.shared_limits import LimitRows
 from gateway.settings import Settings
 from gateway.supervision import SupervisedTask
+from gateway.tls import CertificatePair
 
 log = Logger("fitserve.workers")
 
@@ -111,6 +113,7 @@ class Workers:
         self.routes = PublishedRoutes(self)
         self._settings = settings
         self._usage = usage
+        self._tls: NewCertificate | None = None
         self._keys = keys
         self._memory = memory
         self._rows = LimitRows(memory)
@@ -154,6 +157,11 @@ class Workers:
     def publish_keys(self) -> None:
         """Sends the changed keys to all workers."""
         self.broadcast(keys_of(self._keys, self._rows))
+
+    def publish_certificate(self, pair: CertificatePair) -> None:
+        """Gives all workers the certificate in use."""
+        self._tls = NewCertificate(pair.chain, pair.key)
+        self.broadcast(self._tls)
 
     def samples(self) -> Iterator[Sample]:
         """The metrics of each worker, and the counts of ended workers."""
@@ -328,11 +336,7 @@ class Workers:
             grace_s=settings.stop_grace_s,
             log_level=settings.log_level,
             access_log=settings.access_log,
-            tls=(
-                None
-                if settings.tls_cert is None
-                else (str(settings.tls_cert), str(settings.tls_key) if settings.tls_key else None)
-            ),
+            tls=self._tls,
             routes=table_of(self.routes.table),
             keys=keys_of(self._keys, self._rows),
         )

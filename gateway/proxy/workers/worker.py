@@ -39,6 +39,7 @@ from gateway.proxy.workers.channel import (
     Begin,
     Channel,
     KeyTableMessage,
+    NewCertificate,
     OtherLoads,
     Report,
     RequestsQuery,
@@ -51,7 +52,7 @@ from gateway.proxy.workers.control_forwarder import ControlForwarder
 from gateway.proxy.workers.shared_limits import SharedRateLimiter
 from gateway.proxy.workers.shared_routes import SharedRoutes, table_from
 from gateway.supervision import SupervisedTask
-from gateway.tls import Certificate
+from gateway.tls import CertificatePair, server_context
 
 log = logging.getLogger("fitserve.worker")
 
@@ -75,6 +76,9 @@ class Worker:
         self._index = index
         self._tables = 0
         self._count_at = -math.inf
+        self.tls = (
+            server_context(CertificatePair(begin.tls.chain, begin.tls.key)) if begin.tls else None
+        )
         self._take_keys(begin.keys)
 
     async def listen(self, channel: Channel) -> None:
@@ -92,6 +96,8 @@ class Worker:
                         self._send_report(channel)
                     case KeyTableMessage() as keys:
                         self._take_keys(keys)
+                    case NewCertificate(chain, key):
+                        self._take_certificate(CertificatePair(chain, key))
                     case OtherLoads(in_flight):
                         self.routes.set_other_loads(in_flight)
                     case Shutdown(within_s):
@@ -107,6 +113,13 @@ class Worker:
         finally:
             self.routes.set_other_loads(None)
             await reporting.close()
+
+    def _take_certificate(self, pair: CertificatePair) -> None:
+        if self.tls is not None:
+            try:
+                pair.load_into(self.tls)
+            except OSError as error:  # no free descriptor
+                log.warning("the worker keeps its former certificate: %s", error.strerror)
 
     def _take_keys(self, table: KeyTableMessage) -> None:
         self.keys.swap(table.keys, closed=table.closed)
@@ -160,18 +173,14 @@ class WorkerServer(uvicorn.Server):
         config: uvicorn.Config,
         worker: Worker,
         end: socket.socket,
-        certificate: Certificate | None,
     ) -> None:
         super().__init__(config)
-        self._certificate = certificate
         self._worker = worker
         self._end = end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._channel = await Channel.open(self._end)
         self._worker.drain = self._drain
-        if self._certificate is not None:
-            self._certificate.watch()
         self._listening = asyncio.create_task(self._worker.listen(self._channel))
         self._listening.add_done_callback(self._listened)
         await super().startup(sockets)
@@ -179,8 +188,6 @@ class WorkerServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops like uvicorn, then ends unfinished answers with an error."""
         await super().shutdown(sockets)
-        if self._certificate is not None:
-            await self._certificate.close()
         connections = self._worker.plane.connections
         self._worker.plane.close()
         for _ in range(100):
@@ -211,15 +218,10 @@ def main() -> None:
         sys.exit(f"fitserve: worker and control process have different versions: {error}")
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
-    certificate = (
-        Certificate(Path(begin.tls[0]), Path(begin.tls[1]) if begin.tls[1] else None)
-        if begin.tls is not None
-        else None
-    )
-    tls = certificate.context if certificate is not None else None
-    app, protocol = ControlForwarder(Path(begin.control)), client_protocol(worker.plane, tls)
+    app = ControlForwarder(Path(begin.control))
+    protocol = client_protocol(worker.plane, worker.tls)
     config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)
-    WorkerServer(config, worker, end, certificate).run(sockets=listeners)
+    WorkerServer(config, worker, end).run(sockets=listeners)
 
 
 if __name__ == "__main__":

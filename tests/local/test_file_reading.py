@@ -1,0 +1,76 @@
+"""Files of operators that are pipes, devices, too long, or on a mount that hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import BadRequest, SettingsError
+from gateway.file_reading import FileReader, read_file
+from gateway.proxy.access.endpoint_keys import FOLDER, EndpointKeys, NoKeyError
+from gateway.tls import Certificate
+from gateway.wishes.models_file import load
+from gateway.wishes.references import References, Unresolved
+
+pytestmark = pytest.mark.anyio
+
+
+def pipe(folder: Path, name: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+def test_a_pipe_a_device_and_a_folder_are_refused_and_a_file_is_cut(tmp_path: Path) -> None:
+    for path in (pipe(tmp_path, "pipe"), Path("/dev/zero"), tmp_path):
+        with pytest.raises(OSError, match="no regular file"):
+            read_file(path, 10)
+    (tmp_path / "file").write_bytes(b"0123456789")
+    assert read_file(tmp_path / "file", 4) == b"0123"
+
+
+def test_nothing_that_operators_name_waits_for_the_writer_of_a_pipe(tmp_path: Path) -> None:
+    path = pipe(tmp_path, f"{FOLDER}/pipe")
+    with pytest.raises(BadRequest, match="no regular file"):
+        load(path)
+    with pytest.raises(Unresolved, match="no regular file"):
+        References(path.parent).resolved("${file:pipe}")
+    with pytest.raises(SettingsError, match="no regular file"):
+        Certificate(path, None)
+    with pytest.raises(NoKeyError, match="no regular file"):
+        EndpointKeys(tmp_path).read("file:pipe")
+
+
+async def test_a_reading_that_hangs_is_not_begun_again_and_its_result_is_taken_later() -> None:
+    begun, free = 0, threading.Event()
+
+    def read() -> int:
+        nonlocal begun
+        begun += 1
+        free.wait()
+        return begun
+
+    reader = FileReader(read, patience_s=0.01)
+    for _ in range(3):
+        with pytest.raises(OSError, match="no answer of the file system"):
+            await reader.result()
+    assert begun == 1
+    free.set()
+    while True:
+        try:
+            assert await reader.result() == 1
+        except OSError:
+            await asyncio.sleep(0)
+        else:
+            break
+    assert await FileReader(read, patience_s=60).result() == 2
+
+
+async def test_an_error_of_the_reading_is_raised() -> None:
+    with pytest.raises(FileNotFoundError):
+        await FileReader(lambda: read_file("/absent", 1)).result()
