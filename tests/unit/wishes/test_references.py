@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from gateway.wishes.models_file import load
 from gateway.wishes.references import References
 
 REFERENCE = "${env:SECRET}"
-CUTS = {
+CUTS: dict[str, Callable[[str], str]] = {
     "whole": lambda value: value,
     "repr": repr,
     "json": json.dumps,
