@@ -31,6 +31,10 @@ _LOCAL_ORIGIN = re.compile(rb"https?://" + _LOOPBACK, re.IGNORECASE)
 # A shorter key of the settings is probably invented by a person.
 _LONG = 32
 _NOBODY = bytes(32)
+_OF_ACCESS = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site"})
+# Of the header Sec-Fetch-Site: a request by a program, by the address line, or by our own page. A
+# browser sends it even where it sends no Origin, as for images and links.
+_OWN_SITES = frozenset({None, b"none", b"same-origin"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +146,7 @@ class Keys:
         Raises BadRequest, and the errors of `authenticate`."""
         single: dict[bytes, bytes] = {}
         for name, value in headers:
-            if name in (b"authorization", b"host", b"origin"):
+            if name in _OF_ACCESS:
                 if name in single:
                     raise BadRequest(
                         f"The request has two {name.decode()} headers.", hint="Send only one."
@@ -155,11 +159,14 @@ class Keys:
         errors of `check`."""
         if self._open:
             origin = headers.get(b"origin")
+            welcome = self._is_welcome(origin, need)
             check_local(
                 headers.get(b"host"),
-                None if self._is_welcome(origin, need) else origin,
+                None if welcome else origin,
                 same_port=need != "inference",
             )
+            if need != "inference" and not welcome:
+                check_site(headers.get(b"sec-fetch-site"))
             return ANYONE
         return self.check(headers.get(b"authorization"), need, address)
 
@@ -231,5 +238,18 @@ def check_local(host: bytes | None, origin: bytes | None, *, same_port: bool = F
             hint=(
                 "Set FITSERVE_ADMIN_KEY and send it, name the origin in FITSERVE_ORIGINS, or call"
                 " from this machine."
+            ),
+        )
+
+
+def check_site(site: bytes | None) -> None:
+    """Rejects a browser that acts for a page of another origin, by its header Sec-Fetch-Site; also
+    where it only follows a link. Raises Forbidden."""
+    if site not in _OWN_SITES:
+        raise Forbidden(
+            "Without a key this gateway accepts no requests that a page of another origin causes.",
+            hint=(
+                "Open the address yourself, set FITSERVE_ADMIN_KEY, or name the origin in"
+                " FITSERVE_ORIGINS."
             ),
         )

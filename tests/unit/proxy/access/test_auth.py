@@ -11,7 +11,8 @@ import pytest
 
 from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
 from gateway.keys import Scope
-from gateway.proxy.access.auth import Key, Keys, KeyTable, check_local
+from gateway.proxy.access.auth import ANYONE, Key, Keys, KeyTable, check_local
+from gateway.proxy.access.origins import Origins
 
 ADMIN, API = "admin-secret-1", "api-secret-22"
 
@@ -265,3 +266,23 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
         *((digest, bytes(32)) for digest in digests[:-1]),
         (digests[-1], digests[-1]),
     ]
+
+
+@pytest.mark.parametrize("need", ["read", "admin"])
+@pytest.mark.parametrize("site", [b"cross-site", b"same-site", b"unknown", b""])
+def test_what_a_foreign_page_causes_is_refused_without_origin(need: Any, site: bytes) -> None:
+    """Images, links, frames and scripts send no Origin. Another port here is the same site."""
+    local = (b"host", b"127.0.0.1:8080")
+    keyless = Keys(None, None, origins=Origins(frozenset({"https://app.example"})))
+    with pytest.raises(Forbidden, match="a page of another origin causes"):
+        keyless.admit([local, (b"sec-fetch-site", site)], need)
+    with pytest.raises(BadRequest, match="two sec-fetch-site headers"):
+        keyless.admit([local, *[(b"sec-fetch-site", b"none")] * 2], need)
+    for own in ([], [(b"sec-fetch-site", b"none")], [(b"sec-fetch-site", b"same-origin")]):
+        assert keyless.admit([local, *own], need) is ANYONE
+    welcome = [(b"origin", b"https://app.example"), (b"sec-fetch-site", site)]
+    assert keyless.admit([local, *welcome], need) is ANYONE
+    # A key is no right that a browser adds by itself.
+    closed = Keys("k" * 40, None)
+    bearer = (b"authorization", b"Bearer " + b"k" * 40)
+    assert closed.admit([local, bearer, (b"sec-fetch-site", site)], need).name == "admin"
