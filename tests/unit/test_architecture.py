@@ -36,6 +36,7 @@ ARROWS = {
 BASE = frozenset(
     [
         "errors",
+        "file_reading",
         "health",
         "keys",
         "logging",

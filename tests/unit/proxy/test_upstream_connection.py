@@ -218,3 +218,17 @@ def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer(
     clock.now += KEPT_S
     engine.sweep(clock.now)
     assert all(link.transport.is_closing() for link in links)
+
+
+def test_idle_connections_of_a_crowd_are_closed_within_half_a_minute() -> None:
+    clock = Clock()
+    engine = pool(clock)
+    links = []
+    for _ in range(300):
+        link = UpstreamConnection(engine)
+        link.transport = cast("asyncio.Transport", Transport())
+        engine.give(link)
+        links.append(link)
+    clock.now += 29
+    engine.sweep(clock.now)
+    assert all(link.transport.is_closing() for link in links)
