@@ -21,6 +21,9 @@ MAX_HEADER_BYTES = 100_000_000
 # The limit of a whole model. The largest published models have 280,000 tensors: a quantized matrix
 # for each of 384 experts in 60 layers.
 MAX_TENSORS = 500_000
+# Tensors of a file whose header takes no second to read. More of them have to hold more bytes than
+# their descriptions: a model of empty tensors would cost a minute and a gigabyte.
+_MANY_TENSORS = 10_000
 # More than nine in ten headers are shorter, so most files need one read.
 FIRST_READ_BYTES = 64 * 1024
 
@@ -87,6 +90,10 @@ def _tensors(place: str, header: bytes, data_bytes: int) -> dict[str, Tensor]:
     # Counted before parsing: each tensor takes a hundred times the memory of its text.
     if (count := header.count(b'"data_offsets"')) > MAX_TENSORS:
         _refuse(place, f"its header has {count} tensors, over the limit of {MAX_TENSORS}")
+    if count > _MANY_TENSORS and data_bytes < len(header):
+        _refuse(
+            place, f"its {count} tensors have {data_bytes} bytes in all, fewer than their header"
+        )
     try:
         entries = msgspec.json.decode(header)
     except (ValueError, RecursionError) as error:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -164,3 +165,14 @@ def test_one_wrong_byte_is_a_bad_model_or_another_header(position: int, value: i
     data[position % len(data)] = value
     outcome = tried(bytes(data))
     assert len(outcome) == 2 if isinstance(outcome, dict) else "x.safetensors" in outcome.message
+
+
+def test_a_header_of_empty_tensors_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    entry = b'"t%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header = b"{%b}" % b",".join(entry % number for number in range(20_000))
+    file = len(header).to_bytes(8, "little") + header
+    monkeypatch.setattr(msgspec.json, "decode", lambda _: pytest.fail("it was parsed"))
+    with pytest.raises(BadModel, match="20000 tensors have 0 bytes in all"):
+        read_header("m", len(file), lambda start, size: file[start : start + size])
