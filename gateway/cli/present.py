@@ -71,6 +71,17 @@ def start_text(start: Any) -> str:
     return ", ".join(words)
 
 
+def expected_start_text(start: Any) -> str:
+    """How long a start takes that has not begun, or that nobody knows. start: of a decision."""
+    known = {"phase": None, "expected": start["time"], "conditions": start["conditions"]}
+    words = start_text(known)
+    if start["time"] is None:
+        words = ", ".join(
+            filter(None, (words, "no start like it was measured here, so its time is unknown"))
+        )
+    return f"{words[:1].upper()}{words[1:]}."
+
+
 def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     """Print a paragraph, wrapped for a terminal. first: the start of its first line. indent: of the
     lines after it."""
@@ -130,6 +141,8 @@ def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...
         if separate_last and (columns or long) and not titles and line[-1] not in ("", "-"):
             print_paragraph(line[-1], indent=4, first="    ")
 
+
+UNREHEARSED = "Not rehearsed by the engine's own code"
 
 # A last column narrower than this moves below its row.
 _MIN_LAST_COLUMN = 30
@@ -257,7 +270,7 @@ def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
         say("")
         print_paragraph(f"advice: {plan.advice}", indent=4)
     if plan.unrehearsed:
-        say("\nNot rehearsed by the engine's own code")
+        say(f"\n{UNREHEARSED}")
     for stage in plan.unrehearsed:
         print_paragraph(stage, indent=2, first="  ")
     words = [

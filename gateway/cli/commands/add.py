@@ -20,7 +20,7 @@ from gateway.cli.options import (
     with_option_groups,
     without_none,
 )
-from gateway.cli.present import print_paragraph, show_decision
+from gateway.cli.present import UNREHEARSED, print_paragraph, show_decision
 from gateway.domain.record import FrozenRecord
 
 # An endpoint runs already, or it does not: no model has to load.
@@ -117,7 +117,7 @@ def add(
         view = wait_until_ready(name, limit_s, quiet=as_json)
     print_view(view, as_json=as_json)
     for stage in () if as_json else (view.get("plan") or {}).get("unrehearsed", ()):
-        print_paragraph(f"not rehearsed by the engine's own code: {stage}")
+        print_paragraph(f"{UNREHEARSED}: {stage}")
 
 
 def _show_plan(body: dict[str, Any], *, as_json: bool) -> None:

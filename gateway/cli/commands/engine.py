@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import call, model_path
 from gateway.cli.options import Json, absolute_source, usage_error
-from gateway.cli.present import print_paragraph, print_table
+from gateway.cli.present import expected_start_text, print_paragraph, print_table
 from gateway.cli.terminal import print_message, say
 from gateway.errors import Conflict, NotFound, NotReady
 from gateway.visible import visible_line
@@ -176,6 +176,9 @@ def engine_warm(
     }
     if gpu is not None and model is None:
         body["gpus"] = [gpu["uuid"]]
+    decision = call("POST", "/admin/models?dry_run=true", body)
+    if not as_json and decision["start"] is not None:
+        print_paragraph(expected_start_text(decision["start"]))
     start_s = time.monotonic()
     call("POST", "/admin/models", body)
     try:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 from gateway.diagnosis.ending import environmental
 from gateway.diagnosis.facts import peers
-from gateway.diagnosis.facts.scope import batch_scope
+from gateway.diagnosis.facts.scope import FORK, batch_scope
 from gateway.diagnosis.facts.sleep import sleep_scope
 from gateway.diagnosis.lines.log_lines import parse
 from gateway.domain import Attempt, Fact, FactKind, Failure, LayerKernel, Plan
@@ -31,8 +31,6 @@ _OF_RANKS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_p
 _BEFORE_SIZES = ("starting", "download", "load")
 # Smaller differences are not worth a fact.
 _NOISE = 64 * MIB
-# vLLM's variable with the value that makes it fork; engines/vllm/start_method.py.
-FORK = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 # The last lines of an engine before its ranks first connect. Source: vllm/distributed/
 # parallel_state.py, device_communicators/pynccl.py and custom_all_reduce.py; the same files of
 # sglang/srt/distributed.

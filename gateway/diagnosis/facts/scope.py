@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gateway.domain import Fact
 
+FORK = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+"""vLLM's variable with the value that makes it fork (engines/vllm/start_method.py)."""
+
 
 def batch_scope(batched_tokens: int, seqs: int, *, eager: bool) -> dict[str, str]:
     """The scope of a fact about the memory of a computing engine, beside its plan's scope."""

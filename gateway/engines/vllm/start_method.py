@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gateway.diagnosis.facts.scope import FORK
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.plan import str_choice
 
-VARIABLE = "VLLM_WORKER_MULTIPROC_METHOD"
-FORK = "fork"
+VARIABLE, _METHOD = FORK
 # Whisper hangs after a fork, and tensors in shared memory of torch want `spawn`:
 # vllm/config/vllm.py of 0.26.0 and 0.32.0.
 _SPAWNED = ("WhisperForConditionalGeneration",)
@@ -41,4 +41,4 @@ def start_method(
     ):
         return {}
     reason = "a forked process does not import the engine again"
-    return {VARIABLE: str_choice(FORK, reason, f"profile {engine.ref}")}
+    return {VARIABLE: str_choice(_METHOD, reason, f"profile {engine.ref}")}

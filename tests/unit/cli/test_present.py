@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.present import show_plan
+from gateway.cli.present import expected_start_text, show_plan
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.unit.planner.test_stateful_requests import CASES, ENGINES, MACHINES, RULES
@@ -19,3 +19,18 @@ def test_a_plan_names_the_stages_that_were_not_rehearsed(
     show_plan(plan.evolve(unrehearsed=("capture of graphs",)))
     said = capsys.readouterr().out
     assert "Not rehearsed by the engine's own code\n  capture of graphs" in said
+
+
+def test_a_start_that_has_not_begun_tells_its_time_or_that_nobody_knows_it() -> None:
+    cold = {"origin": "process", "is_cache_empty": True}
+    time = {"phases": {"import": 9.0}, "low_s": 60.0, "high_s": 150.0, "grade": "estimate"}
+    assert expected_start_text({"conditions": cold, "time": time}) == (
+        "The start takes 1m to 2m30s in all, an estimate, nothing is compiled yet."
+    )
+    assert expected_start_text({"conditions": cold, "time": None}) == (
+        "Nothing is compiled yet, no start like it was measured here, so its time is unknown."
+    )
+    warm = cold | {"is_cache_empty": False}
+    assert expected_start_text({"conditions": warm, "time": None}) == (
+        "No start like it was measured here, so its time is unknown."
+    )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.diagnosis.diagnose import diagnose
-from gateway.diagnosis.facts.learn import FORK, learn
+from gateway.diagnosis.facts.learn import learn
+from gateway.diagnosis.facts.scope import FORK
 from gateway.domain import Failure
 from gateway.engines.common.expert_warmups import VARIABLE
-from gateway.engines.vllm import start_method
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, machine, wish
 from tests.support.planning import decide
@@ -32,10 +32,6 @@ SILENT = Failure(
     message="The start printed nothing for 1800 seconds and does not answer.",
     line="INFO [core.py:97] Initializing a V1 LLM engine",
 )
-
-
-def test_the_variable_is_that_of_the_rule() -> None:
-    assert (start_method.VARIABLE, start_method.FORK) == FORK
 
 
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "refused"])
