@@ -23,9 +23,8 @@ sleeps where its engine can (gateway/planner/sharing/leaving.py), else it stops.
 request; new requests wait or go to other copies.
 
 The residence of a copy lasts as long as its load took, within LEAST_S and MOST_S. So at most half
-of the time of asked models goes into loading. Without a request for LEAST_S the residence is over.
-A preloaded model that served nothing may be evicted at once, because evicting it always serves a
-waiting request.
+of the time goes into loading. A preloaded model that served nothing may be evicted at once, because
+evicting it always serves a waiting request.
 
 An evicted model waits behind those that wait already. So N models that want one place have it in
 turn, and no request waits for longer than N residences, loads and drains (FITSERVE_DRAIN_S each).
@@ -336,10 +335,5 @@ def _stays_warm(model: LoadedModel, now: float) -> bool:
 
 
 def _residence_is_over(model: LoadedModel, copy: Copy, now: float) -> bool:
-    """Whether the residence of the copy is over.
-
-    An unused model has none. A model without a request for LEAST_S is done with its own.
-    """
-    present_s = now - copy.entered_at
-    is_done = present_s >= LEAST_S and model.idle_s(now) >= LEAST_S
-    return model.unused or is_done or present_s >= copy.residence_s
+    """Whether the residence of the copy is over. An unused model has none."""
+    return model.unused or now - copy.entered_at >= copy.residence_s

@@ -100,14 +100,10 @@ def test_who_leaves_has_had_its_residence() -> None:
     assert moves(asking, serves("a", requests=3)).evictions
     assert not moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).evictions
     assert moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).holds
-    # What took long to load stays as long, while requests come.
-    asked: dict[str, Any] = {"requests": 1}
-    assert not moves(asking, serves("a", since=NOW - 19, load_s=20, **asked)).evictions
-    assert moves(asking, serves("a", since=NOW - 20, load_s=20, **asked)).evictions
-    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900, **asked)).evictions
-    recent = serves("a", since=NOW - 19, load_s=20, used_at=NOW - LEAST_S + 0.1)
-    assert not moves(asking, recent).evictions
-    assert moves(asking, replace(recent, used_at=NOW - LEAST_S)).evictions
+    # What took long to load stays as long.
+    assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).evictions
+    assert moves(asking, serves("a", since=NOW - 20, load_s=20)).evictions
+    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900)).evictions
 
 
 def test_the_model_that_loads_next_is_named() -> None:
