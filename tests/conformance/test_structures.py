@@ -19,6 +19,7 @@ from tests.conformance import parameter_questions
 from tests.conformance.forecast_cases import config as forecast_config
 from tests.conformance.golden import pairs
 from tests.conformance.layer_cases import TENSOR_PARALLEL
+from tests.conformance.structures import variations
 from tests.conformance.structures.document import Unlearned, document
 from tests.conformance.structures.facts import Facts
 from tests.conformance.structures.learn import learn, one_shape
@@ -262,3 +263,44 @@ def test_a_structure_of_one_shape_holds_for_its_shape_and_any_vocabulary() -> No
     }
     with pytest.raises(BadModel, match="unlike the structure"):
         structure_blueprint(text, Fields({**config, "hidden_size": 96}, "config"))
+
+
+def test_each_number_of_layers_of_one_part_is_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"encoder_layers": 4, "decoder_layers": 4, "d_model": 48}
+
+    def observe(config: dict[str, Any]) -> dict[str, Any]:
+        towers = {"encoder": config["encoder_layers"], "decoder": config["decoder_layers"]}
+        return {
+            f"model.{tower}.layers.{number}.up": _row(config["d_model"])
+            for tower, count in towers.items()
+            for number in range(count)
+        }
+
+    monkeypatch.setattr(variations, "observe", observe)
+    asked = variations.Variations({})
+    asked.ask(config)
+    asked.vary()
+    rows = {row.name: row.of for row in learn(asked.observed)}
+    assert rows == {
+        "model.encoder.layers.*.up": "encoder_layers",
+        "model.decoder.layers.*.up": "decoder_layers",
+    }
+
+
+@pytest.mark.parametrize(("encoder", "decoder"), [(32, 4), (4, 32), (32, 2)])
+def test_encoder_and_decoder_of_whisper_have_their_own_layers(encoder: int, decoder: int) -> None:
+    config = {
+        "architectures": ["WhisperForConditionalGeneration"],
+        "model_type": "whisper",
+        "d_model": 1280,
+        "encoder_layers": encoder,
+        "decoder_layers": decoder,
+        "vocab_size": 51866,
+    }
+    text = structure_text(config)
+    assert text
+    counts: dict[str, set[int]] = {"encoder": set(), "decoder": set()}
+    for layer in structure_blueprint(text, Fields(config, "m")).linears:
+        if "layers." in layer.name:
+            counts[layer.name.split(".")[1]].add(len(layer.numbers))
+    assert counts == {"encoder": {encoder}, "decoder": {decoder}}

@@ -74,6 +74,7 @@ class Variations:
                 refused.add(path)
         with suppress(Exception):
             self.ask(fewer_layers(self.base, 9))
+        self._vary_layer_counts()
         self._vary_pairs(refused)
         self._vary_layer_rules()
         self._vary_additions()
@@ -87,6 +88,19 @@ class Variations:
             if name in stated
             and not (isinstance(stated[name], list) and len(stated[name]) in layers)
         }
+
+    def _vary_layer_counts(self) -> None:
+        """Change each number of layers of a part that has several, as of encoder and decoder."""
+        parts: dict[Path, list[str]] = {}
+        for name in flatten(self.base):
+            *part, last = name.split(".")
+            if last in LAYER_COUNTS and type(_at(self.base, (*part, last))) is int:
+                parts.setdefault(tuple(part), []).append(last)
+        for part, names in parts.items():
+            for name in names if len(names) > 1 else ():
+                path = (*part, name)
+                with suppress(Exception):
+                    self.ask(_put(self.base, path, _at(self.base, path) + 1))
 
     def _vary_pairs(self, refused: set[Path]) -> None:
         """Double two fields that the engine accepts together only."""
