@@ -99,9 +99,10 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
 ) -> None:
     gateway, jump = jumping
     before = engines(gateway)
-    made = gateway.client.post("/admin/keys", json={"name": "k", "requests_per_minute": 1}).json()[
-        "key"
-    ]
+    made, unlimited = (
+        gateway.client.post("/admin/keys", json=wish).json()["key"]
+        for wish in ({"name": "k", "requests_per_minute": 1}, {"name": "unlimited"})
+    )
     kept, streaming = (
         http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S) for _ in range(2)
     )
@@ -135,8 +136,10 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
                     True,
                 ), key
             # A key that was made at another time is as good as before, and connections are kept.
-            made_now = gateway.client.get("/v1/models", headers={"authorization": f"Bearer {made}"})
-            assert made_now.status_code == 200
+            listed = gateway.client.get(
+                "/v1/models", headers={"authorization": f"Bearer {unlimited}"}
+            )
+            assert listed.status_code == 200
             assert (kept.sock, streaming.sock) == sockets
             assert gateway.client.get("/readyz").status_code == 200
         (tmp_path / "hold").unlink()
