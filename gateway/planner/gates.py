@@ -51,11 +51,14 @@ _PACKED = (
 def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     spec = given.spec
     if engine.architectures and not rules.builds(spec.architecture, engine):
-        raise Refused(
-            "unsupported_architecture",
-            f"{engine.ref} does not know {spec.architecture}",
-            f"profile {engine.ref}",
-        )
+        reason = f"{engine.ref} does not know {spec.architecture}"
+        if stands_in(spec, engine):
+            reason = (
+                f"{engine.ref} has no class of its own for {spec.architecture}, and whether it"
+                " serves that of transformers is unknown: `fitserve plan --check` asks the engine"
+                " where it is installed"
+            )
+        raise Refused("unsupported_architecture", reason, f"profile {engine.ref}")
     if not given.wish.policy.allow_remote_code and (needed := _foreign(spec, engine)):
         reason = (
             f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}):"

@@ -239,6 +239,7 @@ def test_a_guess_that_does_not_fit_is_asked_about_before_it_is_believed() -> Non
 def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_takes_it() -> None:
     before = decided(unheard(), listed=False, tensor_parallel=1)
     assert [one.verdict for one in before.rejected] == ["unsupported_architecture"]
+    assert "transformers is unknown: `fitserve plan --check`" in before.rejected[0].reasons[0]
     found = asked(before)
     assert found
     assert (
