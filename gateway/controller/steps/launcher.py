@@ -34,6 +34,7 @@ from gateway.engines.common import resources
 from gateway.engines.common.chat import template
 from gateway.engines.common.engine_auth import without_dev_endpoints
 from gateway.engines.common.expert_warmups import without_skips
+from gateway.engines.registry import engine_kind
 from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host
 from gateway.logging import Logger
@@ -95,12 +96,13 @@ class Launcher:
         load_format = next(
             (item.partition("=")[2] for item in plan.argv if item.startswith("--load-format=")), ""
         )
+        prefix = engine_kind(plan.engine.kind).weights_prefix
         folders = (files.weights, files.drafter, *files.adapters.values())
         paths = [
             path
             for folder in folders
             if folder is not None
-            for path in await asyncio.to_thread(weights_read, folder, plan.engine.kind, load_format)
+            for path in await asyncio.to_thread(weights_read, folder, prefix, load_format)
         ]
         async with self._reading:
             began = time.monotonic()

@@ -31,6 +31,11 @@ class EngineKind(Protocol):
     def classify_path(self) -> str:
         """The path of the engine's server that labels texts."""
 
+    @property
+    def weights_prefix(self) -> str:
+        """Begin of the names of files that the engine reads alone where a folder has them and no
+        format is named; "": none."""
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The `extra` stages that the engine gives one layer more than the others."""
 

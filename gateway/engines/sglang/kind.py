@@ -18,6 +18,7 @@ class SglangKind:
     limits_answers = False
     thoughts = "reasoning_content"
     classify_path = "/v1/classify"
+    weights_prefix = ""
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The last stages. Source: get_pp_indices in sglang/srt/distributed/utils.py."""

@@ -19,6 +19,9 @@ class VllmKind:
     limits_answers = True
     thoughts = "reasoning"
     classify_path = "/classify"
+    # Source: DefaultModelLoader._prepare_weights (vllm/model_executor/model_loader/
+    # default_loader.py:172 of 0.33.0).
+    weights_prefix = "consolidated"
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The stages before the last one. Source: get_pp_indices in vllm/distributed/utils.py."""

@@ -18,10 +18,6 @@ from gateway.models.catalog.files import Folder
 from gateway.worker_process import kill, spawn
 
 _PROGRAM = "gateway.models.catalog.page_cache_program"
-# vLLM reads these alone where a folder has them and no format is named. Source:
-# DefaultModelLoader._prepare_weights (vllm/model_executor/model_loader/default_loader.py:172 of
-# 0.33.0).
-_MISTRAL = "consolidated"
 
 
 class ReadAhead(NamedTuple):
@@ -31,10 +27,11 @@ class ReadAhead(NamedTuple):
     cached: int = 0
 
 
-def weights_read(folder: Path, kind: str, load_format: str) -> list[Path]:
-    """The files that an engine of this kind reads, in its order.
+def weights_read(folder: Path, prefix: str, load_format: str) -> list[Path]:
+    """The files that an engine reads, in its order.
 
-    load_format: "": the engine's default. A loader that does not read safetensors through the page
+    prefix: of the names of files that it reads alone (`EngineKind.weights_prefix`). load_format:
+    "": the engine's default. A loader that does not read safetensors through the page
     cache has none, and neither has a broken folder.
     """
     if load_format not in SAFETENSORS_FORMATS:
@@ -44,11 +41,9 @@ def weights_read(folder: Path, kind: str, load_format: str) -> list[Path]:
         names = weight_files(files)
     except BadModel:  # the engine says so too
         return []
-    own = [
-        name for name in files.names if name.startswith(_MISTRAL) and name.endswith(".safetensors")
-    ]
-    if own and kind == "vllm" and load_format in ("", "auto"):
-        names = own
+    if prefix and load_format in ("", "auto"):
+        own = [name for name in files.names if name.startswith(prefix)]
+        names = [name for name in own if name.endswith(".safetensors")] or names
     return [folder / name for name in sorted(names)]
 
 

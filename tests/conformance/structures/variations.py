@@ -93,9 +93,9 @@ class Variations:
         """Change each number of layers of a part that has several, as of encoder and decoder."""
         parts: dict[Path, list[str]] = {}
         for name in flatten(self.base):
-            *part, last = name.split(".")
-            if last in LAYER_COUNTS and type(_at(self.base, (*part, last))) is int:
-                parts.setdefault(tuple(part), []).append(last)
+            *owner, last = name.split(".")
+            if last in LAYER_COUNTS and type(_at(self.base, (*owner, last))) is int:
+                parts.setdefault(tuple(owner), []).append(last)
         for part, names in parts.items():
             for name in names if len(names) > 1 else ():
                 path = (*part, name)

@@ -32,6 +32,7 @@ class ToyKind:
     limits_answers = False
     thoughts = "reasoning"
     classify_path = "/classify"
+    weights_prefix = ""
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         return range(min(stages, extra))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.engines.registry import engine_kind
 from gateway.models.catalog.page_cache_program import BLOCK
 from gateway.models.catalog.read_ahead import ReadAhead, read_ahead, weights_read
 from tests.support.patience import hang_s
@@ -113,45 +114,46 @@ def readers() -> set[int]:
     return found
 
 
+PREFIX = engine_kind("vllm").weights_prefix
 BOTH = ["model.safetensors", "consolidated.safetensors"]
 INDEX = {"weight_map": {"x": "m-00002-of-00002.safetensors", "y": "m-00001-of-00002.safetensors"}}
 
 
 @pytest.mark.parametrize(
-    ("names", "kind", "load_format", "read"),
+    ("names", "prefix", "load_format", "read"),
     [
-        (["model.safetensors", "other.safetensors"], "vllm", "", ["model.safetensors"]),
-        (["b.safetensors", "a.safetensors"], "vllm", "auto", ["a.safetensors", "b.safetensors"]),
+        (["model.safetensors", "other.safetensors"], PREFIX, "", ["model.safetensors"]),
+        (["b.safetensors", "a.safetensors"], PREFIX, "auto", ["a.safetensors", "b.safetensors"]),
         (
             BOTH,
-            "vllm",
+            PREFIX,
             "",
             ["consolidated.safetensors"],
         ),
-        (BOTH, "vllm", "hf", ["model.safetensors"]),
-        (BOTH, "sglang", "", ["model.safetensors"]),
-        (["model.safetensors"], "vllm", "dummy", []),
-        (["model.safetensors"], "vllm", "runai_streamer", []),
-        (["model.safetensors"], "vllm", "fastsafetensors", []),
-        (["pytorch_model.bin"], "vllm", "", []),
-        ([], "vllm", "", []),
+        (BOTH, PREFIX, "hf", ["model.safetensors"]),
+        (BOTH, "", "", ["model.safetensors"]),
+        (["model.safetensors"], PREFIX, "dummy", []),
+        (["model.safetensors"], PREFIX, "runai_streamer", []),
+        (["model.safetensors"], PREFIX, "fastsafetensors", []),
+        (["pytorch_model.bin"], PREFIX, "", []),
+        ([], PREFIX, "", []),
     ],
 )
 def test_exactly_the_files_that_the_engine_reads(
-    tmp_path: Path, names: list[str], kind: str, load_format: str, read: list[str]
+    tmp_path: Path, names: list[str], prefix: str, load_format: str, read: list[str]
 ) -> None:
     for name in names:
         (tmp_path / name).touch()
-    assert [path.name for path in weights_read(tmp_path, kind, load_format)] == read
+    assert [path.name for path in weights_read(tmp_path, prefix, load_format)] == read
 
 
 def test_files_outside_of_the_index_are_not_read(tmp_path: Path) -> None:
     for name in (*INDEX["weight_map"].values(), "draft.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(INDEX))
-    names = [path.name for path in weights_read(tmp_path, "vllm", "")]
+    names = [path.name for path in weights_read(tmp_path, PREFIX, "")]
     assert names == ["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"]
 
 
 def test_a_folder_that_is_gone_has_no_files(tmp_path: Path) -> None:
-    assert weights_read(tmp_path / "gone", "vllm", "") == []
+    assert weights_read(tmp_path / "gone", PREFIX, "") == []
