@@ -82,6 +82,7 @@ class Lock:
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, self._position)
             except OSError:
+                os.sched_yield()  # a busy machine may have taken the processor from the holder
                 continue
             return
 

@@ -41,7 +41,8 @@ def limited(spec: LaunchSpec) -> EngineScript:
 
 async def stream(gateway: Running, **query: Any) -> AsyncIterator[dict[str, Any]]:
     """Events as they come; one of another name has it as `event`."""
-    headers = {"last-event-id": query.pop("last_event_id")} if "last_event_id" in query else {}
+    names = {"last_event_id": "last-event-id", "authorization": "authorization"}
+    headers = {header: query.pop(name) for name, header in names.items() if name in query}
     async with gateway.client.stream(
         "GET", "/admin/events", params=query, headers=headers
     ) as answer:
@@ -199,13 +200,13 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
 
 async def test_keys_are_told_of_by_name(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
-        made = (
-            await gateway.client.post(
-                "/admin/keys", json={"name": "root", "scopes": ["admin", "read"]}
-            )
-        ).json()
+        wish = {"name": "root", "scopes": ["admin", "read"]}
+        made = (await gateway.client.post("/admin/keys", json=wish)).json()
         gateway.client.headers["authorization"] = f"Bearer {made['key']}"
-        listening = stream(gateway, after=0)
+        # The stream of a removed key ends, so another key listens.
+        wish = {"name": "reader", "scopes": ["admin", "read"]}
+        reader = (await gateway.client.post("/admin/keys", json=wish)).json()
+        listening = stream(gateway, after=0, authorization=f"Bearer {reader['key']}")
         told = await until(listening, "key.added")
         last = told[-1]
         assert (await gateway.client.delete("/admin/keys/root")).status_code == 200
