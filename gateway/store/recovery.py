@@ -20,7 +20,7 @@ import time
 import uuid
 from pathlib import Path
 
-from gateway.domain import Fact
+from gateway.domain import Fact, MeasuredStart
 from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.store import atomic_file
@@ -70,16 +70,18 @@ def installation_id(path: Path, store: Store) -> str:
     return identity
 
 
-def facts_at_rest(path: Path) -> list[Fact]:
-    """The facts of a gateway that does not run; none if its database cannot be read.
+def records_at_rest(path: Path) -> tuple[list[Fact], list[MeasuredStart]]:
+    """The facts and starts of a gateway that does not run; none if its database cannot be read.
 
     Nothing is written.
     """
     try:
-        copy = _copy(path)
-        return Store(path, copy=copy).facts() if copy is not None else []
+        if (copy := _copy(path)) is not None:
+            store = Store(path, copy=copy)
+            return store.facts(), store.starts.rows()
     except StoreError:
-        return []
+        pass
+    return [], []
 
 
 def installation_file(path: Path) -> Path:

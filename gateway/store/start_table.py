@@ -7,17 +7,12 @@ damaged row is left out.
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
 
 from gateway.domain import MeasuredStart
 from gateway.domain.base import ValidationError
 from gateway.store.database import Database
 
 KEPT = 500
-_SELECT = "SELECT start FROM starts ORDER BY id"
 
 
 class StartTable:
@@ -33,26 +28,8 @@ class StartTable:
 
     def rows(self) -> list[MeasuredStart]:
         """The starts, oldest first."""
-        return _read(self._database.rows(_SELECT))
-
-
-def starts_at_rest(path: Path) -> list[MeasuredStart]:
-    """The starts in a database that a gateway may use; none if it cannot be read."""
-    if not path.is_file():
-        return []
-    with (
-        contextlib.suppress(sqlite3.Error),
-        contextlib.closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
-        ) as db,
-    ):
-        return _read(db.execute(_SELECT))
-    return []
-
-
-def _read(rows: Iterable[Sequence[Any]]) -> list[MeasuredStart]:
-    found = []
-    for row in rows:
-        with contextlib.suppress(ValidationError):
-            found.append(MeasuredStart.model_validate_json(row[0]))
-    return found
+        found = []
+        for row in self._database.rows("SELECT start FROM starts ORDER BY id"):
+            with contextlib.suppress(ValidationError):
+                found.append(MeasuredStart.model_validate_json(row[0]))
+        return found

@@ -176,9 +176,10 @@ def engine_warm(
     }
     if gpu is not None and model is None:
         body["gpus"] = [gpu["uuid"]]
-    decision = call("POST", "/admin/models?dry_run=true", body)
-    if not as_json and decision["start"] is not None:
-        print_paragraph(expected_start_text(decision["start"]))
+    if not as_json:
+        expected = call("POST", "/admin/models?dry_run=true", body)["start"]
+        if expected is not None:
+            print_paragraph(expected_start_text(expected))
     start_s = time.monotonic()
     call("POST", "/admin/models", body)
     try:

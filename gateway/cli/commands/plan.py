@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -85,26 +84,25 @@ def _ask_gateway(wish: Any) -> Any | None:
 def _plan_here(wish: Any) -> Any:
     """The decision for this machine, with the engines and facts of this data folder."""
     from gateway.planner.service.offline import OfflinePlanner
-    from gateway.store.recovery import facts_at_rest
+    from gateway.store.recovery import records_at_rest
 
     planner = OfflinePlanner.from_environment()
     startable = _startable(wish, planner.profiles)
-    database = startable.data / "fitserve.db"
-    decision = planner.decide_here(wish, startable, facts_at_rest(database))
+    facts, starts = records_at_rest(startable.data / "fitserve.db")
+    decision = planner.decide_here(wish, startable, facts)
     planner.profiles.documents.save()
-    return _with_start(decision, database)
+    return _with_start(decision, starts)
 
 
-def _with_start(decision: Any, database: Path) -> Any:
+def _with_start(decision: Any, starts: Any) -> Any:
     """The decision with the expected start of its first plan, by the record of a gateway."""
     from gateway.diagnosis.start_times import expected_start
     from gateway.domain import ExpectedStart, StartConditions
-    from gateway.store.start_table import starts_at_rest
 
     if not decision.plans:
         return decision
     conditions = StartConditions()
-    time = expected_start(decision.plans[0], conditions, starts_at_rest(database))
+    time = expected_start(decision.plans[0], conditions, starts)
     return decision.evolve(start=ExpectedStart(conditions=conditions, time=time))
 
 

@@ -11,7 +11,7 @@ from gateway.domain import Failure, Plan
 from gateway.domain.running import TRIAL_GENERATION
 from gateway.proxy.routing.drains import Drains
 
-_AWAY = "Other plans of the model are measured in its place. It comes back by this plan."
+_AWAY = "Other plans of the model are measured in its place. The model returns by this plan."
 _ENDED_FOR_TRIALS = Failure(
     kind="ended_for_trials", phase="serving", message=_AWAY, proves="nothing"
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gateway.diagnosis.start_times import measured_start
 from gateway.domain import StartConditions
-from gateway.store.start_table import KEPT, starts_at_rest
+from gateway.store.recovery import records_at_rest
+from gateway.store.start_table import KEPT
 from gateway.store.store import Store
 from tests.support.makers import attempt, wish
 
@@ -26,7 +27,7 @@ def test_starts_outlive_their_models(tmp_path: Path) -> None:
     store.remove_model("m")
     assert store.starts.rows() == [START]
     assert [*store.starts.rows()[0].phases] == ["import", "load"]
-    assert starts_at_rest(store.path) == [START]
+    assert records_at_rest(store.path)[1] == [START]
     store.close()
 
 
@@ -55,7 +56,7 @@ def test_an_older_database_gets_room_for_starts(tmp_path: Path) -> None:
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("DROP TABLE starts")
         db.execute("PRAGMA user_version=14")
-    assert starts_at_rest(store.path) == []
+    assert records_at_rest(store.path)[1] == []
     again = Store(store.path)
     again.starts.add(START)
     assert again.starts.rows() == [START]
@@ -63,4 +64,4 @@ def test_an_older_database_gets_room_for_starts(tmp_path: Path) -> None:
 
 
 def test_no_database_has_no_starts(tmp_path: Path) -> None:
-    assert starts_at_rest(tmp_path / "fitserve.db") == []
+    assert records_at_rest(tmp_path / "fitserve.db") == ([], [])
