@@ -165,7 +165,7 @@ class Evictor:
         is_first = has_requests and not (model.has_requests or model.serving)
         if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
-                replica.blocked, replica.takes = None, ()
+                replica.blocked, replica.takes, replica.outdated = None, (), True
         model.has_requests = has_requests
 
     def _loaded_models(

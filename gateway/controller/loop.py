@@ -329,11 +329,14 @@ class Loop:
             return True
         if attempt is None or replica.busy:
             return not replica.busy
-        # A shrunken plan suffices: the requester starts beside it once the old engine is gone.
-        if (
-            attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps
-        ) or model.keeps_until > time.monotonic():
+        if model.keeps_until > time.monotonic():
             return True
+        if attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps:
+            # Until the larger engine is gone, no reading of the GPU shows the gift.
+            larger = {one.instance_name for one in replica.attempts if one.id != attempt.id}
+            return not any(
+                one.name in larger and one.state == "running" for one in self._instances or ()
+            )
         # One copy at a time, so that the others serve.
         away = any(
             one.unrouted_at is not None or (one.made_room and one.attempt is not None)

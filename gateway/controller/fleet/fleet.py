@@ -62,9 +62,11 @@ class Fleet:
     def unblock(self) -> None:
         """Let replicas without a plan look again, as memory or GPUs became free.
 
-        Replicas that wait for other models look again once all have given.
+        Replicas that wait for other models look again once all have given. A plan that is made
+        meanwhile rests on the memory before.
         """
         for replica in self.replicas():
+            replica.outdated = True
             if not replica.takes and replica.blocked is not None:
                 replica.blocked, replica.looks_again = None, True
 
@@ -289,7 +291,8 @@ class Fleet:
     ) -> tuple[Offer, set[str]]:
         """The offer that a replica makes at once, and the models that get it.
 
-        Each gift is a restart, so all waiting models are served together.
+        Each gift is a restart, so waiting models are served together as far as the gift suffices.
+        The others plan anew beside those that got it.
         """
         taken = (
             (one.model, other)
@@ -297,20 +300,24 @@ class Fleet:
             for other in one.takes
             if other.model == model.wish.name
         )
-        waiting = [
-            (name, other)
-            for name, other in taken
-            if other.replica == take.replica and other.how == "surplus"
-        ]
-        # Each of them counted on the memory that is free beside it, but that exists once.
-        twice = sum(other.beside for _, other in waiting) - max(
-            (other.beside for _, other in waiting), default=0
+        waiting = sorted(
+            (
+                (name, other)
+                for name, other in taken
+                if other.replica == take.replica and other.how == "surplus"
+            ),
+            key=lambda one: one[0] != requester,
         )
-        count = sum(max(other.gives.values()) for _, other in waiting) + twice
         most = next(
             (one for one in self._surplus(model, take.replica) if one.keeps <= take.keeps), take
         )
-        return partial_offer(most, count), {requester, *(name for name, _ in waiting)}
+        shares: list[Offer] = []
+        names = {requester}
+        for name, share in waiting:
+            if not shares or _shared_bytes([*shares, share]) <= max(most.gives.values()):
+                shares.append(share)
+                names.add(name)
+        return partial_offer(most, _shared_bytes(shares or [take])), names
 
     def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish on a shared machine: few GPUs, unless the wish names them."""
@@ -506,6 +513,15 @@ def _last_caps(model: ManagedModel) -> list[Cap]:
 def names(wish: Wish) -> tuple[str, ...]:
     """All names under which clients can call the model."""
     return wish.name, *wish.aliases, *wish.loras
+
+
+def _shared_bytes(shares: Sequence[Offer]) -> int:
+    """Bytes of each GPU that one gift needs for all of these shares.
+
+    Each requester counted on the memory that is free beside its share, but that exists once.
+    """
+    beside = [share.beside for share in shares]
+    return sum(max(share.gives.values()) for share in shares) + sum(beside) - max(beside)
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:

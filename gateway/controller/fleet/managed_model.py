@@ -51,6 +51,8 @@ class ReplicaState:
     blocked_at: float = 0.0
     looks_again: bool = False
     """A replica without a plan is planned again. Until the result is known its status stays."""
+    outdated: bool = False
+    """Memory became free, or a request came, while its plan was made."""
     takes: tuple[Offer, ...] = ()
     """Offers of other models that it waits for before it is planned."""
     received_offers: tuple[Offer, ...] = ()

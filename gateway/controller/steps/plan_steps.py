@@ -41,8 +41,23 @@ class PlanSteps:
         room: CurrentContext,
         instead: CurrentContext,
     ) -> None:
-        """instead: the room in the place of what serves; what is tried beside has to be as good as
-        a plan for that."""
+        """Plan the replica, or note why there is no plan now.
+
+        instead: the room in the place of what serves; what is tried beside has to be as good as a
+        plan for that.
+        """
+        replica.outdated = False
+        await self._plan(model, replica, room, instead)
+        if replica.outdated and replica.attempt is None and not replica.takes:
+            replica.blocked, replica.looks_again = None, True
+
+    async def _plan(
+        self,
+        model: ManagedModel,
+        replica: ReplicaState,
+        room: CurrentContext,
+        instead: CurrentContext,
+    ) -> None:
         try:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._replica_planner.planning:

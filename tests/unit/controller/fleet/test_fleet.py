@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.domain import Cap, Offer
+from gateway.planner.sharing.surplus import partial_offer, surplus_offers
 from tests.support.makers import GIB, attempt, plan, wish
 
 
@@ -71,3 +72,25 @@ def test_what_was_given_for_one_is_not_claimed_for_who_asked_for_the_same_meanwh
     giver = fleet.models["giver"].replicas[0]
     giver.attempt = None
     assert not fleet.has_given(take, "taker"), "its engine is gone, and with it what it gave"
+
+
+def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
+    fleet = Fleet()
+    first, second = admitted(fleet, "first", "second")
+    short = wish(name="giver", min_context=512, concurrency=1)
+    giver = fleet.admit(ManagedModel(short, 0.0)).replicas[0]
+    giver.attempt = attempt()
+    (whole,) = surplus_offers(plan(), short)
+    size = max(whole.gives.values())
+
+    def offered(share: int, beside: int = 0) -> tuple[int, set[str]]:
+        take = partial_offer(whole, share).evolve(beside=beside)
+        for one in (first, second):
+            one.wait_for((take,))
+        offer, names = fleet.combined_offer(fleet.models["giver"], take, "second")
+        return max(offer.gives.values()), names
+
+    assert offered(size) == (size, {"second"}), "the other would have nothing of it"
+    assert offered(size // 2) == (size // 2 * 2, {"first", "second"})
+    assert offered(size // 3, size // 3) == (size // 3 * 3, {"first", "second"})
+    assert offered(size // 2, size // 2) == (size // 2, {"second"}), "free memory exists once"
