@@ -177,6 +177,10 @@ def _ranked(
             age,
             -context,
             plan.data_parallel.value,
+            # No two layouts are equal: the search finds them in an order that depends on the
+            # refusals of other plans.
+            plan.pipeline_parallel.value,
+            count,
         )
 
     return sorted(plans, key=key)

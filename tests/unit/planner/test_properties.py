@@ -7,6 +7,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -288,6 +289,21 @@ def test_a_context_that_the_engine_named_is_kept(
         if plan.scope == told.scope and plan.max_model_len.value > most
     }
     unharmed(spec, before, after, held)
+
+
+@pytest.mark.parametrize("quant", ["fp8-block", "w4a16"])
+def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: str) -> None:
+    fields = {**PUBLISHED["qwen1.5-moe-a2.7b"], "quantization_config": QUANTS[quant]}
+    spec = read_model("m", None, fields, None, None, (), None)
+    hardware = PROFILES.hardware("2x3090")
+    before = planned(spec, hardware, "vllm==0.26.0")
+    first, *rest = before.plans
+    assert len(rest) == 2
+    assert all(plan.speed is None for plan in rest)
+    fact = Fact(kind="max_context", scope=first.scope, value=0, grade="failed", source="it said so")
+    after = planned(spec, hardware, "vllm==0.26.0", (fact,))
+    assert [plan.fingerprint for plan in after.plans] == [plan.fingerprint for plan in rest]
+    assert [plan.pipeline_parallel.value for plan in rest] == [1, 2]
 
 
 def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
