@@ -34,6 +34,7 @@ unit/engines/common/kernels/test_sglang_kernels.py
 unit/planner/test_launch.py
 unit/planner/test_plan_json.py
 unit/planner/test_properties.py
+unit/planner/test_public_cases.py
 unit/planner/test_reported_failures.py
 unit/planner/test_sources.py
 unit/test_architecture.py
