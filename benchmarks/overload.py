@@ -34,6 +34,7 @@ from gateway.proxy.limits import Limits
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
 from tests.support.dataplane import Everyone, echo
+from tests.support.quantiles import quantile_s
 from tests.support.upstream import Call, Upstream
 
 SLOTS = 16
@@ -153,10 +154,6 @@ class Load:
         self.until = time.perf_counter()
 
 
-def quantile_ms(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1000 if values else 0.0
-
-
 def measure(
     name: str,
     urls: list[str],
@@ -185,8 +182,8 @@ def measure(
             f"{name:<9}{times:>4g}x{load.sent / seconds:>8.0f}/s{goodput:>9.1%}"
             f"{len(refused) / load.sent:>10.1%}"
         ),
-        *(f"{quantile_ms(refused, share):>9.1f}" for share in (0.5, 0.99)),
-        *(f"{quantile_ms(good, share) - SERVICE_S * 1000:>9.0f}" for share in (0.5, 0.99)),
+        *(f"{quantile_s(refused, share) * 1000:>9.1f}" for share in (0.5, 0.99)),
+        *(f"{(quantile_s(good, share) - SERVICE_S) * 1000:>9.0f}" for share in (0.5, 0.99)),
     ]
     return "".join(shown) + f"{others:>8}"
 

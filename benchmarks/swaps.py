@@ -21,13 +21,9 @@ from typing import Any
 import httpx
 
 from tests.e2e.demand_storm import DemandStorm
+from tests.support.quantiles import quantile_s
 
 WAIT_S = 600
-
-
-def percentile(waits: list[float], share: float) -> float:
-    ordered = sorted(waits)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 class Clients:
@@ -109,7 +105,7 @@ def main() -> None:
         if waits:
             print(
                 f"{words}: {len(waits)} requests, median {median(waits):.2f} s,"
-                f" p95 {percentile(waits, 0.95):.2f} s, longest {max(waits):.2f} s"
+                f" p95 {quantile_s(waits, 0.95):.2f} s, longest {max(waits):.2f} s"
             )
     print(f"{len(clients.failed)} failed {clients.failed[:2]}")
 
