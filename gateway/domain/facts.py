@@ -140,6 +140,7 @@ EventKind = Literal[
     "engine.started",
     "engine.phase",
     "engine.proven",
+    "engine.abilities",
     "engine.ready",
     "engine.failed",
     "engine.retry",

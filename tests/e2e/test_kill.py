@@ -4,6 +4,7 @@ or mends everything."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -35,8 +36,7 @@ def add(gateway: Gateway, folder: Path) -> None:
     assert added.status_code == 202, added.text
 
 
-# The first three have tests below. NoteAbilities is for answers that come after the first request,
-# which the pretended engine gives at once.
+# They have tests of their own: Sleep and Wake in test_sleep.py, the others below.
 LATER = ("Retire", "Sleep", "Wake", "NoteAbilities")
 
 
@@ -86,6 +86,40 @@ def test_a_death_while_a_model_is_stopped_leaves_it_stopped(tmp_path: Path, poin
         assert starts(gateway) == 1
         assert gateway.client.post("/admin/models/m/start").status_code == 202
         gateway.until("m", "ready")
+
+
+@pytest.mark.parametrize(
+    "point", [point for point in FAILPOINTS if point.startswith("NoteAbilities")]
+)
+def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, point: str) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    script = ["--hold-chat", str(hold)]
+    with contextlib.closing(scripted_gateway(tmp_path, script)) as gateway:
+        gateway.environment["FITSERVE_FAILPOINT"] = point
+        gateway.start()
+        folder = model_folder(tmp_path / "model")
+        template = json.dumps({"chat_template": "{{ messages }}"})
+        (folder / "tokenizer_config.json").write_text(template)
+        body = {"name": "m", "source": str(folder), "engines": [ENGINE]}
+        added = gateway.client.post("/admin/models", json=body)
+        assert added.status_code == 202, added.text
+        # It serves before it has answered what takes long.
+        view = gateway.until("m", "ready")
+        asked = view["abilities"]["json_schema"]
+        assert asked["state"] == "unknown"
+        hold.unlink()
+        assert gateway.process is not None
+        assert gateway.process.wait(HANG_S) == -signal.SIGKILL
+        del gateway.environment["FITSERVE_FAILPOINT"]
+        gateway.start()
+        view = gateway.until("m", "ready")
+        assert [attempt["state"] for attempt in view["attempts"]] == ["ready"]
+        assert list(engines(gateway)) == [view["attempts"][0]["instance"]]
+        assert starts(gateway) == 1
+        # An answer that was on the disk counts; another one is not refuted.
+        now = view["abilities"]["json_schema"]
+        assert (now != asked) == point.endswith("after"), now
 
 
 # Beside what serves; in its place, for one GPU has no room for two; and back, for the new engine

@@ -95,6 +95,9 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         "--hold", type=Path, help="no answer goes beyond its first token while this file is there"
     )
     parser.add_argument(
+        "--hold-chat", type=Path, help="no chat is answered while this file is there"
+    )
+    parser.add_argument(
         "--record",
         type=Path,
         help="append raw requests, and `closed TIME` when a client leaves early",
@@ -128,6 +131,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         max_model_len=args.max_model_len,
         embed_dim=args.embed_dim,
         hold=args.hold,
+        hold_chat=args.hold_chat,
         record=args.record,
     )
     return script, args.host, args.port

@@ -105,6 +105,8 @@ class EngineScript:
     embed_dim: int = 8
     hold: Path | None = None
     """While this file is there, no answer goes beyond its first token."""
+    hold_chat: Path | None = None
+    """While this file is there, no chat is answered."""
     sleeps: Callable[[int | None], float] | None = None
     """It has vLLM's endpoints for sleep; called with a level to fall asleep, with None to wake up,
     and returns how many seconds that takes."""
@@ -296,6 +298,8 @@ class FakeEngine:
 
     async def _chat(self, asked: dict[str, Any]) -> Answer:
         messages = asked["messages"]
+        while self.script.hold_chat is not None and self.script.hold_chat.exists():
+            await asyncio.sleep(_HOLD_POLL_S)
         if self.script.crash_tools and asked.get("tools"):
             self.abort()
             self.exit.set()

@@ -198,6 +198,9 @@ def _replica_events(
             earlier = after.attempts[place - 1] if place else None
             yield from _start_events(model, after, earlier, attempt, was, now)
 
+        if now_is == was == "ready":
+            yield from _late_abilities(model, before, attempt, after.index, now)
+
     def event(kind: EventKind, words: str, **data: Any) -> Event:
         live = after.live
         number = live.id if live is not None else None
@@ -229,6 +232,25 @@ def _replica_events(
     yield from (
         event(kind, words, **data)
         for kind, words, data in _status_events(name, before.status, status, now)
+    )
+
+
+def _late_abilities(
+    model: ReportedModel, before: ReportedReplica, attempt: Attempt, index: int, now: float
+) -> Iterator[Event]:
+    """The abilities that an engine has shown after it was ready, as some answers take long."""
+    known = next((one for one in before.attempts if one.id == attempt.id), attempt).abilities
+    if attempt.abilities is None or attempt.abilities == known:
+        return
+    name = model.wish.name
+    yield Event(
+        at=now,
+        kind="engine.abilities",
+        model=name,
+        replica=index,
+        attempt=attempt.id,
+        words=f"The engine of {name} has answered what takes long: its abilities are known.",
+        data={"abilities": attempt.abilities.model_dump(mode="json")},
     )
 
 

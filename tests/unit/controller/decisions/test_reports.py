@@ -15,7 +15,7 @@ from gateway.controller.decisions.reports import (
     stage,
     stage_of,
 )
-from gateway.domain import Abilities, Attempt, Change, Failure, Offer
+from gateway.domain import Abilities, Ability, Attempt, Change, Failure, Offer
 from gateway.domain.facts import EVENT_KINDS
 from tests.support.makers import plan, wish
 from tests.support.paths import ROOT
@@ -145,6 +145,19 @@ def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: 
         )
         == []
     )
+
+
+def test_abilities_that_an_engine_shows_while_it_serves_are_told_once() -> None:
+    told, late = ReportedStages(), Abilities.uniform(Ability(state="proven", evidence="it did"))
+    first = model(ReportedReplica(0, (ready(),), watched=1))
+    second = model(ReportedReplica(0, (ready().evolve(abilities=late),), watched=1))
+    assert kinds(OLD, first, told)[-1] == "engine.ready"
+    (event,) = events_of_model(first, second, told, NOW)
+    assert (event.kind, event.attempt) == ("engine.abilities", 1)
+    assert event.data == {"abilities": late.model_dump(mode="json")}
+    assert kinds(second, second, told) == []
+    # An engine that another gateway left has told them.
+    assert kinds(OLD, second, told) == []
 
 
 def test_which_copy_leaves_is_told_where_there_are_several() -> None:
