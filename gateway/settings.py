@@ -262,8 +262,8 @@ class Settings(BaseModel):
     auto_tune: bool = Field(
         False,
         description=(
-            "try a plan that should be better than the running one while a model is idle, and keep"
-            " the faster"
+            "search for a faster plan while a model is idle, as `fitserve tune` does, and take the"
+            " best"
         ),
     )
     auto_tune_quiet_s: float = Field(

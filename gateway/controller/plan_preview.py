@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.domain import Hardware, Plan, Served, Wish
 from gateway.domain.plan import ALONE
@@ -65,30 +65,21 @@ class PlanPreview:
         self,
         model: ManagedModel,
         plan: Plan,
-        replica: ReplicaState | None = None,
-        *,
-        beside: bool = False,
         traffic: tuple[Served, ...] = (),
-        compare_with: Plan | None = None,
     ) -> PlanResult:
         """The plans for the model, with a rival of its running `plan` if one should be better.
 
-        beside: the rival runs while the model serves. replica: the one replica to plan for.
-        traffic, compare_with: as in RunningPlan. Raises BadModel and its kin.
+        traffic: as in RunningPlan. Raises BadModel and its kin.
         """
-        held = {} if beside else self._fleet.held_bytes(model, replica)
-        wish = (
-            self._fleet.planning_context(model, replica).wish
-            if replica is not None
-            else self._fleet.wish_beside_others(model.wish)
-        )
+        held = self._fleet.held_bytes(model)
+        wish = self._fleet.wish_beside_others(model.wish)
         request = PlanRequest(
             wish,
             claims=self._claims_without(held),
             answers=tuple(model.answers.items()),
             pins=model.pins,
             sharing=self._fleet.sharing(model, wish)._replace(offers=()),
-            running=RunningPlan(plan, held, traffic, compare_with),
+            running=RunningPlan(plan, held, traffic),
         )
         return await self._planner.plan(request)
 

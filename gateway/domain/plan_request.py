@@ -18,13 +18,11 @@ class RunningPlan(NamedTuple):
 
     held_bytes: of its model, by GPU UUID, which would be free for another plan.
     traffic: the rates that its engines gave to clients.
-    compare_with: the only plan to compare it with; None: every plan.
     """
 
     plan: Plan
     held_bytes: dict[str, int]
     traffic: tuple[Served, ...] = ()
-    compare_with: Plan | None = None
 
 
 @dataclass(frozen=True)

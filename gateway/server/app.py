@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,9 +24,11 @@ from gateway.engines.inquiry.inquirer import Inquirer
 from gateway.hosts.host import Host
 from gateway.machine.gpu_watch import GpuWatch, allowed_devices
 from gateway.measuring.calibration.calibrator import Calibrator
+from gateway.measuring.tuning.automatic_tuning import AutomaticTuning
+from gateway.measuring.tuning.measurements import Measurements
 from gateway.measuring.tuning.plan_search import SearchTools
 from gateway.measuring.tuning.traffic import ServedTraffic
-from gateway.measuring.tuning.tuner import Tuner
+from gateway.measuring.tuning.tuning import Tuning
 from gateway.measuring.tuning.tunings import Tunings
 from gateway.models.catalog.download import download
 from gateway.models.catalog.hub import Hub
@@ -230,9 +232,6 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     )
     await asyncio.to_thread(loop.load)
     events, observer = await _start_events(front, store, keyring, loop)
-    traffic = ServedTraffic(
-        loop.fleet.models, front.routes.working, requests_ended, profiles.engine_in_image
-    )
     return Gateway(
         app=app,
         front=front,
@@ -250,16 +249,31 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         webhooks=tuple(webhooks(settings, events, store)),
         live=_build_live(front, loop, host),
         engine_series=EngineSeries(loop.fleet.models, profiles.engine_in_image),
-        tuner=Tuner(loop.fleet, loop.plan_preview, loop.trials, launcher, store, traffic),
-        tunings=Tunings(
-            loop.fleet,
-            loop.orders,
-            SearchTools(
-                loop.plan_preview, loop.trials, launcher, traffic, profiles.engine_in_image
-            ),
-        ),
+        tuning=_build_tuning(front, loop, launcher, store, requests_ended),
         starts=gauges.StartCounter(),
         in_flight=front.workers or front.plane,
+    )
+
+
+def _build_tuning(
+    front: Front,
+    loop: Loop,
+    launcher: Launcher,
+    store: Store,
+    ended: Callable[[], Mapping[str, float]],
+) -> Tuning:
+    profile = front.profiles.engine_in_image
+    traffic = ServedTraffic(loop.fleet.models, front.routes.working, ended, profile)
+    measurements = Measurements(loop.fleet, loop.plan_preview, store, traffic)
+    tools = SearchTools(loop.plan_preview, loop.trials, launcher, traffic, profile, measurements)
+    tunings = Tunings(loop.fleet, loop.orders, tools)
+    settings = front.settings
+    return Tuning(
+        measurements,
+        tunings,
+        AutomaticTuning(loop.fleet, tunings, traffic, settings.auto_tune_quiet_s)
+        if settings.auto_tune
+        else None,
     )
 
 

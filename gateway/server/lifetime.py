@@ -116,8 +116,7 @@ class Lifetime:
         if self._models_file is not None:
             await self._models_file.close()
         await asyncio.to_thread(self._front.gpus.close)
-        await parts.tuner.close()
-        await parts.tunings.close()
+        await parts.tuning.close()
         await parts.engine_series.close()
         if self._loop is not None:
             self._loop.remove_done_callback(self._app.loop_ended)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from gateway.hosts.host import Host
     from gateway.machine.gpu_watch import GpuWatch
     from gateway.measuring.calibration.calibrator import Calibrator
-    from gateway.measuring.tuning.tuner import Tuner
-    from gateway.measuring.tuning.tunings import Tunings
+    from gateway.measuring.tuning.tuning import Tuning
     from gateway.models.catalog.hub import Hub
     from gateway.planner.service.plan_process import PlanProcess
     from gateway.profiles.profiles import Profiles
@@ -79,8 +78,7 @@ class Gateway:
     webhooks: tuple[Webhook, ...]
     live: LiveStream
     engine_series: EngineSeries
-    tuner: Tuner
-    tunings: Tunings
+    tuning: Tuning
     starts: StartCounter
     in_flight: InFlight
     answers: dict[str, SharedAnswer] = field(default_factory=dict)

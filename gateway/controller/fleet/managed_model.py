@@ -264,8 +264,6 @@ class ManagedModel:
 
     Once its attempt has ended it only stops.
     """
-    tuned: bool = False
-    """Other plans of it are measured by order of its owner."""
     away: str = ""
     """Why its engines are stopped for a while, to be restored; "" if they are not."""
     generation: int = 0

@@ -1,4 +1,4 @@
-"""Trials: another plan for a serving replica, beside it or in its place."""
+"""Trials: another plan of a model, measured only, or about to serve in place of a replica."""
 
 from __future__ import annotations
 
@@ -25,20 +25,6 @@ class TrialSteps:
         self._attempts = attempts
         self._drains = drains
         self._wake = wake
-
-    async def begin(
-        self, model: ManagedModel, replica: ReplicaState, plan: Plan, *, beside: bool
-    ) -> None:
-        """Start another plan for a replica, beside the serving engine or in its place. Raises
-        HostError, StoreError."""
-        # The plan is started unchecked: an inquiry might bring the serving plan back.
-        as_it_is = plan.evolve(question=None)
-        await (
-            self._begin_beside(model, replica, as_it_is)
-            if beside
-            else self._begin_in_place(replica, as_it_is)
-        )
-        self._wake()
 
     async def begin_measuring(self, model: ManagedModel, plan: Plan) -> ReplicaState:
         """Start a plan that is only measured, beside the serving engines or while they are away.
@@ -79,35 +65,6 @@ class TrialSteps:
         for replica in model.replicas:
             replica.unrouted_at = None
         self._wake()
-
-    async def settle(self, model: ManagedModel, *, adopt: bool) -> None:
-        """End a trial beside: adopt it, or stop it. Raises StoreError."""
-        await (self.adopt(model) if adopt else self.end(model))
-        self._wake()
-
-    async def _begin_beside(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> None:
-        """Start another plan beside the serving engine.
-
-        If the gateway dies before `adopt`, two live attempts remain, and the next one keeps the
-        older. Raises HostError, StoreError.
-        """
-        trial = ReplicaState(model.wish.name, replica.index, generation=replica.generation)
-        trial.attempt = await self._attempts.begin(trial, plan)
-        model.trial = trial
-
-    async def _begin_in_place(self, replica: ReplicaState, plan: Plan) -> None:
-        """Start another plan in place of the serving one, which is planned next if the new one
-        fails.
-
-        Nothing is done if the replica has changed meanwhile. Raises HostError, StoreError.
-        """
-        old = replica.attempt
-        new, now = await self._attempts.begin(replica, plan), replica.attempt
-        if old is None or now is None or now.id != old.id or replica.busy:
-            await self._attempts.drop(new)
-            return
-        replica.attempt = new
-        await self._attempts.end(replica, now)
 
     async def adopt(self, model: ManagedModel) -> None:
         """Let the trial serve. The old engine stops after its last answers. Raises StoreError."""

@@ -3,6 +3,7 @@
 pinned(wish, plan)           -> the wish for the engine version and layout of a plan
 neighbours(about)            -> differences from a plan in one respect, most promising first
 other_engines(owner, plans)  -> the best plan of each other engine
+forecast_best(owner, rival)  -> the plan that should beat the served one by its forecast
 engine_defaults(about)       -> what the engine does by itself, to compare with; the first that fits
 keeps_quality(plan, about)   -> whether nothing but the speed may get worse
 may_win(plan, about)         -> whether a trial could pay
@@ -15,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from gateway.domain import Choice, Engine, Plan, Scalar, Wish
+from gateway.domain import Choice, Engine, Plan, Rival, Scalar, Wish
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.speed.rival import is_no_worse
 from gateway.measuring.tuning.figures import worth_of
+from gateway.planner.explain import rival_words
 from gateway.planner.flags import canonical
 
 _TOKENS, _SEQS, _EAGER, _KV_DTYPE = (
@@ -118,6 +120,14 @@ def other_engines(owner: Wish, plans: Sequence[Plan], served: Plan) -> tuple[Pla
         for kind, plan in best.items()
         if kind != served.engine.kind
     )
+
+
+def forecast_best(owner: Wish, rival: Rival | None) -> tuple[PlanChange, ...]:
+    """The plan that should be better than the served one, which may be of another version."""
+    if rival is None:
+        return ()
+    change = f"the forecast's best plan on {rival.plan.engine}"
+    return (PlanChange(change, rival_words(rival), pinned(owner, rival.plan)),)
 
 
 def keeps_quality(plan: Plan, about: BasePlan) -> bool:

@@ -4,7 +4,8 @@
     engine's defaults  started and measured, to compare with
     candidates         planned, started and measured: changes of the best plan so far
 
-The best plan is proposed. Nothing of the model changes.
+The best plan is proposed. Nothing of the model changes. The gateway begins the same search for an
+idle model by itself where it is allowed to: `automatic_tuning`.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.controller.decisions.changes import is_as_good
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.trial_steps import TrialSteps
-from gateway.domain import Attempt, BenchReport, Decision, Engine, EngineRef, Plan
+from gateway.domain import Attempt, BenchReport, Decision, Engine, EngineRef, Plan, Speed
 from gateway.engines.common.speed.expectation import for_copies
 from gateway.engines.common.speed.rival import MEASURED_GAIN
 from gateway.errors import Conflict, FitserveError
@@ -29,6 +31,7 @@ from gateway.measuring.tuning.candidates import (
     PlanChange,
     at_once,
     engine_defaults,
+    forecast_best,
     keeps_quality,
     may_win,
     neighbours,
@@ -40,6 +43,9 @@ from gateway.measuring.tuning.engine_load import measure
 from gateway.measuring.tuning.figures import measured_speed, worth_of
 from gateway.measuring.tuning.traffic import ServedTraffic
 from gateway.measuring.tuning.tuning_report import SearchOptions, TriedPlan, TuningReport
+
+if TYPE_CHECKING:
+    from gateway.measuring.tuning.measurements import Measurements
 
 log = Logger("fitserve.tuning")
 
@@ -63,6 +69,7 @@ class SearchTools:
     launcher: Launcher
     traffic: ServedTraffic
     engine: Callable[[EngineRef], Engine]
+    measurements: Measurements
 
 
 class _Interrupted(Exception):
@@ -94,6 +101,7 @@ class PlanSearch:
             state="running",
             phase="the served plan: measuring",
             seconds=options.seconds,
+            automatic=options.automatic,
         )
 
     @property
@@ -133,7 +141,7 @@ class PlanSearch:
         try:
             phase = await self._search()
         except (_Interrupted, asyncio.CancelledError) as error:
-            state, phase = "stopped", str(error) or "its owner stopped it"
+            state, phase = "stopped", str(error) or "the gateway stopped"
         except FitserveError as error:
             state, phase = "failed", str(error)
         except Exception as error:
@@ -161,6 +169,8 @@ class PlanSearch:
         if self._report.tried[0].speed is None:
             return f"the served plan could not be measured: {self._report.tried[0].problem}"
         if self._options.offline:
+            if self._options.automatic and self._model.rival is None:
+                return "no plan should be better, and none has memory beside the served one"
             self._say("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
             self._report = self._report.evolve(offline=True)
@@ -182,7 +192,8 @@ class PlanSearch:
         """Try changes of the best plan so far. The reason of the end."""
         first, without_gain = best, 0
         others = other_engines(self.wish, await self._alternatives(), first.plan)
-        candidates = iter((*neighbours(best), *others))
+        forecast = forecast_best(self.wish, self._model.rival)
+        candidates = iter((*forecast, *neighbours(best), *others))
         while (candidate := next(candidates, None)) is not None:
             plan = await self._plan(candidate)
             if plan is None or _start(plan) in self._seen:
@@ -252,11 +263,7 @@ class PlanSearch:
         began, tried = time.monotonic(), TriedPlan(change=change, reason=reason)
         tried = tried.evolve(fingerprint=plan.fingerprint, argv=plan.argv)
         try:
-            if serving is not None:
-                report = await self._measured(serving, change)
-            else:
-                report = await self._started_and_measured(plan, change)
-            speed = measured_speed(plan, report)
+            speed = await self._speed(change, plan, serving)
             worth = worth_of(plan, speed, self.wish)
             self._served_worth = self._served_worth or worth
             tried = tried.evolve(speed=speed, worth=round(worth / self._served_worth, 3))
@@ -265,6 +272,22 @@ class PlanSearch:
         self._report = self._report.evolve(tried=(*self._report.tried, tried))
         self._trial_s = max(self._trial_s, time.monotonic() - began)
         return tried.worth
+
+    async def _speed(self, change: str, plan: Plan, serving: Attempt | None) -> Speed:
+        """The measured speed of a plan. Raises _NoFigures."""
+        if self._options.automatic and not self._text:
+            # An earlier search may have ended for a request.
+            known = await self._tools.measurements.tried_speed(plan)
+            if known is not None:
+                return known
+        if serving is not None:
+            report = await self._measured(serving, change)
+        else:
+            report = await self._started_and_measured(plan, change)
+        # Expectations are about random tokens.
+        if not self._text:
+            await self._tools.measurements.keep_tried(self._model, plan, report)
+        return measured_speed(plan, report)
 
     async def _started_and_measured(self, plan: Plan, change: str) -> BenchReport:
         while self._model.trial is not None:  # the engine of the last one stops

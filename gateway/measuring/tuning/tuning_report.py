@@ -14,11 +14,13 @@ TuningState = Literal["running", "done", "stopped", "failed"]
 @dataclass(frozen=True)
 class SearchOptions:
     """seconds: the longest time. offline: the model may be away meanwhile. lossy: a KV cache of
-    less precision is allowed."""
+    less precision is allowed. automatic: begun by the gateway for an idle model, so measurements of
+    earlier searches count."""
 
     seconds: float
     offline: bool = False
     lossy: bool = False
+    automatic: bool = False
 
 
 class TriedPlan(Value):
@@ -42,6 +44,7 @@ class TuningReport(Value):
     state: TuningState
     phase: str = Field("", description="the step under way, or the reason of the end")
     offline: bool = Field(False, description="the model is away while its plans are measured")
+    automatic: bool = Field(False, description="the gateway began it, as FITSERVE_AUTO_TUNE says")
     seconds: float = Field(description="longest time of the search")
     elapsed_s: float = 0.0
     tried: tuple[TriedPlan, ...] = Field((), description="in their order; the first one serves")

@@ -22,18 +22,22 @@ class Tunings:
         self._running: tuple[str, asyncio.Task[None]] | None = None
 
     async def begin(self, name: str, options: SearchOptions) -> TuningReport:
-        """Begin a search. Raises NotFound, Conflict."""
+        """Begin a search. It ends one that the gateway began by itself. Raises NotFound,
+        Conflict."""
         model = self._fleet.model(name)
+        if not options.automatic and self._running is not None:
+            running = self._running[0]
+            if self._searches[running].report.automatic:
+                await self.stop(running, "its owner tunes by order")
         self._refuse_second()
         search = PlanSearch(model, self._tools, options)
         await search.check()
         self._refuse_second()
         self._searches[name] = search
-        model.tuned = True
         task = asyncio.create_task(search.run())
 
         def ended(_: object) -> None:
-            model.tuned, self._running = False, None
+            self._running = None
 
         task.add_done_callback(ended)
         self._running = name, task
@@ -43,11 +47,11 @@ class Tunings:
         """The running or last search of a model. Raises NotFound."""
         return self._search(name).report
 
-    async def stop(self, name: str) -> TuningReport:
-        """End the running search of a model, if any. Raises NotFound."""
+    async def stop(self, name: str, why: str = "its owner stopped it") -> TuningReport:
+        """End the running search of a model, if any. why: for people. Raises NotFound."""
         search = self._search(name)
         if self._running is not None and self._running[0] == name:
-            self._running[1].cancel()
+            self._running[1].cancel(why)
             await asyncio.wait({self._running[1]})
         return search.report
 
@@ -68,6 +72,11 @@ class Tunings:
         if self._running is not None:
             self._running[1].cancel()
             await asyncio.wait({self._running[1]})
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a search runs."""
+        return self._running is not None
 
     def _search(self, name: str) -> PlanSearch:
         self._fleet.model(name)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.scope import valid_facts
-from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec, Plan, Rival, Wish
+from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec, Rival, Wish
 from gateway.domain.plan_request import PlanRequest, RunningPlan
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import PlanningInput
@@ -205,15 +205,9 @@ class ModelPlanning(FrozenRecord, frozen=True):
             return None
         from gateway.engines.common.speed.rival import rival
 
-        def corrected(plan: Plan) -> Plan:
-            return measured(plan, facts.of_plan(plan.fingerprint))
-
-        plans = decision.plans
-        if running.compare_with is not None:
-            plans = (corrected(running.compare_with),)
+        plan = measured(running.plan, facts.of_plan(running.plan.fingerprint))
         wish = self.base.wish
-        needed = needed_tokens(wish, self.base.spec)
-        return rival(corrected(running.plan), plans, wish, needed)
+        return rival(plan, decision.plans, wish, needed_tokens(wish, self.base.spec))
 
     def _restored(self) -> Decision | None:
         """The decision for the plan to restore; None: there is none, or it cannot come back."""

@@ -49,8 +49,8 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
     return RivalView(
         words=rival_words(rival),
         do=(
-            "FITSERVE_AUTO_TUNE=true has the gateway try it in a quiet hour; or `fitserve set"
-            f" {name} --engine {engine} --tp {ranks}`."
+            f"`fitserve tune {name}` tries it, or FITSERVE_AUTO_TUNE=true while the model is idle;"
+            f" or `fitserve set {name} --engine {engine} --tp {ranks}`."
         ),
         gain=rival.gain,
         fingerprint=plan.fingerprint,
@@ -64,7 +64,7 @@ def rival_view(name: str, rival: Rival | None) -> RivalView | None:
 async def keep_bench(request: Request, name: str, body: BenchReport) -> BenchView:
     """Store a measurement of the running plan of a model, and learn from it."""
     parts = gateway_of(request)
-    stored: BenchKept = await parts.tuner.store_report(name, body)
+    stored: BenchKept = await parts.tuning.measurements.store_report(name, body)
     rival = parts.loop.fleet.model(name).rival
     return BenchView(
         bench=stored.bench, last=stored.last, not_learned=stored.why, rival=rival_view(name, rival)

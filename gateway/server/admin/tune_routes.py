@@ -41,19 +41,19 @@ async def begin_tuning(request: Request, name: str, body: TuneBody) -> TuningRep
     """Search for a faster plan by trials on this machine. Nothing of the model changes. The answer
     is 202, and GET shows the progress."""
     options = SearchOptions(body.minutes * 60, offline=body.offline, lossy=body.lossy)
-    return await gateway_of(request).tunings.begin(name, options)
+    return await gateway_of(request).tuning.tunings.begin(name, options)
 
 
 @router.get("/{name:path}/tune", responses=errors(NotFound))
 async def show_tuning(request: Request, name: str) -> TuningReport:
     """The running or last search of the model, with the figures of every plan."""
-    return gateway_of(request).tunings.report(name)
+    return gateway_of(request).tuning.tunings.report(name)
 
 
 @router.delete("/{name:path}/tune", responses=errors(NotFound))
 async def stop_tuning(request: Request, name: str) -> TuningReport:
     """End the search. The model goes on by the plan that it had."""
-    return await gateway_of(request).tunings.stop(name)
+    return await gateway_of(request).tuning.tunings.stop(name)
 
 
 @router.post(
@@ -61,4 +61,4 @@ async def stop_tuning(request: Request, name: str) -> TuningReport:
 )
 async def apply_tuning(request: Request, name: str) -> TuningReport:
     """Change the model to the best plan of its last search, as a change by PATCH."""
-    return await gateway_of(request).tunings.apply(name)
+    return await gateway_of(request).tuning.tunings.apply(name)

@@ -1,10 +1,9 @@
-"""Another plan is tried where that is allowed, in a quiet hour: beside what serves, or in its
-place, and only the better one stays."""
+"""The search of `fitserve tune` begins by itself for an idle model where that is allowed. It ends
+for a request, and the better plan serves."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.measuring.tuning import tuner
+from gateway.measuring.tuning import automatic_tuning, measurements, plan_search
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S, Clock, hang_s
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import SGLANG_REF, VLLM_REF
@@ -32,8 +31,10 @@ Script = Callable[[LaunchSpec], EngineScript]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and measures without rest."""
-    monkeypatch.setattr(tuner, "_LOOK_S", 0.05)
-    monkeypatch.setattr(tuner, "_MEASURED_S", 0.01)
+    monkeypatch.setattr(automatic_tuning, "_LOOK_S", 0.05)
+    monkeypatch.setattr(measurements, "_LOOK_S", 0.05)
+    monkeypatch.setattr(plan_search, "_POLL_S", 0.02)
+    monkeypatch.setattr(plan_search, "_MEASURED_S", 0.01)
 
 
 def paced(first: float, second: float, **of_second: Any) -> Script:
@@ -64,23 +65,36 @@ async def added(gateway: Running, tmp_path: Path) -> Any:
     return view["attempts"][0]
 
 
-async def attempts(gateway: Running, *states: str) -> list[Any]:
-    """All attempts, once they are in these states, and no other engine runs than that of the one
-    that is ready."""
-    found: list[Any] = []
-    ready = states.index("ready")
+async def search(gateway: Running, *states: str) -> Any:
+    """The report of the automatic search, once it is in one of these states."""
+    report: Any = None
     try:
         async with asyncio.timeout(hang_s()):
             while True:
-                found = (await gateway.show("m"))["attempts"]
-                alone = len(found) > ready and list(gateway.world.engines) == [
-                    found[ready]["instance"]
-                ]
-                if tuple(one["state"] for one in found) == states and alone:
-                    return found
+                report = (await gateway.client.get("/admin/models/m/tune")).json()
+                if report.get("state") in states:
+                    assert report["automatic"]
+                    return report
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError([(one["state"], one["engine"]) for one in found]) from None
+        raise AssertionError(report) from None
+
+
+async def serving(gateway: Running, engine: str | None = None) -> Any:
+    """The one live attempt, once it serves by this engine and no other engine runs."""
+    live: list[Any] = []
+    try:
+        async with asyncio.timeout(hang_s()):
+            while True:
+                view = await gateway.show("m")
+                live = [one for one in view["attempts"] if one["state"] in ("starting", "ready")]
+                alone = [*gateway.world.engines] == [one["instance"] for one in live]
+                right = engine is None or [one["engine"] for one in live] == [engine]
+                if view["state"] == "ready" and alone and right:
+                    return live[0]
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError((live, [*gateway.world.engines])) from None
 
 
 async def answers(gateway: Running) -> bool:
@@ -101,80 +115,84 @@ def tuned(
     return running(tmp_path, script, world, hardware=machine(name), **fields)
 
 
-async def test_a_faster_plan_is_verified_beside_the_old_one_and_takes_its_place(
+def other_than(attempt: Any) -> str:
+    return next(engine for engine in VERSIONS if engine != attempt["engine"])
+
+
+@pytest.mark.parametrize("name", ["2x3090", "3090"])
+async def test_the_faster_plan_is_found_and_taken_without_a_word(tmp_path: Path, name: str) -> None:
+    """Beside the model where GPUs are free, else in its place."""
+    async with tuned(tmp_path, paced(SLOW, FAST), name) as gateway:
+        old = await added(gateway, tmp_path)
+        new = await serving(gateway, other_than(old))
+        assert new["id"] != old["id"]
+        assert await answers(gateway)
+        wish = (await gateway.show("m"))["wish"]
+        assert wish["engines"] == [new["engine"]]
+
+
+@pytest.mark.parametrize("name", ["2x3090", "3090"])
+async def test_a_plan_that_is_no_faster_is_tried_once(tmp_path: Path, name: str) -> None:
+    async with tuned(tmp_path, paced(SLOW, SLOW / 2), name) as gateway:
+        old = await added(gateway, tmp_path)
+        report = await search(gateway, "done")
+        assert report["wish"] is None
+        assert other_than(old) in [one["change"].split()[-1] for one in report["tried"]]
+        now = await serving(gateway, old["engine"])
+        assert now["fingerprint"] == old["fingerprint"]
+        count = len(gateway.world.logs)
+        await asyncio.sleep(0.5)
+        assert len(gateway.world.logs) == count
+        assert await answers(gateway)
+
+
+async def test_a_plan_that_fails_leaves_the_served_one(tmp_path: Path) -> None:
+    async with tuned(tmp_path, paced(SLOW, FAST, gibberish=True), "3090") as gateway:
+        old = await added(gateway, tmp_path)
+        report = await search(gateway, "done")
+        assert any(one["problem"] for one in report["tried"])
+        now = await serving(gateway, old["engine"])
+        assert now["fingerprint"] == old["fingerprint"]
+        assert await answers(gateway)
+
+
+async def test_a_request_ends_the_search_and_the_next_one_keeps_its_figures(
     tmp_path: Path,
 ) -> None:
-    async with tuned(tmp_path, paced(SLOW, FAST)) as gateway:
-        old = await added(gateway, tmp_path)
-        first, second = await attempts(gateway, "stopped", "ready")
-        assert first["id"] == old["id"]
-        assert first["engine"] != second["engine"]
-        # It was ready before the old one ended: clients were served all the time.
-        assert second["ready_at"] <= first["ended_at"]
-        assert (await gateway.show("m"))["state"] == "ready"
-        assert await answers(gateway)
-        benches = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
-        assert [one["fingerprint"] for one in benches] == [
-            first["fingerprint"],
-            second["fingerprint"],
-        ]
-        assert benches[1]["stream"] > benches[0]["stream"]
+    hold, paces = tmp_path / "hold", paced(SLOW, FAST)
+    trials: list[str] = []
 
+    def script(spec: LaunchSpec) -> EngineScript:
+        scripted = paces(spec)
+        if scripted.tokens_per_second == FAST:
+            trials.append(str(spec.engine))
+        # The first trial hangs until the request has come.
+        hangs = len(trials) == 1 and scripted.tokens_per_second == FAST
+        return replace(scripted, start_delay_s=3600 if hangs else 0, hold=hold)
 
-async def test_a_plan_that_is_no_faster_is_not_tried_again(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced(SLOW, SLOW / 2)) as gateway:
+    async with tuned(tmp_path, script) as gateway:
         old = await added(gateway, tmp_path)
-        first, second = await attempts(gateway, "ready", "stopped")
-        assert first["id"] == old["id"]
         async with asyncio.timeout(hang_s()):
-            while (await gateway.show("m"))["rival"] is not None:
+            while not trials:
                 await asyncio.sleep(0.02)
-        assert second["engine"] != first["engine"]
-        await asyncio.sleep(0.5)
-        assert len((await gateway.show("m"))["attempts"]) == 2
-
-
-async def test_where_there_is_no_room_it_takes_the_place_and_gives_it_back(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced(SLOW, SLOW / 2), "3090") as gateway:
-        await added(gateway, tmp_path)
-        first, second, third = await attempts(gateway, "stopped", "stopped", "ready")
-        assert first["fingerprint"] == third["fingerprint"] != second["fingerprint"]
-        # One after the other: there is no room for two.
-        assert first["ended_at"] <= second["started_at"] + 1
-        assert await answers(gateway)
-
-
-async def test_where_the_other_one_fails_the_old_one_comes_back(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced(SLOW, FAST, gibberish=True), "3090") as gateway:
-        await added(gateway, tmp_path)
-        first, second, third = await attempts(gateway, "stopped", "failed", "ready")
-        assert first["fingerprint"] == third["fingerprint"]
-        assert second["failure"]["kind"] == "gibberish"
-        assert await answers(gateway)
-
-
-async def test_nothing_is_tried_while_a_request_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, hold, paces = Clock(), tmp_path / "hold", paced(SLOW, FAST)
-    monkeypatch.setattr(tuner, "time", clock)
-    async with tuned(tmp_path, lambda spec: replace(paces(spec), hold=hold)) as gateway:
-        await added(gateway, tmp_path)
         hold.touch()
         body = {"model": "m", "prompt": "hi", "max_tokens": 2, "stream": True}
         async with gateway.client.stream("POST", "/v1/completions", json=body) as answer:
             lines = answer.aiter_lines()
             assert (await anext(lines)).startswith("data: {")
-            for _ in range(10):
-                clock.now, looks = clock.now + HANG_S, clock.looks
-                async with asyncio.timeout(hang_s()):
-                    while clock.looks < looks + 3:
-                        await asyncio.sleep(0.02)
-            assert len((await gateway.show("m"))["attempts"]) == 1
-            monkeypatch.setattr(tuner, "time", time)
+            report = await search(gateway, "stopped")
+            assert report["phase"] == "a request came"
+            await serving(gateway, old["engine"])
+            count = len(gateway.world.logs)
+            await asyncio.sleep(0.5)
+            # Nothing is tried while a request runs.
+            assert len(gateway.world.logs) == count
             hold.unlink()
             assert [line async for line in lines if line][-1] == "data: [DONE]"
-        await attempts(gateway, "stopped", "ready")
+        await serving(gateway, other_than(old))
+        # The served plan was measured once.
+        benches = (await gateway.client.get("/admin/models/m/bench")).json()["data"]
+        assert [one["fingerprint"] for one in benches].count(old["fingerprint"]) == 1
 
 
 async def test_it_is_off_unless_somebody_wants_it(tmp_path: Path) -> None:
@@ -182,31 +200,23 @@ async def test_it_is_off_unless_somebody_wants_it(tmp_path: Path) -> None:
         await added(gateway, tmp_path)
         await asyncio.sleep(0.5)
         assert (await gateway.client.get("/admin/models/m/bench")).json()["data"] == []
-        assert len((await gateway.show("m"))["attempts"]) == 1
+        assert (await gateway.client.get("/admin/models/m/tune")).status_code == 404
 
 
-async def test_a_gateway_that_ends_after_the_change_leaves_the_new_engine(tmp_path: Path) -> None:
-    world, paces = World(), paced(SLOW, FAST)
+async def test_an_order_of_the_owner_ends_it(tmp_path: Path) -> None:
+    def script(spec: LaunchSpec) -> EngineScript:
+        return replace(paces(spec), start_delay_s=0 if str(spec.engine) == first else 3600)
 
-    def deaf(spec: LaunchSpec) -> EngineScript:
-        script = paces(spec)
-        return replace(script, ignore_term=script.tokens_per_second == SLOW)
-
-    async with tuned(tmp_path, deaf, world=world, stop_grace_s=HANG_S) as gateway:
+    paces, first = paced(SLOW, FAST), VLLM_REF
+    async with tuned(tmp_path, script) as gateway:
         await added(gateway, tmp_path)
-        async with asyncio.timeout(hang_s()):
-            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
-                "stopped",
-                "ready",
-            ]:
-                await asyncio.sleep(0.01)
-        assert len(world.engines) == 2
-    async with tuned(tmp_path, deaf, world=world, auto_tune=False) as gateway:
-        await attempts(gateway, "stopped", "ready")
-        assert await answers(gateway)
+        await search(gateway, "running")
+        begun = await gateway.client.post("/admin/models/m/tune", json={})
+        assert begun.status_code == 202, begun.text
+        assert not begun.json()["automatic"]
 
 
-async def test_a_gateway_that_ends_in_a_trial_leaves_one_engine(tmp_path: Path) -> None:
+async def test_a_gateway_that_ends_in_a_search_leaves_one_engine(tmp_path: Path) -> None:
     world = World()
     async with tuned(tmp_path, paced(SLOW, FAST), world=world) as gateway:
         old = await added(gateway, tmp_path)
@@ -214,15 +224,14 @@ async def test_a_gateway_that_ends_in_a_trial_leaves_one_engine(tmp_path: Path) 
             while len(world.engines) < 2:
                 await asyncio.sleep(0.01)
     async with tuned(tmp_path, paced(SLOW, FAST), world=world, auto_tune=False) as gateway:
-        found = await attempts(gateway, "ready", "stopped")
-        assert found[0]["id"] == old["id"]
+        now = await serving(gateway)
+        assert now["id"] == old["id"]
         assert await answers(gateway)
 
 
 @pytest.mark.parametrize("name", ["4x3090", "2x3090"])
-async def test_replicas_are_tuned_one_after_the_other(tmp_path: Path, name: str) -> None:
-    """Beside what serves where GPUs are free, else in its place; the other replica serves
-    meanwhile."""
+async def test_all_copies_change_one_after_the_other(tmp_path: Path, name: str) -> None:
+    """A model of two copies is tuned beside both, or while both are away."""
     async with tuned(tmp_path, paced(SLOW, FAST), name) as gateway:
         folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 32})
         wish = {
@@ -234,26 +243,20 @@ async def test_replicas_are_tuned_one_after_the_other(tmp_path: Path, name: str)
             "check": False,
         }
         await gateway.add("m", folder, **wish)
-        served: list[set[str]] = []
+        view = await gateway.until("m", "ready")
+        old = view["attempts"][0]["engine"]
         async with asyncio.timeout(hang_s()):
             while True:
-                found = (await gateway.show("m"))["attempts"]
-                ready = [one for one in found if one["state"] == "ready"]
-                if len(ready) == 2:
-                    served.append({one["engine"] for one in ready})
+                view = await gateway.show("m")
+                ready = [one for one in view["attempts"] if one["state"] == "ready"]
+                engines = {one["engine"] for one in ready}
                 if (
-                    len(ready) == 2
-                    and min(one["id"] for one in ready) > 2
-                    and len(gateway.world.engines) == 2
+                    view["state"] == "ready"
+                    and len(ready) == 2
+                    and engines == {other_than(view["attempts"][0])}
                 ):
                     break
                 await asyncio.sleep(0.02)
-        assert len(served[0]) == len(served[-1]) == 1
-        assert served[0] != served[-1]
+        assert old not in engines
         assert {one["replica"] for one in ready} == {0, 1}
         assert await answers(gateway)
-        # None ended before the other served, or the one that took its place: somebody always
-        # answered.
-        ended = sorted(one["ended_at"] for one in found if one["state"] == "stopped")
-        came = sorted(one["ready_at"] for one in ready)
-        assert came[0] <= ended[1]

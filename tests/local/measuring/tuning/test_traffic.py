@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import LaunchSpec
-from gateway.measuring.tuning import traffic, tuner
+from gateway.measuring.tuning import measurements, traffic
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
@@ -26,7 +26,7 @@ WISH = {"engines": ["vllm==0.26.0"], "goal": "latency", "gpus": 1, "replicas": 1
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks without rest."""
-    monkeypatch.setattr(tuner, "_LOOK_S", 0.02)
+    monkeypatch.setattr(measurements, "_LOOK_S", 0.02)
     monkeypatch.setattr(traffic, "READ_INTERVAL_S", 0.02)
     monkeypatch.setattr(traffic, "_COLD_S", 0.0)
 

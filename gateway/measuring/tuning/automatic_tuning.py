@@ -1,0 +1,148 @@
+"""Searches for better plans of idle models, where FITSERVE_AUTO_TUNE allows them.
+
+    model idle, not tuned   begin the search that `fitserve tune` begins
+    request while it runs   end it; the next idle time continues with what was measured
+    search has ended        take the best plan, if any; then wait until another plan serves
+
+Engines are tried beside the model where memory allows. Otherwise the model stops meanwhile, but
+only for a plan that should be better by its forecast.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.errors import Conflict, FitserveError
+from gateway.logging import Logger
+from gateway.measuring.tuning.traffic import ServedTraffic
+from gateway.measuring.tuning.tuning_report import SearchOptions
+from gateway.supervision import SupervisedTask
+
+if TYPE_CHECKING:
+    from gateway.measuring.tuning.tunings import Tunings
+
+log = Logger("fitserve.tuning")
+
+# Seconds between two checks of all models.
+_LOOK_S = 2.0
+# Longest time of a search, as of `fitserve tune` by default.
+_SEARCH_S = 900.0
+# Seconds until a search that could not begin or failed is tried again.
+_RETRY_S = 3600.0
+
+
+class _Search(NamedTuple):
+    """The running search. began: monotonic seconds."""
+
+    name: str
+    began: float
+
+
+class AutomaticTuning:
+    """Begins, ends and applies searches, one at a time. idle_s: a model without a request for so
+    long is idle."""
+
+    def __init__(
+        self, fleet: Fleet, tunings: Tunings, traffic: ServedTraffic, idle_s: float
+    ) -> None:
+        self._fleet = fleet
+        self._tunings = tunings
+        self._traffic = traffic
+        self._idle_s = idle_s
+        self._last_requests: dict[str, tuple[float, float]] = {}
+        """By model: ended requests at the last request, and its monotonic time."""
+        self._tuned: dict[str, set[str]] = {}
+        """By model: served and better plans that a search has ended for."""
+        self._retry_at: dict[str, float] = {}
+        self._search: _Search | None = None
+        self._watching = SupervisedTask(self._look, "tuning idle models")
+
+    async def close(self) -> None:
+        await self._watching.close()
+
+    async def _look(self) -> float:
+        models = self._fleet.models
+        for kept in (self._last_requests, self._tuned, self._retry_at):
+            for name in kept.keys() - models.keys():
+                del kept[name]
+        idle = {name: self._seconds_idle(model) for name, model in models.items()}
+        if self._search is not None:
+            await self._attend(self._search, idle)
+        for name, seconds in idle.items():
+            if seconds >= self._idle_s and not self._tunings.is_busy and self._is_due(name):
+                await self._begin(name)
+        return _LOOK_S
+
+    async def _attend(self, search: _Search, idle: dict[str, float]) -> None:
+        """End the search for a request, or take what it found."""
+        name, model = search.name, self._fleet.models.get(search.name)
+        if model is None:
+            self._search = None
+            return
+        report = self._tunings.report(name)
+        if not report.automatic:
+            self._search = None
+            return
+        if report.state == "running":
+            if idle[name] < time.monotonic() - search.began:
+                self._search = None
+                await self._tunings.stop(name, "a request came")
+            return
+        self._search = None
+        if report.state != "done":
+            self._retry_at[name] = time.monotonic() + _RETRY_S
+            return
+        self._tuned.setdefault(name, set()).update(_plans(model))
+        if report.wish is not None:
+            try:
+                await self._tunings.apply(name)
+            except FitserveError as error:
+                log.info("a better plan was not taken", model=name, reason=str(error))
+
+    def _is_due(self, name: str) -> bool:
+        model = self._fleet.models.get(name)
+        return (
+            model is not None
+            and bool(model.serving)
+            and len(model.serving) == len(model.replicas)
+            and not (model.deleting or model.unsettled or model.stopped or model.trial)
+            and not any(replica.busy for replica in model.replicas)
+            and time.monotonic() >= self._retry_at.get(name, 0.0)
+            and not _plans(model) <= self._tuned.get(name, set())
+        )
+
+    async def _begin(self, name: str) -> None:
+        options = SearchOptions(_SEARCH_S, automatic=True)
+        try:
+            try:
+                await self._tunings.begin(name, options)
+            except Conflict as refusal:
+                if refusal.param != "offline":
+                    raise
+                options = SearchOptions(_SEARCH_S, automatic=True, offline=True)
+                await self._tunings.begin(name, options)
+        except FitserveError as error:
+            self._retry_at[name] = time.monotonic() + _RETRY_S
+            log.info("an idle model was not tuned", model=name, reason=str(error))
+            return
+        log.info("an idle model is tuned", model=name, offline=options.offline)
+        self._search = _Search(name, time.monotonic())
+
+    def _seconds_idle(self, model: ManagedModel) -> float:
+        """Seconds since the last request; running and waiting requests count as now."""
+        name, now_s = model.wish.name, time.monotonic()
+        ended = self._traffic.request_counts().get(name, 0.0)
+        last_count, last_s = self._last_requests.get(name, (-1.0, now_s))
+        if ended != last_count or model.has_requests or self._traffic.is_working(name):
+            last_count, last_s = ended, now_s
+        self._last_requests[name] = last_count, last_s
+        return now_s - last_s
+
+
+def _plans(model: ManagedModel) -> set[str]:
+    """The fingerprints of the served plan and of the plan that should be better."""
+    better = {model.rival.plan.fingerprint} if model.rival is not None else set()
+    return {model.serving[0].fingerprint, *better} if model.serving else better
