@@ -57,6 +57,8 @@ log = Logger("fitserve.loop")
 _CALLS_AT_ONCE = 128
 # With their rests these take about two minutes.
 _MOST_BROKEN_PASSES = 8
+# Seconds between two looks at the database.
+_STORE_LOOK_S = 2.0
 _ENDED_WITH_US = Failure(
     kind="ended_with_gateway",
     phase="serving",
@@ -98,6 +100,8 @@ class Loop:
         self._running = RunningEngines(settings.data)
         self._launcher = launcher
         self._wake = asyncio.Event()
+        self._looked_at = time.monotonic()
+        """The time of the last look at the database."""
         self._instances: list[Instance] | None = None
         """The instances of the last look; None before the first."""
         self._gate = StartGate(self.fleet, planner.hardware, settings.start_timeout_s)
@@ -234,12 +238,7 @@ class Loop:
         """One look at the world and, for every replica, the next step."""
         before, instances = self._instances or [], await self._host.list()
         self._instances = instances
-        self.health.host_problem, problem = None, self._store.problem
-        if self._store.failing is not None:
-            # No other change may come for long, so check whether the disk has room again.
-            with contextlib.suppress(StoreError):
-                await asyncio.to_thread(self._store.check)
-            problem = problem or self._store.failing
+        self.health.host_problem, problem = None, await self._store_problem()
         ended = {one.name for one in before if one.state == "running"} - {
             one.name for one in instances if one.state == "running"
         }
@@ -269,6 +268,17 @@ class Loop:
                 problem = str(error)
         self._publish_routes(instances)
         self.health.store_problem = problem
+
+    async def _store_problem(self) -> str | None:
+        """The reason why changes cannot be stored now, after a look at the database."""
+        if time.monotonic() > self._looked_at + _STORE_LOOK_S:
+            await asyncio.to_thread(self._store.look)
+            self._looked_at = time.monotonic()
+        if self._store.failing is not None:
+            # No other change may come for long, so check whether the disk has room again.
+            with contextlib.suppress(StoreError):
+                await asyncio.to_thread(self._store.check)
+        return self._store.problem or self._store.failing
 
     async def _attend(self, model: ManagedModel, instances: list[Instance]) -> None:
         """Take the next steps of one model. An unexpected error stays with the model. Raises

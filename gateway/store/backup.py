@@ -39,6 +39,7 @@ _REPLACED = (
     _DATABASE,
     f"{_DATABASE}-wal",
     f"{_DATABASE}-shm",
+    *(f"{_DATABASE}.mirror{ending}" for ending in ("", "-wal", "-shm")),
     "keys.json",
     "models-file.json",
     "live",
@@ -290,7 +291,7 @@ def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
     Raises BadRequest for a damaged database, StoreError.
     """
     try:
-        opened = Database(database)
+        opened = Database(database, mirrored=False)
     except Damaged as error:
         raise _no_backup(archive, f"its database is damaged: {error.problem}") from None
     try:

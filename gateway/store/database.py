@@ -5,24 +5,33 @@ database file itself. SQLite takes a damaged record for the end of its journal, 
 the journal has could be lost silently.
 
 SQLite does not notice changed bytes inside a text. So each row has a seal, a checksum of its
-values, which is checked when the database is opened.
+values, which is checked when the database is opened and by `look`.
+
+A mirror, a second file beside the database, gets each change after it. SQLite keeps pages in memory
+and would go on over a file that others have changed, so `look` and each change compare the file
+with what was written. A damaged file is set aside, and the mirror takes its place.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import sqlite3
 import threading
+import time
 import uuid
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from gateway.errors import StoreError
+from gateway.logging import Logger
+from gateway.store import database_files
+from gateway.store.recorded_connection import RecordedConnection, Statement
+
+log = Logger("fitserve.store")
 
 VERSION = 15
 _SCHEMA = """
@@ -154,6 +163,13 @@ _UPGRADES = {
 }
 # With fewer free bytes the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
+# Seconds between two checks of a whole file that has changed, and their largest part of a core.
+_INSPECTION_S = 5.0
+_INSPECTION_SHARE = 0.01
+# A damaged file is replaced once nobody has written to it for so long.
+_REST_S = 10.0
+# Changes that a mirror may lack before it is made anew.
+_MOST_PENDING = 1000
 # The statements after the schema for a new database.
 _ADDITIONS = (
     _SEALS,
@@ -181,6 +197,8 @@ _UNDAMAGED = frozenset(
         sqlite3.SQLITE_READONLY,
     )
 )
+# Primary result codes of a file that is no sound database any more.
+_DAMAGED = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
 
 
 class OtherVersion(StoreError):
@@ -197,42 +215,72 @@ class Database:
     """A connection behind a lock. Raises StoreError if it cannot open, read or write.
 
     copy: a connection to use instead of the file, which is then neither read nor written.
+    mirrored: keep a mirror beside the file.
     """
 
-    def __init__(self, path: Path, copy: sqlite3.Connection | None = None) -> None:
+    def __init__(
+        self, path: Path, copy: sqlite3.Connection | None = None, *, mirrored: bool = True
+    ) -> None:
         self.path = path
         self.failing: str | None = None
         """The error of the last change, if it could not be written."""
         self._lock = threading.Lock()
+        self._mirror: sqlite3.Connection | None = None
+        """Made with the first change or look, because its writing takes time."""
+        self._pending: list[list[Statement]] = []
+        """Changes that the mirror lacks."""
+        self._stamp: database_files.Stamp | None = None
+        """The state of the file after the last change; None: there is no file to compare."""
+        self._damage: str | None = None
+        self._damaged_at = self._inspected_at = self._inspection_s = 0.0
+        self._changed = False
+        """Whether the file has changed since the last inspection."""
         if copy is not None:
             self.connection = copy
             with self._translated("opened"):
                 self._prepare()
             return
-        with self._translated("opened"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            existed = path.exists()
-            if not existed:
-                # SQLite gives its other files the mode of the database.
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            self.connection = sqlite3.connect(
-                path, isolation_level=None, check_same_thread=False, timeout=10
-            )
-            try:
-                self._open()
-            except BaseException:
-                self.connection.close()
-                raise
+        self._connect()
+        if mirrored:
+            self._stamp = database_files.stamp(path)
 
     def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         with self._translated("read"), self._lock:
-            return self.connection.execute(sql, values).fetchall()
+            good = self._mirror if self._damage is not None else None
+            return (good or self.connection).execute(sql, values).fetchall()
 
     @contextmanager
     def change(self) -> Iterator[sqlite3.Connection]:
         """A transaction: the changes of the block are written as a whole; none if it raises."""
-        with self._translated("written"), self._lock, self._transaction() as db:
-            yield db
+        with self._translated("written"), self._lock:
+            self._refuse_damage()
+            with _transaction(self.connection) as db, self._noted() as statements:
+                yield db
+            if self._stamp is not None:
+                self._stamp, self._changed = database_files.stamp(self.path), True
+                self._pending.append(statements)
+                self._repeat()
+
+    def look(self) -> None:
+        """Inspect the file, and put the last good state back once a damaged file rests.
+
+        Call it every few seconds: it does little while nothing changes.
+        """
+        if self._stamp is None:
+            return
+        with suppress(StoreError), self._translated("read"), self._lock:
+            now = time.monotonic()
+            stamp = database_files.stamp(self.path)
+            if self._mirror is None and self._damage is None:
+                self._make_mirror()
+            if self._damage is None:
+                rest_s = max(_INSPECTION_S, self._inspection_s / _INSPECTION_SHARE)
+                if stamp != self._stamp or (self._changed and now > self._inspected_at + rest_s):
+                    self._inspect()
+            elif stamp != self._stamp:
+                self._stamp, self._damaged_at = stamp, now
+            elif now > self._damaged_at + _REST_S:
+                self._put_back()
 
     def check(self) -> None:
         """Test by an empty change whether writing works again. Raises StoreError."""
@@ -246,13 +294,176 @@ class Database:
     def close(self) -> None:
         with self._lock:
             self.connection.close()
+            if self._mirror is not None:
+                self._mirror.close()
+
+    # --- the file and its mirror ---
+
+    def _connect(self) -> None:
+        with self._translated("opened"):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            database_files.make_private(self.path)
+            self.connection = sqlite3.connect(
+                self.path,
+                isolation_level=None,
+                check_same_thread=False,
+                timeout=10,
+                factory=RecordedConnection,
+            )
+            try:
+                self._open()
+            except BaseException:
+                self.connection.close()
+                raise
+
+    @contextmanager
+    def _noted(self) -> Iterator[list[Statement]]:
+        """The statements of the block, for the mirror."""
+        statements: list[Statement] = []
+        if isinstance(self.connection, RecordedConnection) and self._stamp is not None:
+            self.connection.statements = statements
+        try:
+            yield statements
+        finally:
+            if isinstance(self.connection, RecordedConnection):
+                self.connection.statements = None
+
+    def _repeat(self) -> None:
+        """Give the mirror the changes that it lacks. The changes are on the disk already."""
+        if self._mirror is None or len(self._pending) > _MOST_PENDING:
+            self._make_mirror()
+            return
+        try:
+            self._write_pending(self._mirror)
+        except sqlite3.Error as error:
+            log.warning("the mirror of the database could not be written", error=str(error))
+
+    def _write_pending(self, mirror: sqlite3.Connection) -> None:
+        """Raises sqlite3.Error. Written changes are no longer pending."""
+        while self._pending:
+            with _transaction(mirror):
+                for sql, rows in self._pending[0]:
+                    mirror.executemany(sql, rows)
+            del self._pending[0]
+
+    def _make_mirror(self) -> None:
+        """Copy this sound database into a new mirror. Without room there is none for now."""
+        path = database_files.mirror_of(self.path)
+        if self._mirror is not None:
+            self._mirror.close()
+        self._mirror = None
+        try:
+            database_files.remove(path)
+            database_files.write(self.connection, path)
+            mirror = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            # Less than the database's FULL: a power cut may damage the mirror. SQLite ends a
+            # damaged journal early, so the mirror too has all changes in its file.
+            mirror.execute("PRAGMA journal_mode=WAL")
+            mirror.execute("PRAGMA synchronous=OFF")
+            mirror.execute("PRAGMA wal_autocheckpoint=1")
+            _seal_changes(mirror)
+        except (sqlite3.Error, OSError) as error:
+            log.warning("the database has no mirror", file=str(path), error=str(error))
+            return
+        self._mirror = mirror
+        self._pending.clear()
+
+    def _refuse_damage(self) -> None:
+        """Raise StoreError if the file is damaged, or was changed by others to its damage."""
+        if (
+            self._stamp is not None
+            and self._damage is None
+            and database_files.stamp(self.path) != self._stamp
+        ):
+            self._inspect()
+        if self._damage is not None:
+            raise StoreError(
+                f"The database {self.path} was damaged while the gateway ran: {self._damage}."
+                " Nothing was changed.",
+                hint="Its last good state is put back in some seconds; see the gateway's log.",
+            )
+
+    def _inspect(self) -> None:
+        """Read the whole file, and note its damage."""
+        began = time.monotonic()
+        stamp = database_files.stamp(self.path)
+        self._changed = False
+        problem = database_files.difference(self._stamp, stamp) or self._problem_of_file()
+        if problem is None and self._mirror is not None and not self._pending:
+            problem = self._compare(self._mirror, is_foreign=stamp != self._stamp)
+        self._stamp = stamp
+        self._inspected_at = time.monotonic()
+        self._inspection_s = self._inspected_at - began
+        if problem is not None:
+            self._note_damage(problem)
+
+    def _problem_of_file(self) -> str | None:
+        """The damage of the file as a new reader sees it, without the pages in memory."""
+        try:
+            with closing(database_files.reader(self.path)) as file:
+                problem = str(file.execute("PRAGMA integrity_check(1)").fetchone()[0])
+                file.create_function("seal_of", -1, _seal_of, deterministic=True)
+                return problem if problem != "ok" else _broken_seal(file)
+        except sqlite3.Error as error:
+            code = error.sqlite_errorcode & 0xFF
+            return str(error) if code not in _UNDAMAGED else None
+        except UnicodeDecodeError as error:
+            return str(error)
+
+    def _compare(self, mirror: sqlite3.Connection, *, is_foreign: bool) -> str | None:
+        """The problem of a sound file whose rows are not those of its mirror.
+
+        is_foreign: others have written to the file. Without that the mirror is wrong, and is made
+        anew.
+        """
+        try:
+            with closing(database_files.reader(self.path)) as file:
+                if _sums(file) == _sums(mirror):
+                    return None
+            is_sound = _broken_seal(mirror) is None
+        except (sqlite3.Error, UnicodeDecodeError):
+            is_sound = False
+        if is_sound and is_foreign:
+            return "it has other rows than the gateway wrote"
+        self._make_mirror()
+        return None
+
+    def _note_damage(self, problem: str) -> None:
+        self._damage = self.failing = problem
+        self._damaged_at = time.monotonic()
+        log.error(
+            "the database was damaged while open; changes are refused until its last good state"
+            " is put back",
+            file=str(self.path),
+            problem=problem,
+        )
+
+    def _put_back(self) -> None:
+        """Set the damaged file aside and continue with the content of the mirror."""
+        self._damaged_at = time.monotonic()
+        if self._mirror is None:
+            return
+        self._write_pending(self._mirror)
+        if (problem := _broken_seal(self._mirror)) is not None:
+            log.error("the mirror of the database is damaged too", problem=problem)
+            return
+        self.connection.close()
+        aside = database_files.put_back(self._mirror, self.path)
+        self._connect()
+        self._stamp = database_files.stamp(self.path)
+        self._damage = self.failing = None
+        log.error(
+            "the last good state of the database was put back",
+            file=str(self.path),
+            damaged=str(aside),
+        )
 
     def _open(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.execute("PRAGMA wal_autocheckpoint=1")
         self._prepare()
-        with self._transaction() as db:
+        with _transaction(self.connection) as db:
             # SQLite opens a read-only file without an error and refuses the first change.
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
 
@@ -271,38 +482,27 @@ class Database:
             != "ok"
         ):
             raise self._damaged(problem)
-        self.connection.create_function("seal_of", -1, _seal_of, deterministic=True)
         if version == 0:
-            with self._transaction() as db:
+            with _transaction(self.connection) as db:
                 self._execute(_SCHEMA + _KEYS + ";".join(_ADDITIONS))
                 db.execute("INSERT INTO meta VALUES ('instance', ?)", (uuid.uuid4().hex[:12],))
                 db.execute(f"PRAGMA user_version={VERSION}")
         for older in range(version or VERSION, VERSION):
-            with self._transaction() as db:
+            with _transaction(self.connection) as db:
                 self._execute(_UPGRADES[older])
                 db.execute(f"PRAGMA user_version={older + 1}")
-        self._check_seals(upgraded=0 < version < VERSION)
+        _seal_changes(self.connection)
+        if 0 < version < VERSION:
+            self._seal_all()
+        if (problem := _broken_seal(self.connection)) is not None:
+            raise self._damaged(problem)
         if self.connection.execute("SELECT 1 FROM meta WHERE key='instance'").fetchone() is None:
             raise self._damaged("it does not name its installation")
 
-    def _check_seals(self, *, upgraded: bool) -> None:
-        """Check the seals of all rows, or set them after an upgrade, and seal later changes."""
-        for table, columns in _SEALED.items():
-            seal = f"seal_of({columns})"
-            if upgraded:
-                with self._transaction() as db:
-                    db.execute(f"UPDATE {table} SET seal={seal}")  # noqa: S608 - names of this file
-            if self.connection.execute(
-                f"SELECT 1 FROM {table} WHERE seal IS NOT {seal} LIMIT 1"  # noqa: S608
-            ).fetchone():
-                raise self._damaged(f"a row of {table} is not as it was written")
-            new = f"seal_of(new.{columns.replace(', ', ', new.')})"
-            for name, event in (("added", "INSERT"), ("changed", f"UPDATE OF {columns}")):
-                sealed = f"UPDATE {table} SET seal={new} WHERE rowid=new.rowid"  # noqa: S608
-                self.connection.execute(
-                    f"CREATE TEMP TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN"
-                    f" {sealed}; END"
-                )
+    def _seal_all(self) -> None:
+        with _transaction(self.connection) as db:
+            for table, columns in _SEALED.items():
+                db.execute(f"UPDATE {table} SET seal=seal_of({columns})")  # noqa: S608
 
     def _execute(self, statements: str) -> None:
         for statement in statements.split(";"):
@@ -315,24 +515,6 @@ class Database:
         )
         damaged.problem = problem
         return damaged
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self.connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield self.connection
-        except BaseException:
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-            raise
-        try:
-            self.connection.execute("COMMIT")
-        except sqlite3.Error:
-            # A full disk refuses the commit and leaves the transaction open. The next change must
-            # not join it.
-            if self.connection.in_transaction:
-                self.connection.execute("ROLLBACK")
-            raise
 
     @contextmanager
     def _translated(self, doing: str) -> Iterator[None]:
@@ -349,6 +531,14 @@ class Database:
             )
             if doing == "opened" and code is not None and code & 0xFF not in _UNDAMAGED:
                 raise self._damaged(str(error)) from None
+            if (
+                doing != "opened"
+                and self._stamp is not None
+                and self._damage is None
+                and code is not None
+                and code & 0xFF in _DAMAGED
+            ):
+                self._note_damage(str(error))
             if doing == "written":
                 self.failing = str(error)
             raise StoreError(
@@ -358,6 +548,52 @@ class Database:
                     " again."
                 ),
             ) from None
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        # A full disk refuses the commit and leaves the transaction open. The next change must not
+        # join it.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _seal_changes(connection: sqlite3.Connection) -> None:
+    """Have the connection seal each row that it adds or changes."""
+    connection.create_function("seal_of", -1, _seal_of, deterministic=True)
+    for table, columns in _SEALED.items():
+        new = f"seal_of(new.{columns.replace(', ', ', new.')})"
+        sealed = f"UPDATE {table} SET seal={new} WHERE rowid=new.rowid"  # noqa: S608
+        for name, event in (("added", "INSERT"), ("changed", f"UPDATE OF {columns}")):
+            connection.execute(
+                f"CREATE TEMP TRIGGER {table}_{name} AFTER {event} ON {table} BEGIN {sealed}; END"
+            )
+
+
+def _broken_seal(connection: sqlite3.Connection) -> str | None:
+    """The table with a row that is not as it was written, in words; None: there is none."""
+    for table, columns in _SEALED.items():
+        query = f"SELECT 1 FROM {table} WHERE seal IS NOT seal_of({columns}) LIMIT 1"  # noqa: S608
+        if connection.execute(query).fetchone():
+            return f"a row of {table} is not as it was written"
+    return None
+
+
+def _sums(connection: sqlite3.Connection) -> list[tuple[int, float]]:
+    """Number and sum of the seals of each table, which two equal databases share."""
+    query = "SELECT count(*), total(seal) FROM"
+    return [connection.execute(f"{query} {table}").fetchone() for table in _SEALED]
 
 
 def _seal_of(*values: object) -> int:

@@ -4,7 +4,8 @@ Engines then keep running, and changes are refused.
 
     the file is                       opened                        the file
     sound                             the file                      -
-    damaged, cut off, empty           an empty database in memory   set aside, with the time
+    damaged, cut off, empty           its mirror, in its place      set aside, with the time
+    the same, without a mirror        an empty database in memory   set aside, with the time
     of another version                an empty database in memory   left alone
     not writable, on a full disk      its copy in memory            left alone
     not readable, locked              an empty database in memory   left alone
@@ -16,20 +17,16 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-import time
-import uuid
 from pathlib import Path
 
 from gateway.domain import Fact, MeasuredStart
 from gateway.errors import StoreError
 from gateway.logging import Logger
-from gateway.store import atomic_file
-from gateway.store.database import Damaged, OtherVersion
+from gateway.store import atomic_file, database_files
+from gateway.store.database import Damaged, Database, OtherVersion
 from gateway.store.store import Store
 
 log = Logger("fitserve.store")
-
-_BESIDE = ("-wal", "-shm")
 
 
 def open_store(path: Path) -> Store:
@@ -109,18 +106,37 @@ def _copy(path: Path) -> sqlite3.Connection | None:
 
 
 def _set_aside(path: Path, problem: str) -> Store:
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    aside = path.with_name(f"{path.name}.damaged-{stamp}-{uuid.uuid4().hex[:4]}")
+    """The store of the mirror, else one in memory. The damaged file gets another name."""
+    if (store := _from_mirror(path, problem)) is not None:
+        return store
+    aside = database_files.free_name(path)
     with contextlib.suppress(OSError):
         path.rename(aside)
-        for ending in _BESIDE:
-            with contextlib.suppress(FileNotFoundError):
-                path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
+        database_files.move_journals(path, aside)
         problem = (
             f"{problem} and was set aside as {aside}; restore a backup, or restart to begin with"
             " the running engines"
         )
     return _in_memory(path, problem)
+
+
+def _from_mirror(path: Path, problem: str) -> Store | None:
+    """The store with the content of the mirror; None: there is no sound one, or no room for it."""
+    copy = _copy(database_files.mirror_of(path))
+    if copy is None:
+        return None
+    try:
+        # The check of the mirror upgrades one of an older version.
+        Database(path, copy=copy)
+        aside = database_files.put_back(copy, path)
+        store = Store(path)
+    except (StoreError, sqlite3.Error, OSError) as error:
+        log.error("the mirror of the database cannot be used", error=str(error))  # noqa: TRY400
+        return None
+    finally:
+        copy.close()
+    log.error("the database was replaced by its mirror", problem=problem, damaged=str(aside))
+    return store
 
 
 def _in_memory(path: Path, problem: str) -> Store:

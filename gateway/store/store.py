@@ -53,6 +53,10 @@ class Store:
         """Test by an empty change whether writing works again. Raises StoreError."""
         self._database.check()
 
+    def look(self) -> None:
+        """Inspect the file, which others may damage, and repair it. Call it every few seconds."""
+        self._database.look()
+
     def changeable(self) -> None:
         """Raise StoreError if changes are refused."""
         if self.problem is not None:

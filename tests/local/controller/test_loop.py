@@ -3,6 +3,7 @@ do not."""
 
 import asyncio
 import functools
+import os
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from gateway.controller import loop as loop_module
 from gateway.controller.watch.verify import verify
 from gateway.domain import Failure, Instance, LaunchSpec, Plan
 from gateway.errors import HostError
+from gateway.store import database as store_database
+from gateway.store import database_files
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S, Clock, hang_s
@@ -466,8 +470,8 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
         await gateway.until("m", "ready")
     engines = dict(world.engines)
     database = tmp_path / "data" / "fitserve.db"
-    for ending in ("-wal", "-shm"):
-        database.with_name(database.name + ending).unlink(missing_ok=True)
+    database_files.remove(database_files.mirror_of(database))
+    database_files.remove(database)
     database.write_bytes(content)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.until("m", "ready")
@@ -492,6 +496,32 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
         await gateway.gone("m")
     assert not list((tmp_path / "data" / "live").iterdir())
+
+
+async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_database, "_REST_S", 1.0)
+    monkeypatch.setattr(loop_module, "_STORE_LOOK_S", 0.1)
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        database = tmp_path / "data" / "fitserve.db"
+        database.write_bytes(os.urandom(database.stat().st_size))
+        refused = await gateway.client.post(
+            "/admin/models", json={"name": "n", "source": str(tmp_path / "model")}
+        )
+        assert refused.status_code == 507
+        assert "was damaged while the gateway ran" in refused.json()["error"]["message"]
+        async with asyncio.timeout(hang_s()):
+            while (await gateway.client.get("/readyz")).status_code != 200:
+                await asyncio.sleep(0.05)
+        assert list((tmp_path / "data").glob("fitserve.db.damaged-*"))
+        await gateway.until("m", "ready")
+        await gateway.add("n", tmp_path / "model")
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.until("m", "ready")
+        await gateway.until("n", "ready")
 
 
 async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: Path) -> None:

@@ -8,14 +8,18 @@ import os
 import random
 import shutil
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gateway.domain import Fact
 from gateway.domain.grant import Grant
 from gateway.errors import StoreError
+from gateway.store import database, database_files
 from gateway.store.database import Database
+from gateway.store.database_files import mirror_of, remove
 from gateway.store.recovery import installation_id, open_store
 from gateway.store.running_engines import RunningEngine, RunningEngines, restore_running
 from gateway.store.store import Store
@@ -33,6 +37,13 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.fixture
+def alone(path: Path) -> Path:
+    """The same database without a mirror."""
+    remove(mirror_of(path))
+    return path
+
+
 def damaged(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}.damaged-*"))
 
@@ -48,7 +59,8 @@ def test_a_sound_database_is_opened_and_may_be_changed(path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"garbage " * 1000, b"SQLite format 3\x00" + b"\xff" * 5000]
 )
-def test_a_damaged_one_is_set_aside_whole(path: Path, content: bytes) -> None:
+def test_a_damaged_one_is_set_aside_whole(alone: Path, content: bytes) -> None:
+    path = alone
     for ending in ("-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
     path.write_bytes(content)
@@ -68,7 +80,8 @@ def test_a_damaged_one_is_set_aside_whole(path: Path, content: bytes) -> None:
     again.close()
 
 
-def test_pages_that_contradict_each_other_are_damage(path: Path) -> None:
+def test_pages_that_contradict_each_other_are_damage(alone: Path) -> None:
+    path = alone
     with sqlite3.connect(path) as db:
         db.executemany(
             "INSERT INTO meta VALUES (?, ?)", [(f"k{number}", "x" * 100) for number in range(500)]
@@ -115,10 +128,25 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], 
     return files, acknowledged
 
 
-@pytest.mark.parametrize("victim", ["fitserve.db", "fitserve.db-wal", "fitserve.db-shm"])
+MIRROR = "fitserve.db.mirror"
+
+
+@pytest.mark.parametrize(
+    "victims",
+    [
+        ("fitserve.db",),
+        ("fitserve.db-wal",),
+        ("fitserve.db-shm",),
+        (MIRROR, f"{MIRROR}-wal", f"{MIRROR}-shm"),
+        ("fitserve.db", MIRROR, f"{MIRROR}-wal"),
+    ],
+)
 @pytest.mark.parametrize("part", range(4))
 def test_bytes_that_changed_anywhere_are_harmless_or_told(
-    tmp_path: Path, killed: tuple[dict[str, bytes], list[object]], victim: str, part: int
+    tmp_path: Path,
+    killed: tuple[dict[str, bytes], list[object]],
+    victims: tuple[str, ...],
+    part: int,
 ) -> None:
     """Nothing is lost in silence, and nothing is worse than a database that is set aside.
     DAMAGES=10000 in the environment: so many of each file."""
@@ -129,10 +157,10 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
         folder = tmp_path / str(number)
         folder.mkdir()
         content_of = {name: bytearray(data) for name, data in files.items()}
-        damage = content_of[victim]
-        for _ in range(chance.choice((1, 1, 3, 20))):
-            at, size = chance.randrange(len(damage)), chance.choice((1, 1, 8, 600))
-            damage[at : at + size] = chance.randbytes(len(damage[at : at + size]))
+        for damage in (content_of[victim] for victim in victims):
+            for _ in range(chance.choice((1, 1, 3, 20))):
+                at, size = chance.randrange(len(damage)), chance.choice((1, 1, 8, 600))
+                damage[at : at + size] = chance.randbytes(len(damage[at : at + size]))
         for name, data in content_of.items():
             (folder / name).write_bytes(data)
         store = open_store(folder / "fitserve.db")
@@ -156,8 +184,8 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
         finally:
             store.close()
         shutil.rmtree(folder)
-    # The journal has nothing that the database has not.
-    assert (told > 0) is (victim == "fitserve.db"), f"{told} of {rounds}"
+    # The journal has nothing that the database has not, and one sound file of two is enough.
+    assert (told > 0) is (victims[:2] == ("fitserve.db", MIRROR)), f"{told} of {rounds}"
 
 
 def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
@@ -230,3 +258,144 @@ def test_what_runs_is_entered_again_into_an_empty_database(tmp_path: Path) -> No
     live.remove("a-r0-a1")
     live.remove("a-r0-a1")
     assert live.entries() == []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that the database's clock is ahead."""
+    ahead = [0.0]
+    monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=lambda: ahead[0]))
+    return ahead
+
+
+def overwrite(path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with path.open("r+b") as file:
+        size = path.stat().st_size
+        for _ in range(20):
+            file.seek(chance.randrange(size))
+            file.write(chance.randbytes(600))
+
+
+def replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+def put_older(path: Path) -> None:
+    """A sound database of an earlier time, over the file."""
+    other = Store(path.with_name("older"))
+    path.write_bytes(other.path.read_bytes())
+    other.close()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "bytes": lambda path: overwrite(path, 1),
+    "all bytes": lambda path: path.write_bytes(random.Random(2).randbytes(path.stat().st_size)),
+    "cut": lambda path: os.truncate(path, 4096),
+    "emptied": lambda path: os.truncate(path, 0),
+    "removed": Path.unlink,
+    "replaced": replace,
+    "older": put_older,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_is_damaged_while_open_takes_no_change_and_loses_none(
+    tmp_path: Path, clock: list[float], damage: str
+) -> None:
+    path = tmp_path / "fitserve.db"
+    store = open_store(path)
+    for number in range(42):
+        store.add_model(wish(name=f"m{number}"), 1.0)
+    store.add_attempt("m0", 0, plan(), 8000, 1.0)
+    before = content(store)
+    DAMAGES[damage](path)
+    for number in range(3):
+        with pytest.raises(StoreError, match="was damaged while the gateway ran"):
+            store.add_model(wish(name=f"late{number}"), 1.0)
+    # Reading goes on from the mirror.
+    assert content(store) == before
+    store.look()
+    with pytest.raises(StoreError):
+        store.check()
+    clock[0] += 11
+    store.look()
+    store.check()
+    store.add_model(wish(name="new"), 2.0)
+    assert len(store.models()) == 43
+    # A kill instead of an end, and a start.
+    again = open_store(path)
+    again.changeable()
+    assert [one.name for one, *_ in again.models()] == [one.name for one, *_ in store.models()]
+    assert damaged(path) or damage == "removed"
+    store.close()
+    again.close()
+
+
+def test_a_gateway_that_ends_before_the_repair_begins_with_the_mirror(path: Path) -> None:
+    store = open_store(path)
+    store.add_model(wish(name="b"), 1.0)
+    overwrite(path, 3)
+    again = open_store(path)
+    again.changeable()
+    assert [one.name for one, *_ in again.models()] == ["a", "b"]
+    again.close()
+    store.close()
+
+
+def test_damage_within_the_tick_of_the_last_change_is_found_by_a_look(
+    path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(path)
+    store.add_model(wish(name="b"), 1.0)
+    overwrite(path, 4)
+    # The clock of the file system is too coarse to tell the two writers apart.
+    monkeypatch.setattr(store._database, "_stamp", database_files.stamp(path))
+    clock[0] += 6
+    store.look()
+    assert store.failing is not None
+    store.close()
+
+
+def test_writing_that_goes_on_postpones_the_repair(path: Path, clock: list[float]) -> None:
+    store = open_store(path)
+    store.add_model(wish(name="b"), 1.0)
+    for seed in range(3):
+        overwrite(path, seed)
+        clock[0] += 9
+        store.look()
+        with pytest.raises(StoreError):
+            store.check()
+    clock[0] += 11
+    store.look()
+    store.check()
+    store.close()
+
+
+def test_a_mirror_that_is_damaged_while_open_is_made_anew(path: Path, clock: list[float]) -> None:
+    store = open_store(path)
+    store.add_model(wish(name="b"), 1.0)
+    overwrite(mirror_of(path), 5)
+    for number in range(30):
+        store.add_model(wish(name=f"m{number}"), 1.0)
+        clock[0] += 6
+        store.look()
+    assert store.failing is None
+    overwrite(path, 6)
+    again = open_store(path)
+    assert len(again.models()) == 32
+    again.close()
+    store.close()
+
+
+def test_others_may_read_the_file_and_change_its_mode(path: Path) -> None:
+    store = open_store(path)
+    store.add_model(wish(name="b"), 1.0)
+    with contextlib.closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM models").fetchone() == (2,)
+    path.chmod(0o640)
+    store.add_model(wish(name="c"), 1.0)
+    assert store.failing is None
+    store.close()

@@ -1,0 +1,96 @@
+"""The files of a database: their states, readers, mirror, and the replacement of a damaged one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import time
+import uuid
+from pathlib import Path
+from typing import NamedTuple
+
+_BESIDE = ("-wal", "-shm")
+
+
+class Stamp(NamedTuple):
+    """The state of a file by its inode. Every write changes `ctime_ns`; zeros: no file."""
+
+    device: int = 0
+    inode: int = 0
+    size: int = 0
+    ctime_ns: int = 0
+
+
+def stamp(path: Path) -> Stamp:
+    try:
+        status = path.stat()
+    except OSError:
+        return Stamp()
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+
+
+def difference(written: Stamp | None, found: Stamp) -> str | None:
+    """The end or exchange of a file, in words; None: it is the same file."""
+    if found == Stamp():
+        return "the file is gone"
+    if written is not None and written[:2] != found[:2]:
+        return "another file is in its place"
+    return None
+
+
+def mirror_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.mirror")
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file with mode 0600, unless there is one. SQLite's other files get its mode."""
+    if not path.exists():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def reader(path: Path) -> sqlite3.Connection:
+    """A new connection that sees the file and no page in memory. Raises sqlite3.Error."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
+
+
+def remove(path: Path) -> None:
+    """Remove a database with its journals. Raises OSError."""
+    for ending in ("", *_BESIDE):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+def write(source: sqlite3.Connection, path: Path) -> None:
+    """Write a new database with the content of an open one. Raises OSError, sqlite3.Error."""
+    make_private(path)
+    with contextlib.closing(sqlite3.connect(path)) as target:
+        source.backup(target)
+
+
+def put_back(source: sqlite3.Connection, path: Path) -> Path:
+    """Replace a damaged file by the content of `source`. Returns the damaged file's new path.
+
+    There is a file at `path` at every moment, because a gateway without one begins anew. Raises
+    OSError, sqlite3.Error.
+    """
+    fresh, aside = path.with_name(f"{path.name}.restored"), free_name(path)
+    remove(fresh)
+    write(source, fresh)
+    with contextlib.suppress(FileNotFoundError):
+        os.link(path, aside)
+    # A journal of the damaged file would be applied to the new one.
+    move_journals(path, aside)
+    fresh.replace(path)
+    return aside
+
+
+def free_name(path: Path) -> Path:
+    """The path for a damaged file, with the time."""
+    moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return path.with_name(f"{path.name}.damaged-{moment}-{uuid.uuid4().hex[:4]}")
+
+
+def move_journals(path: Path, aside: Path) -> None:
+    for ending in _BESIDE:
+        with contextlib.suppress(FileNotFoundError):
+            path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))

@@ -1,0 +1,31 @@
+"""A connection to SQLite that notes the statements of a change, to repeat them elsewhere."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from typing import Any
+
+Statement = tuple[str, list[Any]]
+"""The text of a statement, and its values for each time that it was executed."""
+
+
+class RecordedConnection(sqlite3.Connection):
+    """Notes each statement that changes rows in `statements`, unless that is None."""
+
+    statements: list[Statement] | None = None
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        cursor = super().execute(sql, parameters)
+        self._note(sql, [parameters])
+        return cursor
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        rows = [*parameters]
+        cursor = super().executemany(sql, rows)
+        self._note(sql, rows)
+        return cursor
+
+    def _note(self, sql: str, rows: list[Any]) -> None:
+        if self.statements is not None and not sql.lstrip().startswith("SELECT"):
+            self.statements.append((sql, rows))
