@@ -388,9 +388,11 @@ class Fleet:
         cap = replica.attempt.plan.cap if replica.attempt is not None else None
         return cap is not None and cap.bytes <= take.keeps and requester in replica.gave_to
 
-    def held_bytes(self, model: ManagedModel) -> dict[str, int]:
-        """Bytes per GPU that live attempts of the model may use."""
-        return _promised(model.replicas, {})
+    def held_bytes(
+        self, model: ManagedModel, replica: ReplicaState | None = None
+    ) -> dict[str, int]:
+        """Bytes per GPU that live attempts of the model may use; of one replica, or of all."""
+        return _promised([replica] if replica is not None else model.replicas, {})
 
     def holders(
         self, running: Collection[str], begun: set[str], now: float
