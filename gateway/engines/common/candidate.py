@@ -29,7 +29,7 @@ from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.stages import dealt, fullest, layers_of, repeated
-from gateway.engines.common.layers.weights import weights_bytes
+from gateway.engines.common.layers.weights import KEPT_SCALES, kept_scale_bytes, weights_bytes
 from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.common.memory.asked_cache import CountedCache
 from gateway.engines.common.memory.kv_cache import KvCache
@@ -184,8 +184,9 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         shrunk = bool(self.variant.quantization) and self.given.spec.quant is None
         # The engine counted for stages with equal numbers of layers.
         answer = answer if self.whole is None else None
+        beside = self._kept_bytes() + self.speculation.weights_bytes
         if answer is not None and not shrunk:
-            return answer.weights + self.speculation.weights_bytes
+            return answer.weights + beside
         rows = {
             (row.layer, row.scheme): row.padded_to for row in self.evidence.kernels if row.padded_to
         }
@@ -197,14 +198,21 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         }
         stored = weights_bytes(self.stage, self.rank, frozenset(self.engine.traits), padded)
         if stored is None and answer is not None:
-            return answer.weights + self.speculation.weights_bytes
+            return answer.weights + beside
         if stored is None:
             raise Refused(
                 "unsupported_quantization",
                 "the size of its quantized weights is not known",
                 self.source,
             )
-        return stored + self.speculation.weights_bytes
+        return stored + beside
+
+    def _kept_bytes(self) -> int:
+        """Bytes of the checkpoint that stay though the chosen kernel reads a copy."""
+        if KEPT_SCALES not in self.engine.traits:
+            return 0
+        names = {row.layer for row in self.evidence.kernels if row.kernel == "TRITON"}
+        return kept_scale_bytes(self.stage, self.rank, names)
 
 
 def too_few_experts(spec: ModelSpec, ranks: int) -> str:

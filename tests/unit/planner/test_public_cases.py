@@ -76,3 +76,31 @@ def test_deep_gemm_of_these_versions_stays_where_it_has_kernels(version: str) ->
     fields = config("qwen3-8b", quantization_config=FP8_BLOCKS)
     best = planned(fields, "2xh100", f"vllm=={version}").plans[0]
     assert any("DeepGEMM" in (row.kernel or "") for row in best.kernels)
+
+
+# --- gpt-oss-120b on one H100: 64.38 GiB of weights in vLLM 0.14.1, and no room for its context ---
+
+
+@pytest.mark.parametrize(
+    ("version", "hardware", "weights", "whole"),
+    [
+        ("0.18.0", "2xh100", 64.4, False),
+        ("0.19.1", "2xh100", 64.4, False),
+        ("0.26.0", "2xh100", 60.8, True),
+        ("0.33.0", "2xh100", 60.8, True),
+        ("0.19.1", "8xa100-80g", 65.97, False),  # Marlin's own padding
+    ],
+)
+def test_scales_that_an_old_triton_path_keeps_take_memory(
+    version: str, hardware: str, weights: float, whole: bool
+) -> None:
+    fields = config(
+        "gpt-oss-20b",
+        num_hidden_layers=36,
+        num_local_experts=128,
+        layer_types=["sliding_attention", "full_attention"] * 18,
+        quantization_config={"quant_method": "mxfp4"},
+    )
+    best = planned(fields, hardware, f"vllm=={version}", tensor_parallel=1).plans[0]
+    assert best.memory.weights_bytes / 2**30 == pytest.approx(weights, rel=0.01)
+    assert (best.max_model_len.value == 131072) == whole

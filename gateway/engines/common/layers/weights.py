@@ -45,7 +45,12 @@ CHANNEL_SCALES = "channel_scales"
 # vLLM 0.33.0: experts in FP8 blocks that a cut would split get finer blocks
 # (fused_moe/oracle/fp8.py:292).
 FINER_BLOCKS = "finer_blocks"
-# Traits that change the size of weights.
+# vLLM 0.18.0 and 0.19.1: experts in MXFP4 that Triton computes have their scales a second time, in
+# its order, and those of the checkpoint stay (fused_moe/oracle/mxfp4.py:747 of 0.19.1 deletes the
+# weights alone; :1164 of 0.26.0 the scales too). gpt-oss-120b took 64.38 GiB of an H100 instead of
+# 61 (github.com/vllm-project/vllm/issues/33155).
+KEPT_SCALES = "kept_scales"
+# Traits that change the size of weights as they are made. KEPT_SCALES comes after them.
 TRAITS = frozenset(
     {NO_GROUP_INDEX, NARROW_EXPERT_TILES, PADDED_EXPERTS, CHANNEL_SCALES, FINER_BLOCKS}
 )
@@ -164,6 +169,20 @@ def linear_bytes(
     return (
         size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
     )
+
+
+def kept_scale_bytes(built: BuiltModel, rank: Rank, names: Collection[str]) -> int:
+    """Bytes of the scales that stay beside those in the kernel's order, for experts of these
+    names."""
+    total = 0
+    for layer in built.linears:
+        if layer.name not in names or not layer.experts or not isinstance(layer.scheme, Scheme):
+            continue
+        if layer.scheme.layout == "mxfp4" and (cut := per_rank(layer, parts(layer, rank))):
+            k, n = _grown(layer, layer.scheme, *cut, rank.capability, ())
+            experts = round_up(layer.experts, rank.ep) // rank.ep
+            total += k * n // layer.scheme.group * layer.count * experts
+    return total
 
 
 def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()) -> str:
