@@ -31,11 +31,15 @@ from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.variant import Variant
 from gateway.models.spec import TOKENIZER_CODE
 from gateway.planner.layer_kernels import ObservedRefusals
-from gateway.planner.parallel import GpuGroups
+from gateway.planner.parallel import GpuGroups, tower_cut
 from gateway.planner.quantization_methods import check, resolve
 
 # KV cache dtypes without rules of backends: their size follows from the name.
 _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+
+# Flags that keep a vision tower whole on every rank: vllm/config/multimodal.py, ServerArgs of
+# SGLang.
+_WHOLE_TOWER: dict[str, str | bool] = {"mm-encoder-tp-mode": "data", "mm-enable-dp-encoder": True}
 
 # Tensors that belong to quantized layers of every format.
 _PACKED = (
@@ -344,6 +348,7 @@ def gate_devices(
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)
+    _gate_tower(given, engine, built, tp)
     layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
     if pp > layers:
         raise Refused(
@@ -364,6 +369,20 @@ def gate_devices(
     for gpu in group:
         _computed_for(engine, gpu)
     return group
+
+
+def _gate_tower(given: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> None:
+    """Refuse ranks that cannot share the vision tower, unless each holds all of it."""
+    flag = next(
+        (name for name in _WHOLE_TOWER if engine.spelling.get(name, name) in engine.flags), ""
+    )
+    asked = {name.replace("_", "-"): value for name, value in given.wish.args.items()}
+    if given.wish.text_only or (flag and asked.get(flag) == _WHOLE_TOWER[flag]):
+        return
+    if reason := tower_cut(built, given.spec.architecture, tp):
+        value = str(_WHOLE_TOWER.get(flag, "")).lower()
+        cure = f"; --arg {flag}={value} keeps it whole on every GPU" if flag else ""
+        raise Refused("illegal_parallelism", reason + cure, f"profile {engine.ref}")
 
 
 def gate_groups(given: PlanningInput, engine: Engine, rules: EngineRules, variant: Variant) -> None:

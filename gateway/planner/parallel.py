@@ -12,6 +12,9 @@ from gateway.engines.common.planning_input import PlanningInput, available_bytes
 
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
 _CONSIDERED = 12
+# Architectures whose tower every rank computes whole where its heads cannot be shared:
+# intern_vit.py:146 of vLLM 0.33.0 (:170 of 0.18.0), interns1_vit.py and radio.py.
+_WHOLE_TOWERS = ("Intern", "H2OVL", "NVLM", "Skywork", "Llama_Nemotron", "Nemotron")
 
 
 def illegal(
@@ -62,6 +65,23 @@ def illegal(
         if tensor.shard in ("row", "expert_row") and columns % tp:
             return f"{tensor.name} has {columns} columns, which {tp} GPUs cannot split", tensor.name
     return None
+
+
+def tower_cut(built: BuiltModel, architecture: str, tp: int) -> str:
+    """Why `tp` ranks cannot share a vision tower of which only config.json tells; "": they can.
+
+    Towers with layers that are known are looked at in `illegal`. Source: `divide` of heads in the
+    towers of vllm/model_executor/models (glm4_1v.py:277 of 0.19.1, siglip.py, clip.py) and in
+    sglang/srt/layers/attention/vision.py:1132 of 0.5.23.
+    """
+    if architecture.startswith(_WHOLE_TOWERS) or not any(
+        "vision" in part for part in built.guessed
+    ):
+        return ""
+    heads = next(
+        (one.heads for one in built.attention if one.kind == "vision" and one.heads % tp), 0
+    )
+    return f"the {heads} heads of its vision tower cannot be shared by {tp} GPUs" if heads else ""
 
 
 def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:

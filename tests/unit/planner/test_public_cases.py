@@ -12,6 +12,7 @@ import pytest
 from gateway.domain import Decision
 from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
+from tests.conformance.forecast_cases import family_configs
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.published import config
@@ -104,3 +105,81 @@ def test_scales_that_an_old_triton_path_keeps_take_memory(
     best = planned(fields, hardware, f"vllm=={version}", tensor_parallel=1).plans[0]
     assert best.memory.weights_bytes / 2**30 == pytest.approx(weights, rel=0.01)
     assert (best.max_model_len.value == 131072) == whole
+
+
+# --- GLM-4.5V on eight GPUs: 12 heads of its vision tower, of which only config.json tells ---
+
+GLM_4_5V: dict[str, Any] = {
+    "architectures": ["Glm4vMoeForConditionalGeneration"],
+    "model_type": "glm4v_moe",
+    "text_config": {
+        "model_type": "glm4v_moe_text",
+        "dtype": "bfloat16",
+        "first_k_dense_replace": 1,
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 10944,
+        "max_position_embeddings": 65536,
+        "moe_intermediate_size": 1408,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_attention_heads": 96,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 46,
+        "num_key_value_heads": 8,
+        "vocab_size": 151552,
+    },
+    "vision_config": {
+        "model_type": "glm4v_moe",
+        "depth": 24,
+        "hidden_size": 1536,
+        "intermediate_size": 10944,
+        "num_heads": 12,
+        "out_hidden_size": 4096,
+        "patch_size": 14,
+    },
+}
+
+
+def sizes(decision: Decision) -> set[int]:
+    return {plan.tensor_parallel.value for plan in decision.plans}
+
+
+def test_ranks_that_cannot_share_a_vision_tower_are_not_planned() -> None:
+    assert max(sizes(planned(GLM_4_5V, "8xh100", "vllm==0.19.1"))) == 4
+    refused = planned(GLM_4_5V, "8xh100", "vllm==0.19.1", tensor_parallel=8).rejected
+    assert [one.verdict for one in refused] == ["illegal_parallelism"]
+    assert "12 heads of its vision tower" in refused[0].reasons[0]
+    assert "--arg mm-encoder-tp-mode=data" in refused[0].reasons[0]
+
+
+@pytest.mark.parametrize(
+    "wanted", [{"args": {"mm-encoder-tp-mode": "data"}}, {"text_only": True}], ids=["whole", "text"]
+)
+def test_ranks_without_a_part_of_the_tower_need_not_share_it(wanted: dict[str, Any]) -> None:
+    decision = planned(GLM_4_5V, "8xh100", "vllm==0.19.1", tensor_parallel=8, **wanted)
+    assert sizes(decision) == {8}
+
+
+def test_towers_that_vllm_keeps_whole_by_itself_are_planned() -> None:
+    fields = {**GLM_4_5V, "architectures": ["InternVLForConditionalGeneration"]}
+    fields["model_type"] = "internvl"
+    assert 8 in sizes(planned(fields, "8xh100", "vllm==0.19.1", tensor_parallel=8))
+
+
+# --- experts that one kernel takes on few GPUs, asked for by name ---
+
+
+@pytest.mark.parametrize(("hardware", "runs"), [("4xrtx-pro-6000", False), ("8xb200", True)])
+@pytest.mark.parametrize("version", ["0.26.0", "0.33.0"])
+def test_a_kernel_of_experts_needs_its_gpu_whatever_the_scheme(
+    version: str, hardware: str, runs: bool
+) -> None:
+    fields = family_configs()["deepseek_v4"] | {"quantization_config": FP8_BLOCKS}
+    decision = planned(
+        fields, hardware, f"vllm=={version}", args={"moe-backend": "deep_gemm_mega_moe"}
+    )
+    assert bool(decision.plans) == runs
+    if not runs:
+        reasons = {one.reasons[0] for one in decision.rejected if one.verdict == "no_kernel"}
+        assert any("runs on compute capability 10.*" in reason for reason in reasons)

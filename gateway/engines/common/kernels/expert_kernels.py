@@ -91,6 +91,9 @@ class MoeRules(RuleFile):
     ] = ()  # model types that the rules of methods may name; empty: the engine asks for few by name
     methods: tuple[ExpertMethod, ...]
     backends: dict[str, ExpertBackend]  # by scheme and name: "fp8 TRITON"
+    forced_requires: dict[str, tuple[Check, ...]] = Field(
+        default_factory=dict
+    )  # by --moe-backend: what it asks of every GPU and of experts of any method
 
     @cached_property
     def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
@@ -143,6 +146,9 @@ def choose_moe(
     subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
     if numbers(capability) is None:
         return _unknown(f"{capability!r} is not a compute capability")
+    if forced and (why := first_refusal(rules.forced_requires.get(forced, ()), subject)):
+        refusal = Refusal(kernel=f"--moe-backend {forced}", reason=why)
+        return MoeChoice(kernel=None, refused=(refusal,), status="none")
     methods = rules.methods_of.get(shape.scheme.kind, ())
     method = next((m for m in methods if m.match.refusal(subject) is None), None)
     if method is None:
