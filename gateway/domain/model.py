@@ -72,10 +72,11 @@ class AttentionGroup(Value):
     sliding    the same, for the last `window` tokens
     mla        one latent of `head_dim` (kv_lora_rank + rope) per token, whole on every rank;
                value_dim: kv_lora_rank
+    cross      keys and values of what an encoder read, not of the sequence's own tokens
     recurrent  a constant state per sequence, in `recurrent`
     """
 
-    kind: Literal["full", "sliding", "mla", "recurrent", "encoder", "vision"]
+    kind: Literal["full", "sliding", "mla", "cross", "recurrent", "encoder", "vision"]
     layers: int
     heads: int
     kv_heads: int
@@ -83,6 +84,7 @@ class AttentionGroup(Value):
     value_dim: int | None = Field(None, description="size of a value head; None: head_dim")
     window: int | None = None
     sinks: bool = False
+    alibi: bool = False
     causal: bool = True
     index_dim: int | None = Field(
         None, description="head size of a sparse attention's indexer (DeepSeek V3.2)"

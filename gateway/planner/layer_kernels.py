@@ -10,7 +10,7 @@ from gateway.domain import LayerKernel, Refusal
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.engines.common.kernels.linear import choose
-from gateway.engines.common.layers.built_model import Linear, parts, per_rank
+from gateway.engines.common.layers.built_model import Linear, parts, per_rank, unit_parts
 from gateway.engines.common.layers.weights import undivided
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
@@ -242,6 +242,8 @@ def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
     cut."""
     if layer.shard in ("replicated", "row"):
         return ()
+    if layer.units:
+        return unit_parts(layer, tp) or ()
     repeated = max(1, tp // layer.kv_heads) if layer.shard == "qkv" and layer.kv_heads else 1
     return tuple(
         part * (repeated if number else 1) // tp for number, part in enumerate(layer.parts)

@@ -210,6 +210,34 @@ def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
     }
 
 
+def test_parts_that_every_rank_has_whole_are_told() -> None:
+    """As the indexer's key beside query, key and value, and a gate's inputs among merged parts."""
+
+    def built(config: dict[str, Any]) -> dict[str, Any]:
+        heads, few, head = config["heads"], config["few"], config["head"]
+        parts = [heads * head, *[few * head] * 3, head]
+        joint = {"what": "linear", "shard": "qkv", "k": 48, "bias": 0, "parts": parts}
+        merged = {"what": "linear", "shard": "merged", "k": 48, "bias": 0}
+        return {
+            "qkv": joint | {"heads": heads, "kv_heads": few},
+            "up": merged | {"parts": [6 * head, head, 3 * head]},
+        }
+
+    base = {"heads": 8, "few": 4, "head": 6}
+    changes: list[dict[str, Any]] = [{}, {"heads": 16}, {"few": 2}, {"head": 12}]
+    learned = learn([(base | change, built(base | change)) for change in changes])
+    facts = Facts({}, {"qkv": (4,), "up": (1,)}, set(), {}, {}, {})
+    rows = {row["name"]: row for row in json.loads(document("A", "v", {}, learned, facts))["rows"]}
+    assert rows["qkv"]["units"] == ["heads", "few", "few", "few", "1"]
+    assert rows["up"]["units"] == ["0", "1", "0"]
+    text = document("A", "v", {}, learned, facts)
+    layers = structure_blueprint(text, Fields(base, "m")).linears
+    assert {layer.name: layer.units for layer in layers} == {
+        "qkv": (8, 4, 4, 4, 1),
+        "up": (0, 1, 0),
+    }
+
+
 def test_an_absent_list_follows_from_another_field() -> None:
     row: dict[str, Any] = {
         "is": "linear",
@@ -246,7 +274,7 @@ def test_a_structure_of_one_shape_holds_for_its_shape_and_any_vocabulary() -> No
     config = {**BASE, "vocab_size": 300, "num_shared_experts": 1}
     rows = made_up_engine(config)
     rows["embed.weight"] = {"what": "vocab", "rows": 300, "columns": 48}
-    rows["model.layers.2.attn#attention"] = {"what": "attention", "class": "unseen Other"}
+    rows["model.layers.2.attn#attention"] = {"what": "attention", "kind": "unseen Other"}
     found = one_shape(config, rows)
     gate = next(row for row in found if row.name == "model.layers.*.gate")
     assert (gate.layers, gate.of, gate.sizes["shape.0"]) == ("i in (1, 2)", "3", "60")
@@ -304,3 +332,30 @@ def test_encoder_and_decoder_of_whisper_have_their_own_layers(encoder: int, deco
         if "layers." in layer.name:
             counts[layer.name.split(".")[1]].add(len(layer.numbers))
     assert counts == {"encoder": {encoder}, "decoder": {decoder}}
+    groups = structure_blueprint(text, Fields(config, "m")).attention
+    assert {group.kind: group.layers for group in groups} == {
+        "cross": decoder,
+        "full": decoder,
+        "vision": encoder,
+    }
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "alibi"),
+    [("bloom", {}, True), ("falcon", {}, False), ("falcon", {"alibi": True}, True)],
+)
+def test_alibi_is_what_the_engine_is_given(
+    family: str, change: dict[str, Any], alibi: bool
+) -> None:
+    config = forecast_config(family, "none") | change
+    groups = structure_blueprint(structure_text(config), Fields(config, "m")).attention
+    assert [group.alibi for group in groups] == [alibi]
+
+
+def test_the_layers_of_kimi_and_minimax_are_no_guess() -> None:
+    for family, kinds in (("kimi_k3", {"mla", "recurrent"}), ("minimax_m3_vl", {"full"})):
+        config = forecast_config(family, "none")
+        plan = structure_blueprint(structure_text(config), Fields(config, "m"))
+        assert not plan.guessed
+        assert {group.kind for group in plan.attention} == kinds | {"vision"}
+    assert {group.index_dim for group in plan.attention if group.kind == "full"} == {None, 128}

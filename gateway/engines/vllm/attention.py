@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from gateway.domain import AttentionGroup, LayerAttention, Refusal
 from gateway.engines.common.rules.check import Undecided
-from gateway.engines.common.rules.subject import AttentionQuery, Subject, numbers
+from gateway.engines.common.rules.subject import AttentionQuery, AttentionRole, Subject, numbers
 from gateway.engines.vllm.attention_rules import (
     AttentionRules,
     OverrideStep,
@@ -122,6 +122,8 @@ def layer_attention(
         )
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _unknown("", f"{architecture} brings attention backends of its own")
+        elif own := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
+            choice = BackendChoice(backend=own, status="ok")
         elif architecture in rules.plain_towers and group.kind == "vision":
             choice = BackendChoice(backend="torch", status="ok")
         else:
@@ -169,18 +171,23 @@ def _query(
     encoder = group.kind == "encoder" or (
         group.kind in ("full", "sliding") and not group.causal and not drafter
     )
+    # Keys of an encoder are asked for as those of an encoder that a decoder reads.
+    role: AttentionRole = "encoder_only" if encoder else "decoder"
+    if group.kind == "cross":
+        role = "encoder_decoder"
     text = config.get("text_config")
     text = text if isinstance(text, Mapping) else config
     latent = group.value_dim if group.kind == "mla" else None
     return AttentionQuery(
-        kind="encoder" if encoder else group.kind,
-        role="encoder_only" if encoder else "decoder",
+        kind="encoder" if encoder or group.kind == "cross" else group.kind,
+        role=role,
         head_dim=group.head_dim,
         heads=max(1, group.heads // max(rank.tp, 1)),
         dtype=rank.dtype,
         kv_dtype=rank.kv_dtype,
         block_size=block_size,
         sinks=group.sinks,
+        alibi=group.alibi,
         sparse=group.index_dim is not None,
         multimodal_prefix=not drafter and _multimodal_prefix(rules, config, text),
         softcap=_number(text, "attn_logit_softcapping", float) is not None,

@@ -168,6 +168,10 @@ class AttentionRules(RuleFile):
     flash_backends: tuple[str, ...]  # backends whose layers ask for a version of FlashAttention
     recurrent: dict[str, str]
     recurrent_source: str = ""
+    own_recurrent: dict[str, dict[str, str]] = Field(
+        default_factory=dict
+    )  # architecture -> kind of recurrent layer -> the backend that its own class names
+    own_recurrent_source: str = ""
     multimodal_prefix: tuple[str, ...]  # model types
     multimodal_prefix_source: str = ""
     vision_prefix: dict[str, str] = Field(

@@ -46,11 +46,12 @@ _DELTA_STEP = 64
 class BlockTable(FrozenRecord, frozen=True):
     """Layers with equal content: `count` tables of blocks, each for one group of layers.
 
-    A full layer keeps every token; a sliding one keeps its window and the tokens in flight. A state
-    is one block, `states` times, or (0) one for every block of tokens.
+    A full layer keeps every token; a sliding one keeps its window and the tokens in flight. A cross
+    one keeps what the encoder reads, at most a batch. A state is one block, `states` times, or (0)
+    one for every block of tokens.
     """
 
-    kind: Literal["full", "sliding", "state"]
+    kind: Literal["full", "sliding", "cross", "state"]
     layers: int
     block: int
     page: int
@@ -58,13 +59,19 @@ class BlockTable(FrozenRecord, frozen=True):
     states: int = 0
     count: int = 1
 
-    def blocks(self, length: int, in_flight: int) -> int:
-        """Blocks of all these tables for one request. SlidingWindowSpec: one more, since a window
-        may start within a block."""
+    def blocks(self, length: int, batch: int, batches: int) -> int:
+        """Blocks of all these tables for one request, with `batches` of `batch` tokens in flight.
+
+        SlidingWindowSpec: one more, since a window may start within a block. CrossAttentionSpec:
+        max_num_encoder_input_tokens, which is a batch.
+        """
         if self.states:
             return self.count * self.states
         if self.kind == "sliding":
-            return self.count * (-(-min(self.window - 1 + in_flight, length) // self.block) + 1)
+            kept = min(self.window - 1 + batches * batch, length)
+            return self.count * (-(-kept // self.block) + 1)
+        if self.kind == "cross":
+            return self.count * -(-batch // self.block)
         return self.count * -(-length // self.block)
 
 
@@ -83,7 +90,11 @@ class Cache(FrozenRecord, frozen=True):
     def bytes_per_token(self) -> int:
         """Bytes of one more token in a long request, or within the window if every layer has one;
         0: no growth."""
-        growing = [table for table in self.tables if table.kind != "sliding" and not table.states]
+        growing = [
+            table
+            for table in self.tables
+            if table.kind not in ("sliding", "cross") and not table.states
+        ]
         growing = growing or [table for table in self.tables if table.kind == "sliding"]
         return sum([-(-table.count * self.block_bytes // table.block) for table in growing])
 
@@ -102,7 +113,7 @@ class Cache(FrozenRecord, frozen=True):
         return self.blocks(kv_bytes)
 
     def blocks_for(self, length: int, batched_tokens: int) -> int:
-        return sum([table.blocks(length, self.batches * batched_tokens) for table in self.tables])
+        return sum([table.blocks(length, batched_tokens, self.batches) for table in self.tables])
 
     def bytes_for(self, length: int, batched_tokens: int) -> int:
         """Bytes of one request of `length` tokens in whole blocks, as the engine reserves them."""
@@ -216,13 +227,16 @@ def _attention(
                         block * (group.index_dim + group.index_dim // 128 * 4),
                     )
                 )
-        elif group.kind in ("full", "sliding"):
+        elif group.kind in ("full", "sliding", "cross"):
             value = group.head_dim if group.value_dim is None else group.value_dim
             page = block * max(1, group.kv_heads // tp) * (group.head_dim + value) * item
             if group.kind == "sliding" and group.window:
                 kept.append(BlockTable("sliding", group.layers, block, page, group.window))
             else:
-                kept.append(BlockTable("full", group.layers, block, page))
+                kind: Literal["full", "cross"] = "cross" if group.kind == "cross" else "full"
+                kept.append(BlockTable(kind, group.layers, block, page))
+            if group.index_dim:  # keys alone, as MiniMaxM3IndexerCache
+                kept.append(BlockTable("full", group.layers, block, block * group.index_dim * item))
     return [table for table in kept if table.layers > 0 and table.page > 0]
 
 

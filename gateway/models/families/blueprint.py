@@ -22,6 +22,8 @@ class Built(FrozenRecord, frozen=True):
     modules: last names of the modules that a checkpoint stores for it, where they differ.
     experts: number of experts; 0: an ordinary layer.
     bias: whether the layer has a bias, sharded like its outputs.
+    units: of each part, how many the ranks share, repeated where ranks outnumber them (1: whole on
+        every rank; 0: any number); (): as `heads` and `kv_heads` say.
     exact: products are float32, and weights too where no kernel multiplies narrower weights so.
     """
 
@@ -34,6 +36,7 @@ class Built(FrozenRecord, frozen=True):
     quantizable: bool = True
     heads: int = 0
     kv_heads: int = 0
+    units: tuple[int, ...] = ()
     experts: int = 0
     bias: bool = False
     exact: bool = False

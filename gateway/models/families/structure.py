@@ -236,6 +236,7 @@ def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
                 quantizable=not row.get("plain"),
                 heads=reader.size(row.get("heads", "0")),
                 kv_heads=reader.size(row.get("kv_heads", "0")),
+                units=tuple(reader.size(unit) for unit in row.get("units", ())),
                 bias=bool(reader.term(row["bias"])),
                 exact=bool(row.get("exact")),
             )
@@ -294,6 +295,7 @@ def _softmax(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) ->
         value_dim=value if value not in (0, head) else None,
         window=window if kind == "sliding" else None,
         sinks=bool(reader.term(row["sinks"])),
+        alibi=bool(reader.term(row.get("alibi", "0"))),
         causal=kind not in ("encoder", "vision"),
         index_dim=reader.size(row.get("index", "0")) or None,
     )

@@ -10,16 +10,16 @@ from gateway.models.families.structure import ATTENTION
 from tests.conformance.structures.facts import Facts, fields_of, rule_fields
 from tests.conformance.structures.learn import LearnedRow
 
-_ATTENTION = {
-    "Attention": "full",
-    "ChunkedLocalAttention": "full",
-    "MLAAttention": "mla",
-    "MMEncoderAttention": "vision",
-    "EncoderOnlyAttention": "encoder",
-}
+_ATTENTION = ("full", "mla", "vision", "encoder", "cross")
 SMALL = "its small parameters"
-# Recurrent layers of the engine by their kind here. Kimi's delta rule has the same backend.
-_STATES = {"mamba1": "mamba1", "mamba2": "mamba2", "gdn_attn": "gdn", "short_conv": "short_conv"}
+# Recurrent layers of the engine by their kind here.
+_STATES = {
+    "mamba1": "mamba1",
+    "mamba2": "mamba2",
+    "gdn_attn": "gdn",
+    "kda": "kda",
+    "short_conv": "short_conv",
+}
 
 
 class Unlearned(Exception):
@@ -63,8 +63,9 @@ def document(
 
 
 def _with_whole_parts(learned: list[LearnedRow], facts: Facts) -> list[LearnedRow]:
-    """Merged layers with two whole parts as those of attention: a state's groups are repeated."""
-    states = {_owner(row): row for row in learned if row.kind["what"] == "state"}
+    """Merged layers with two whole parts as those of attention: the groups of a Mamba 2 state are
+    repeated."""
+    states = {_owner(row): row for row in learned if row.kind.get("kind") == "mamba2"}
     found = []
     for row in learned:
         whole = facts.whole.get(row.name, ())
@@ -103,8 +104,7 @@ def _row(row: LearnedRow, facts: Facts, unknown: set[str]) -> dict[str, Any] | N
     if broken and what == "parameter" and len(row.sizes) < 2:
         unknown.add(SMALL)
         return None
-    # Parts beside query, key and value are cut in ways of their own.
-    if broken or (row.kind.get("shard") == "qkv" and row.kind["parts"] != 3):
+    if broken:
         raise Unlearned(row.name)
     head: dict[str, Any] = {
         "is": what,
@@ -141,17 +141,18 @@ def _parameter(shape: list[str], dtype: str, shard: str) -> dict[str, Any]:
 
 
 def _attention(row: LearnedRow, broken: bool, unknown: set[str]) -> dict[str, Any] | None:
-    kind = _ATTENTION.get(row.kind.get("class", ""))
+    kind = row.kind["kind"]
     decodes = kind != "full" or "ENCODER" not in row.kind.get("causal", "")
     shares = row.sizes.get("shares", "0") != "0"
-    if broken or kind is None or not decodes or shares:
+    if broken or kind not in _ATTENTION or not decodes or shares:
         unknown.add(ATTENTION)
         return None
     sizes = {name: row.sizes[name] for name in ("heads", "kv_heads", "head", "window", "sinks")}
     if row.sizes["value"] != sizes["head"]:
         sizes["value"] = row.sizes["value"]
-    if row.sizes["index"] != "0":
-        sizes["index"] = row.sizes["index"]
+    for name in ("index", "alibi"):
+        if row.sizes[name] != "0":
+            sizes[name] = row.sizes[name]
     return {"is": "attention", "name": _owner(row), "kind": kind, **_layers(row), **sizes}
 
 
@@ -174,6 +175,16 @@ def _layers(row: LearnedRow) -> dict[str, Any]:
     return {"when": row.when, "layers": row.layers} | ({"of": row.of} if row.of else {})
 
 
+def _units(sizes: Mapping[str, str], row: LearnedRow, facts: Facts) -> list[str]:
+    """How many of each part the ranks share, where some parts are whole on every rank."""
+    whole, count = facts.whole.get(row.name, ()), row.kind["parts"]
+    qkv = "kv_heads" in sizes
+    if count == 1 or (count == 3 if qkv else not whole):
+        return []
+    rest = [sizes["heads"], *[sizes["kv_heads"]] * (count - 1)] if qkv else ["0"] * count
+    return ["1" if place in whole else unit for place, unit in enumerate(rest)]
+
+
 def _linear(
     head: dict[str, Any], sizes: Mapping[str, str], row: LearnedRow, facts: Facts
 ) -> dict[str, Any]:
@@ -188,6 +199,8 @@ def _linear(
         "bias": sizes["bias"],
     }
     made |= {name: sizes[name] for name in ("heads", "kv_heads") if name in sizes}
+    if units := _units(sizes, row, facts):
+        made["units"] = units
     if made.get("kv_heads") == "0":  # parts that every rank has whole, as those of one KV head
         made["kv_heads"] = "1"
     if sizes.get("exact") == "1":

@@ -108,9 +108,11 @@ def _whole(
     """The fewest parts of a merged layer that explain how many outputs a rank of two has."""
     found: dict[str, tuple[int, ...]] = {}
     for name, row in cut.items():
-        if row["what"] != "linear" or row["shard"] not in ("column", "merged"):
+        if row["what"] != "linear" or row["shard"] not in ("column", "merged", "qkv"):
             continue
         parts, outputs = built[name]["parts"], row["outputs"]
+        if row["shard"] == "qkv" and len(parts) == 3:
+            continue
         places = range(len(parts))
         choices = (some for size in places for some in itertools.combinations(places, size))
         whole = next(

@@ -28,7 +28,7 @@ _LAYER_WORD = re.compile(r"(?<=\.layer\.)\d+(?=[.#]|$)")
 # Fields by which layers differ; the engine may refuse every other value of one.
 LAYER_RULE = re.compile(r"offset|period|first|replace|interval|step|freq|dense|hash")
 _MAX_CLUSTERS = 5
-_FLAGS = ("bias", "exact", "shares", "sinks")
+_FLAGS = ("bias", "exact", "shares", "sinks", "alibi")
 
 
 class Cluster(NamedTuple):

@@ -16,6 +16,21 @@ _SHARDS = (
     ("RowParallelLinear", "row"),
 )
 _WEIGHTS = {"weight", "bias", "w13_weight", "w2_weight", "w13_bias", "w2_bias"}
+# Layers of the engine, and what their caches hold, by their kind here.
+_LAYERS = {
+    "Attention": "full",
+    "ChunkedLocalAttention": "full",
+    "MLAAttention": "mla",
+    "MMEncoderAttention": "vision",
+    "EncoderOnlyAttention": "encoder",
+    "CrossAttention": "cross",
+}
+_CACHES = {
+    "FullAttentionSpec": "full",
+    "SlidingWindowSpec": "full",
+    "MLAAttentionSpec": "mla",
+    "CrossAttentionSpec": "cross",
+}
 
 
 def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[str, Row]:
@@ -45,9 +60,9 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
                     size = {"rows": module.org_vocab_size, "columns": module.embedding_dim}
                     rows[f"{path}.weight"] = {"what": "vocab", **size}
             before = len(rows)
-            _add_states(rows, path, module)
+            _add_states(rows, path, module, configured)
             seen |= {id(module)} if len(rows) > before else set()
-        _add_unseen(rows, configured.compilation_config.static_forward_context, seen)
+        _add_unseen(rows, configured, seen)
         for path, weight in model.named_parameters():
             if path not in described:
                 dtype = "F32" if str(weight.dtype) == "torch.float32" else ""
@@ -92,41 +107,81 @@ def _experts(module: Any) -> Row:
     }
 
 
-def _add_states(rows: dict[str, Row], path: str, module: Any) -> None:
+def _add_states(rows: dict[str, Row], path: str, module: Any, configured: Any) -> None:
     """Attention and recurrent states of a module, beside its weights."""
     name = type(module).__name__
     if hasattr(type(module), "mamba_type") and hasattr(module, "get_state_shape"):
         rows[f"{path}#state"] = _state(module)
     elif hasattr(module, "head_size") and hasattr(module, "num_kv_heads") and "Attention" in name:
-        latent = getattr(module, "kv_lora_rank", None)
-        indexer = getattr(module, "indexer", None)
-        rows[f"{path}#attention"] = {
-            "what": "attention",
-            "class": name,
-            "causal": str(getattr(module, "attn_type", "")),
-            "heads": module.num_heads,
-            "kv_heads": module.num_kv_heads,
-            "head": module.head_size,
-            "value": latent or getattr(module, "head_size_v", module.head_size),
-            "index": getattr(indexer, "head_dim", 0) or 0,
-            "window": getattr(module, "sliding_window", None)
-            or getattr(module, "attention_chunk_size", None)
-            or 0,
-            "shares": int(getattr(module, "kv_sharing_target_layer_name", None) is not None),
-            "sinks": int(getattr(module, "has_sink", False)),
-        }
+        rows[f"{path}#attention"] = _attention(module, configured)
     elif name.endswith(("Mixer", "Mixer2", "GatedDeltaNet", "ShortConv")):
         rows[f"{path}#state"] = {"what": "state", "kind": name}
 
 
-def _add_unseen(rows: dict[str, Row], layers: Mapping[str, Any], seen: set[int]) -> None:
+def _attention(module: Any, configured: Any) -> Row:
+    latent = getattr(module, "kv_lora_rank", None)
+    index = _index(getattr(module, "indexer", None))
+    head = getattr(module, "head_size", None) or module.head_dim
+    kind = _kind(module, configured)
+    return {
+        "what": "attention",
+        "kind": kind if kind and index is not None else type(module).__name__,
+        "causal": str(getattr(module, "attn_type", "")),
+        "heads": module.num_heads,
+        "kv_heads": 1 if kind == "mla" else module.num_kv_heads,
+        "head": head,
+        "value": latent or getattr(module, "head_size_v", head),
+        "index": index or 0,
+        "window": getattr(module, "sliding_window", None)
+        or getattr(module, "attention_chunk_size", None)
+        or 0,
+        "shares": int(getattr(module, "kv_sharing_target_layer_name", None) is not None),
+        "sinks": int(getattr(module, "has_sink", False)),
+        "alibi": int(getattr(getattr(module, "impl", None), "alibi_slopes", None) is not None),
+    }
+
+
+def _index(indexer: Any) -> int | None:
+    """The size of a key that an indexer keeps of a token; 0: there is no indexer; None: not
+    known."""
+    owners = (indexer, getattr(indexer, "index_cache", None))
+    sizes = [getattr(owner, "head_dim", None) for owner in owners]
+    return 0 if indexer is None else next((size for size in sizes if size), None)
+
+
+def _kind(module: Any, configured: Any) -> str:
+    """The kind of an attention layer: by the engine's class that it extends, else by the cache that
+    it asks for; "": neither is known."""
+    own = type(module)
+    base = next(
+        (one for one in own.__mro__ if one.__module__.startswith("vllm.model_executor.layers")), own
+    )
+    unchanged = all(
+        getattr(own, name, None) is getattr(base, name, None)
+        for name in ("get_kv_cache_spec", "get_attn_backend")
+    )
+    if unchanged and base.__name__ in _LAYERS:
+        return _LAYERS[base.__name__]
+    if not hasattr(module, "get_kv_cache_spec"):
+        return ""
+    cache = module.get_kv_cache_spec(configured)
+    # Several tokens in one entry, or entries of a layout of their own, have no term here.
+    plain = getattr(cache, "tokens_per_state", 1) == 1 and not getattr(
+        cache, "state_content_bytes", None
+    )
+    return _CACHES.get(type(cache).__name__, "") if plain else ""
+
+
+def _add_unseen(rows: dict[str, Row], configured: Any, seen: set[int]) -> None:
     """Layers with a KV cache that no row describes (seen: those that one does, by identity). An
     indexer's cache is part of its layer's row."""
-    for path, layer in layers.items():
+    for path, layer in configured.compilation_config.static_forward_context.items():
         name = type(layer).__name__
-        cached = hasattr(layer, "get_kv_cache_spec") and not name.endswith("Cache")
-        if cached and id(layer) not in seen:
-            rows[f"{path}#attention"] = {"what": "attention", "class": f"unseen {name}"}
+        if not hasattr(layer, "get_kv_cache_spec") or name.endswith("Cache") or id(layer) in seen:
+            continue
+        known = hasattr(layer, "num_heads") and _kind(layer, configured)
+        unseen = {"what": "attention", "kind": f"unseen {name}"}
+        rows[f"{path}#attention"] = _attention(layer, configured) if known else unseen
 
 
 def _state(module: Any) -> Row:
@@ -139,6 +194,9 @@ def _state(module: Any) -> Row:
     dtypes = [str(dtype) for dtype in module.get_state_dtype()]
     *heads, columns = matrices[0] if len(matrices) == 1 else (0, 0)
     groups = getattr(module, "n_groups", None) or getattr(module, "num_k_heads", None)
+    # Kimi's delta rule has the name of the gated one, and a state by a rule of its own.
+    if "kda_state_shape" in type(module).get_state_shape.__code__.co_names:
+        kind, groups = "kda", heads[0]
     return {
         "what": "state",
         "kind": kind if len(matrices) < 2 and len(convolution) == 2 else f"other {kind}",

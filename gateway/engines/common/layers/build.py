@@ -184,6 +184,7 @@ def _schemed(
                     scheme,
                     heads=heads,
                     kv_heads=item.kv_heads,
+                    units=item.units,
                     experts=item.experts,
                     bias=item.bias,
                     exact=item.exact,

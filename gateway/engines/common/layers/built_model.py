@@ -24,9 +24,9 @@ class Linear:
 
     Names are the engine's, with `.w13` (gate and up) and `.w2` (down) for the two products of
     experts, of which there are `experts`. A cut never splits one of `heads`; `kv_heads` are
-    repeated where ranks outnumber them. Both are 0 elsewhere. A `bias` is cut as the outputs are:
-    not at all where `shard` cuts the inputs. `exact`: its products are float32. `numbers`: which of
-    the model's layers they are in.
+    repeated where ranks outnumber them. Both are 0 elsewhere. `units` are those of Built. A `bias`
+    is cut as the outputs are: not at all where `shard` cuts the inputs. `exact`: its products are
+    float32. `numbers`: which of the model's layers they are in.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Linear:
     scheme: LayerScheme
     heads: int = 0
     kv_heads: int = 0
+    units: tuple[int, ...] = ()
     experts: int = 0
     bias: bool = False
     exact: bool = False
@@ -102,6 +103,9 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
         return (layer.k // tp, layer.n) if layer.k % tp == 0 else None
     if layer.heads % tp:
         return None
+    if layer.units:
+        cut = unit_parts(layer, tp)
+        return cut and (layer.k, sum(cut))
     if layer.shard == "qkv":
         query, key, value = layer.parts
         heads = layer.kv_heads
@@ -110,6 +114,18 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
         repeated = max(1, tp // heads)
         return layer.k, (query + (key + value) * repeated) // tp
     return (layer.k, layer.n // tp) if all(part % tp == 0 for part in layer.parts) else None
+
+
+def unit_parts(layer: Linear, tp: int) -> tuple[int, ...] | None:
+    """Outputs of each part on one of `tp` ranks by the layer's `units`, or None where they do not
+    divide."""
+    outputs = []
+    for part, units in zip(layer.parts, layer.units, strict=True):
+        shares = tp if not units else min(tp, units)
+        if (units or part) % shares or tp % shares:
+            return None
+        outputs.append(part // shares)
+    return tuple(outputs)
 
 
 def padded_vocab(rows: int) -> int:

@@ -404,6 +404,7 @@ CONDITIONS: dict[str, Condition] = {
     "sparse": _is("sparse attention", _attention(lambda a: a.sparse)),
     "causal": _is("causal layers", _attention(lambda a: a.causal)),
     "sinks": _is("layers with attention sinks", _attention(lambda a: a.sinks)),
+    "alibi": _is("layers with ALiBi", _attention(lambda a: a.alibi)),
     "multimodal_prefix": _is(
         "image tokens that see one another", _attention(lambda a: a.multimodal_prefix)
     ),

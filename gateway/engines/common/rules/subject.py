@@ -31,6 +31,7 @@ class AttentionQuery(NamedTuple):
     sparse: bool = False  # with an indexer (DeepSeek V3.2)
     multimodal_prefix: bool = False  # the tokens of an image see one another, as in Gemma 3
     softcap: bool = False
+    alibi: bool = False
     role: AttentionRole = "decoder"
     nope_dim: int | None = None
     rope_dim: int | None = None

@@ -34,7 +34,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Blocks of a request, dense enough that a straight line between two of them is the engine's own
 # count but for windows.
 _BLOCKS = sorted({round(2 ** (step / 4)) for step in range(4 * 20)})
-_VISION = ("MMEncoderAttention", "MultiHeadAttention")
+_VISION = {"MMEncoderAttention", "MultiHeadAttention"}
 
 
 class _GemmType(enum.Enum):
@@ -200,14 +200,16 @@ def attention(whole: Any, configured: Any) -> list[dict[str, Any]]:
         if hasattr(layer, "mamba_type"):
             result["recurrent", 0, backend, 0] += 1
             continue
-        encoder = "encoder_only" in str(getattr(layer, "attn_type", "")).lower()
+        role = str(getattr(layer, "attn_type", "")).lower()
         latent = "MLA" in name + backend
         kind = (
             "mla"
             if latent
             else (
                 "encoder"
-                if encoder
+                if "encoder_only" in role
+                else "cross"
+                if "encoder_decoder" in role
                 else "sliding"
                 if getattr(layer, "sliding_window", None) or name == "ChunkedLocalAttention"
                 else "full"
@@ -221,7 +223,7 @@ def attention(whole: Any, configured: Any) -> list[dict[str, Any]]:
             kind, size, backend, version or 0 if "FLASH_ATTN" in backend and not latent else 0
         ] += 1
     for module in whole.modules():
-        if type(module).__name__ in _VISION:
+        if not _VISION.isdisjoint(base.__name__ for base in type(module).__mro__):
             result["vision", module.head_size, module.attn_backend.name, 0] += 1
     names = ("kind", "head_dim", "backend", "version")
     return [

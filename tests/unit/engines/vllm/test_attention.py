@@ -321,3 +321,39 @@ def test_an_fp8_cache_of_a_float16_model_is_nothing_for_flash_attention(
         (group("full", 128),), RULES["0.26.0"], Rank(kv_dtype="fp8", capability="9.0", dtype=dtype)
     )
     assert row.backend == backend
+
+
+@pytest.mark.parametrize("version", VLLM)
+@pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])
+def test_flash_attention_of_layers_with_alibi_is_version_2(version: str, capability: str) -> None:
+    """get_flash_attn_version takes neither version 3 nor 4 with ALiBi."""
+    chosen = choose(version, capability, alibi=True, forced="FLASH_ATTN")
+    assert (chosen.status, chosen.version) == ("ok", 2)
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_flex_attention_is_refused_at_the_start_of_a_model_with_alibi(version: str) -> None:
+    (row,) = rows(version, "8.0", group("full", 128, alibi=True), forced="FLEX_ATTENTION")
+    assert row.status == "none"
+    assert row.refused[-1].at_start
+    (plain,) = rows(version, "8.0", group("full", 128), forced="FLEX_ATTENTION")
+    assert plain.status == "ok"
+
+
+@pytest.mark.parametrize("version", VLLM)
+def test_keys_of_an_encoder_are_asked_for_as_such(version: str) -> None:
+    """FlexAttention and FlashInfer take no attention of a decoder to its encoder."""
+    (row,) = rows(version, "9.0", group("cross", 64))
+    assert (row.kind, row.backend) == ("cross", "FLASH_ATTN")
+    (forced,) = rows(version, "9.0", group("cross", 64), forced="FLEX_ATTENTION")
+    assert "encoder-decoder" in forced.refused[0].reason
+
+
+def test_recurrent_layers_of_some_architectures_bring_their_own_backend() -> None:
+    state = Recurrent(
+        kind="kda", heads=96, rows=128, columns=128, groups=96, conv_channels=36864, conv_kernel=4
+    )
+    layer = group("recurrent", 128, recurrent=state)
+    (usual,) = rows(NEWEST_VLLM, "9.0", layer, architecture="KimiLinearForCausalLM")
+    (own,) = rows(NEWEST_VLLM, "9.0", layer, architecture="KimiK3ForConditionalGeneration")
+    assert (usual.backend, own.backend) == ("GDN_ATTN", "KIMI_K3_KDA")

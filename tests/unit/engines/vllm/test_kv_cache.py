@@ -218,3 +218,20 @@ def test_no_model_breaks_the_arithmetic(
     assert longest == limit or found.bytes_for(longest + 1, 2048) > kv - found.block_bytes
     assert min(found.bytes_per_token, found.state_bytes) >= 0
     assert found.requests(kv, 100, 2048) >= 0
+
+
+def test_keys_of_an_encoder_are_kept_for_a_batch_whatever_the_length() -> None:
+    """Whisper tiny on one rank, as vLLM plans it: one group of each kind."""
+    own = full(4, 6, 64)
+    kept = cache((own, own.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM])
+    assert kept.block_bytes == 98304
+    assert kept.bytes_per_token == 98304 // 16
+    short, long = (kept.blocks_for(length, 1500) for length in (16, 448))
+    assert (short, long) == (1 + 94, 28 + 94)
+
+
+def test_an_indexer_beside_keys_and_values_keeps_keys_of_its_own() -> None:
+    """MiniMax M3: FullAttentionSpec, and MLAAttentionSpec of its indexer's keys in 16 bits."""
+    plain = cache((full(4, 4, 128),), Rank(), 128, TRAITS[NEWEST_VLLM])
+    sparse = cache((full(4, 4, 128, index_dim=128),), Rank(), 128, TRAITS[NEWEST_VLLM])
+    assert sparse.bytes_per_token - plain.bytes_per_token == 4 * 128 * 2

@@ -67,6 +67,18 @@ def test_key_and_value_heads_repeat_where_there_are_more_ranks() -> None:
     ]
 
 
+def test_parts_of_their_own_number_of_units_are_whole_or_repeated() -> None:
+    """MiniMax M3: query, key, value, and the indexer's queries and its one key."""
+    plain = Scheme(kind="unquantized")
+    attention = Linear(
+        "q", 1, 8, 89, "qkv", (64, 8, 8, 8, 1), plain, heads=8, kv_heads=4, units=(8, 4, 4, 4, 1)
+    )
+    widths = [per_rank(attention, tp) for tp in (1, 2, 4, 8, 3)]
+    assert widths == [(8, 89), (8, 45), (8, 23), (8, 15), None]
+    gates = Linear("g", 1, 8, 76, "merged", (64, 8, 4), plain, units=(0, 1, 0))
+    assert [per_rank(gates, tp) for tp in (1, 2, 4, 8)] == [(8, 76), (8, 42), (8, 25), None]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
