@@ -152,9 +152,9 @@ def near(one: Verdict) -> bool:
 def test_the_forecast_from_config_alone_is_what_the_engine_builds() -> None:
     found = figure(verdicts())
     assert found["weights within 0.5 %"] >= 0.99
-    assert found["kernels wrong"] <= 0.03
-    assert found["backends wrong"] <= 0.05
-    assert found["guessed"] <= 0.06
+    assert found["kernels wrong"] <= 0.02
+    assert found["backends wrong"] <= 0.02
+    assert found["guessed"] <= 0.02
 
 
 def test_what_is_no_guess_has_the_weights_of_the_engine() -> None:

@@ -187,6 +187,31 @@ def test_sizes_follow_switches_squares_and_steps() -> None:
     assert size_term({"width", "step"}, steps) == "(width + step - 1)//step*step"
 
 
+def test_every_zeroth_layer_is_none() -> None:
+    """A list of words beside the field is no list of layers."""
+
+    def rows(holds: Any) -> list[tuple[dict[str, Any], int, list[int]]]:
+        configs = [{"step": step, "architectures": ["Some"]} for step in (2, 3, 0)]
+        return [(env, 6, [i for i in range(6) if holds(i, env["step"])]) for env in configs]
+
+    fields = {"step", "architectures"}
+    sparse = layers_term(fields, rows(lambda i, step: step and (i + 1) % step == 0))
+    dense = layers_term(fields, rows(lambda i, step: not step or (i + 1) % step != 0))
+    other = layers_term(fields, rows(lambda i, step: step and (i + 1) % step != 0))
+    assert (sparse, dense) == ("(i + 1) % step == 0", "(i + 1) % step != 0")
+    assert other == "step and (i + 1) % step != 0"
+    row: dict[str, Any] = {"is": "linear", "when": "always", "of": "n", "shard": "column"}
+    row |= {"k": "8", "bias": "0"}
+    structure: dict[str, Any] = {"architecture": "A", "unknown": [], "fixed": {}}
+    structure |= {"aliases": {}, "absent": {}}
+    terms = {"sparse": sparse, "dense": dense, "other": other}
+    listed = [row | {"name": n, "layers": term, "parts": ["8"]} for n, term in terms.items()]
+    for step, counts in ((0, {"dense": 6}), (2, {"sparse": 3, "dense": 3, "other": 3})):
+        config = Fields({"n": 6, "step": step}, "m")
+        found = structure_blueprint(json.dumps(structure | {"rows": listed}), config).linears
+        assert {layer.name: len(layer.numbers) for layer in found} == counts
+
+
 def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
     """Sizes tell kinds apart where the layers of one become those of the other."""
 

@@ -34,7 +34,7 @@ def machine(capability: str) -> Hardware:
     """Eight GPUs on which nothing is too large."""
     gpus = tuple(
         Gpu(
-            index=index, uuid=f"GPU-{index}", name="GPU", capability=capability, total_bytes=4 * TIB
+            index=index, uuid=f"GPU-{index}", name="GPU", capability=capability, total_bytes=8 * TIB
         )
         for index in range(8)
     )

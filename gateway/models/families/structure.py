@@ -38,12 +38,14 @@ from gateway.models.families.config import Fields
 ATTENTION = "its attention"
 _MAX_LAYERS = 2000
 _MISSING = object()
+# The remainder of a division by 0, as of layers that differ "every 0": it equals no layer's.
+_NO_REST = -1
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
+    ast.Mod: lambda a, b: a % b if b else _NO_REST,
     ast.Eq: lambda a, b: a == b,
     ast.NotEq: lambda a, b: a != b,
     ast.GtE: lambda a, b: a >= b,

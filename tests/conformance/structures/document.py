@@ -54,7 +54,7 @@ def document(
         "engine": engine,
         "unknown": sorted(unknown),
         "fixed": dict(fixed),
-        "absent": {name: rule for name, rule in facts.absent.items() if name in read},
+        "absent": {name: facts.absent[name] for name in sorted(read & {*facts.absent})},
         "aliases": {alias: name for alias, name in facts.aliases.items() if name in read},
     }
     lines = [f" {json.dumps(name)}: {json.dumps(value)}," for name, value in parts.items()]

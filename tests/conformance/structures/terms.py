@@ -230,7 +230,7 @@ def _layer_terms(envs: Sequence[Env]) -> Iterator[tuple[str, _Holds]]:
     for first, second in itertools.permutations(integers, 2):
         yield from _pair_terms(first, second)
     for name, every in itertools.product(names, integers):
-        if any(isinstance(env.get(name), list) for env in envs):
+        if _is_of_numbers([env.get(name) for env in envs]):
             yield from _exception_terms(name, every)
     for period in range(2, 9):
         for rest in range(period):
@@ -262,36 +262,43 @@ def _count_terms(name: str) -> Iterator[tuple[str, _Holds]]:
     yield f"i >= {name}", lambda env, i: i >= _number(env, name)
     yield f"i < {name}", lambda env, i: i < _number(env, name)
     for offset in (0, 1):
+        rest = f"(i + {offset}) % {name}"
+        yield f"{rest} == 0", lambda env, i, o=offset: _rest(env, i + o, name) == 0  # type: ignore[misc]
+        yield f"{rest} != 0", lambda env, i, o=offset: _rest(env, i + o, name) != 0  # type: ignore[misc]
         yield (
-            f"(i + {offset}) % {name} == 0",
-            lambda env, i, o=offset: bool(_number(env, name)) and (i + o) % _number(env, name) == 0,  # type: ignore[misc]
+            f"{name} and {rest} != 0",
+            lambda env, i, o=offset: bool(_number(env, name)) and _rest(env, i + o, name) != 0,  # type: ignore[misc]
         )
-        yield (
-            f"(i + {offset}) % {name} != 0",
-            lambda env, i, o=offset: bool(_number(env, name)) and (i + o) % _number(env, name) != 0,  # type: ignore[misc]
-        )
+
+
+def _rest(env: Env, number: int, every: str) -> int | None:
+    """The remainder; None, which equals no number, where `every` is 0, as a structure reads it."""
+    return number % _number(env, every) if _number(env, every) else None
 
 
 def _pair_terms(first: str, second: str) -> Iterator[tuple[str, _Holds]]:
-    def rest(env: Env, i: int, every: str) -> int | None:
-        return i % _number(env, every) if _number(env, every) else None
-
     yield (
         f"i % {first} == {second}",
-        lambda env, i: rest(env, i, first) == _number(env, second),
+        lambda env, i: _rest(env, i, first) == _number(env, second),
     )
     yield (
         f"i % {first} != {second}",
-        lambda env, i: rest(env, i, first) not in (_number(env, second), None),
+        lambda env, i: _rest(env, i, first) != _number(env, second),
     )
     yield (
         f"i >= {first} and i % {second} == 0",
-        lambda env, i: i >= _number(env, first) and rest(env, i, second) == 0,
+        lambda env, i: i >= _number(env, first) and _rest(env, i, second) == 0,
     )
     yield (
         f"i < {first} or i % {second} != 0",
-        lambda env, i: i < _number(env, first) or rest(env, i, second) != 0,
+        lambda env, i: i < _number(env, first) or _rest(env, i, second) != 0,
     )
+
+
+def _is_of_numbers(values: Sequence[Any]) -> bool:
+    """Whether a field has lists of layer numbers, at times empty ones."""
+    items = [item for value in values if isinstance(value, list) for item in value]
+    return bool(items) and all(map(_is_integer, items))
 
 
 def _exception_terms(name: str, every: str) -> Iterator[tuple[str, _Holds]]:
@@ -302,7 +309,7 @@ def _exception_terms(name: str, every: str) -> Iterator[tuple[str, _Holds]]:
         return isinstance(items, list) and i in items
 
     def regular(env: Env, i: int) -> bool:
-        return bool(_number(env, every)) and (i + 1) % _number(env, every) == 0
+        return _rest(env, i + 1, every) == 0
 
     yield (
         f"i not in {name} and (i + 1) % {every} == 0",

@@ -105,7 +105,7 @@ def per_rank(layer: Linear, tp: int) -> tuple[int, int] | None:
         return None
     if layer.units:
         cut = unit_parts(layer, tp)
-        return cut and (layer.k, sum(cut))
+        return None if cut is None else (layer.k, sum(cut))
     if layer.shard == "qkv":
         query, key, value = layer.parts
         heads = layer.kv_heads
