@@ -34,6 +34,8 @@ _ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
 # The header `Origin` of browsers (RFC 6454, section 6.2). Apps have other schemes.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#]+", re.IGNORECASE)
 
+_MEDIA_HOST = re.compile(r"[A-Za-z0-9._*-]+|[0-9A-Fa-f:.]+")
+
 
 class Settings(BaseModel):
     """Every setting of the gateway. Names are the environment variables without `FITSERVE_`."""
@@ -124,6 +126,13 @@ class Settings(BaseModel):
         description=(
             "origins of web pages that may call, separated by commas: `https://app.example`; `*`:"
             " all, except for an admin API without a key; never with credentials"
+        ),
+    )
+    media_hosts: str = Field(
+        "public",
+        description=(
+            "hosts that media URLs in requests may name, separated by commas: names, addresses,"
+            " `*.example.org`; `public`: all with public addresses; `none`: none"
         ),
     )
     engine_env: dict[str, str] = Field(
@@ -314,6 +323,17 @@ class Settings(BaseModel):
                 )
         return text
 
+    @field_validator("media_hosts")
+    @classmethod
+    def _check_media_hosts(cls, text: str) -> str:
+        for host in _split(text):
+            if not _MEDIA_HOST.fullmatch(host):
+                raise ValueError(
+                    f"{host[:100]!r} is not a host; give a name or an address without scheme and"
+                    " port"
+                )
+        return text
+
     @field_validator("engine_env", mode="before")
     @classmethod
     def _parse_env(cls, env: Any) -> Any:
@@ -413,6 +433,10 @@ class Settings(BaseModel):
     @property
     def web_origins(self) -> tuple[str, ...]:
         return tuple(sorted({origin.lower() for origin in _split(self.origins)}))
+
+    @property
+    def hosts_of_media(self) -> tuple[str, ...]:
+        return tuple(host for host in _split(self.media_hosts) if host != "none")
 
     @property
     def models(self) -> Path:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from gateway.proxy.access.auth import Keys
+from gateway.proxy.access.media_hosts import MediaHosts
 from gateway.proxy.access.origins import Origins
 from gateway.proxy.access.rate_limits import RateLimiter
 from gateway.proxy.bodies.body_budget import BodyBudget
@@ -43,6 +44,7 @@ class DataPlane:
         self.keys = keys
         self.limits = limits
         self.origins = Origins(frozenset(limits.origins)) if limits.origins else None
+        self.media_hosts = MediaHosts(limits.media_hosts)
         self.limiter = RateLimiter()
         self.meter = meter or Meter()
         self.connection_limiter = ConnectionLimiter(limits)

@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from gateway.errors import Cancelled, FitserveError
@@ -98,6 +99,7 @@ class Exchange(AnsweredRequest):
         if route.toolless:
             request_body.check_tools(self.endpoint, self.body, route)
         self.model, self.received = route.name, len(self.body)
+        unknown_hosts = plane.media_hosts.unknown(self.body) if self.endpoint.body == "json" else ()
         replica = plane.routes.pick(route, self.call)
         if (
             b"via" in self.headers
@@ -107,7 +109,28 @@ class Exchange(AnsweredRequest):
             raise refusals.loops(route.name, MOST_HOPS)
         if self.key.limit is not None:
             self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
-        self._route_or_queue(replica)
+        if unknown_hosts:
+            self.state = "connecting"
+            self.keep_body()
+            self._dial = plane.loop.create_task(self._check_media(unknown_hosts))
+        else:
+            self._route_or_queue(replica)
+
+    async def _check_media(self, hosts: Iterable[str]) -> None:
+        """Resolves the hosts of the request's media, then routes the request. A client that leaves
+        cancels it."""
+        try:
+            await self.plane.media_hosts.check(hosts)
+            self._dial = None
+            route = self.plane.routes.table.find(self.call.model)
+            self._route_or_queue(self.plane.routes.pick(route, self.call))
+        except FitserveError as error:
+            self._dial = None
+            self.refuse(error)
+        except Exception:
+            log.exception("%s: internal error in the data plane", self.id)
+            self._dial = None
+            self.fail(refusals.failed())
 
     def list_models(self) -> bytes:
         """The list of models as a request within the limits of its key. Raises FitserveError."""

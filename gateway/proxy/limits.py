@@ -97,6 +97,7 @@ class Limits:
     queue_timeout_s: float = 120.0
     waiting_comment_s: float = 10.0
     origins: tuple[str, ...] = ()
+    media_hosts: tuple[str, ...] = ("public",)
 
 
 def read_head(

@@ -188,6 +188,7 @@ def build_front(
         queue_timeout_s=settings.queue_timeout_s,
         waiting_comment_s=settings.waiting_comment_s,
         origins=settings.web_origins,
+        media_hosts=settings.hosts_of_media,
     )
     metrics = AccessLog() if settings.access_log else Metrics()
     workers = _workers(settings, limits, keys, metrics, shared) if shared is not None else None

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
 
+from gateway.proxy.access import media_hosts
 from gateway.proxy.routing.table import ModelCard, ModelRoute, RouteTable
 from tests.support.dataplane import (
     ASK,
@@ -599,3 +603,50 @@ async def test_an_engine_that_dies_in_a_plain_answer_breaks_the_transfer(
             httpx.RemoteProtocolError, match="without sending complete message body"
         ):
             await client.post(CHAT, json=ASK)
+
+
+def with_image(url: str) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {**ASK, "messages": [{"role": "user", "content": [part]}]}
+
+
+async def test_media_of_inner_hosts_reach_no_engine(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = {"inner.example": "10.0.0.1", "outer.example": "8.8.8.8"}
+    monkeypatch.setattr(
+        media_hosts, "addresses_of", lambda host: [ipaddress.ip_address(inner[host])]
+    )
+    async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
+        for url in (
+            "http://169.254.169.254/latest",
+            "http://127.0.0.1:8000/metrics",
+            "http://[::1]/",
+            "http://inner.example/a.png",
+            "file:///a.png",
+        ):
+            refused = await client.post(CHAT, json=with_image(url))
+            assert refused.status_code == 400
+            assert "not fetched" in refused.json()["error"]["message"]
+        assert upstream.calls == []
+        for url in ("https://outer.example/a.png", "data:image/png;base64,AAAA"):
+            assert (await client.post(CHAT, json=with_image(url))).status_code == 200
+        assert len(upstream.requests) == 2
+
+
+async def test_a_client_that_leaves_while_a_name_is_resolved_is_forgotten(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(media_hosts, "addresses_of", lambda _: release.wait() and [])
+    async with stage(gateway, answers) as [upstream], http_client(gateway) as client:
+        asking = asyncio.create_task(
+            client.post(CHAT, json=with_image("https://slow.example/a.png"))
+        )
+        await until(lambda: any(one.exchange for one in gateway.plane.connections))
+        # Others are served meanwhile.
+        assert (await client.post(CHAT, json=ASK)).status_code == 200
+        asking.cancel()
+        await until(lambda: not any(one.exchange for one in gateway.plane.connections))
+        release.set()
+        assert len(upstream.requests) == 1

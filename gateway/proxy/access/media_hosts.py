@@ -1,0 +1,131 @@
+"""The hosts that media URLs of requests may name, because an engine would fetch them.
+
+An engine stands inside the network, so a client could reach through it what the client itself
+cannot: other machines, the loopback interface, the metadata service of a cloud.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import socket
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatchcase
+
+from gateway.errors import Busy
+from gateway.proxy.bodies import media_urls
+
+# The entry of the setting for every host whose addresses are all public.
+PUBLIC = "public"
+_NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
+# resolvers of C read a last label of this kind as a number of an IPv4 address
+_NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_KEPT_S = 60.0
+_MOST_KEPT = 1024
+_MOST_WAITING = 64
+_RESOLVE_S = 5.0
+
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class MediaHosts:
+    """Answers whether a host may be fetched from.
+
+    allowed: names, patterns with `*`, addresses, and `public`.
+    """
+
+    def __init__(self, allowed: Collection[str]) -> None:
+        self._patterns = tuple(one.lower() for one in allowed if one != PUBLIC)
+        self._has_public = PUBLIC in allowed
+        self._known: dict[str, tuple[float, bool]] = {}
+        """By name, the end of the answer's validity and the answer; the oldest first."""
+        self._asked: dict[str, asyncio.Future[bool]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def verdict(self, host: str, now: float) -> bool | None:
+        """Whether the host is allowed; None: its name has to be resolved."""
+        host = host.lower()
+        if any(fnmatchcase(host.rstrip("."), pattern) for pattern in self._patterns):
+            return True
+        if not self._has_public:
+            return False
+        try:
+            return is_public(ipaddress.ip_address(host))
+        except ValueError:
+            pass
+        labels = host.rstrip(".").split(".")
+        if not _NAME.fullmatch(host) or _NUMERIC.fullmatch(labels[-1]) or len(labels) < 2:
+            return False
+        until, answer = self._known.get(host, (0.0, False))
+        return answer if until > now else None
+
+    def unknown(self, body: bytes | bytearray) -> list[str]:
+        """The hosts of a body's media whose names have to be resolved. Raises BadRequest."""
+        now, unknown = -1.0, []
+        for host in media_urls.hosts(body):
+            now = asyncio.get_running_loop().time() if now < 0 else now
+            allowed = self.verdict(host, now)
+            if allowed is None:
+                unknown.append(host)
+            elif not allowed:
+                raise media_urls.refused(host)
+        return unknown
+
+    async def check(self, hosts: Iterable[str]) -> None:
+        """Resolve the hosts. Raises BadRequest, Busy."""
+        for host in hosts:
+            if not await self._resolve(host):
+                raise media_urls.refused(host)
+
+    async def _resolve(self, host: str) -> bool:
+        """Whether all addresses of a name are public. Raises Busy."""
+        host, loop = host.lower(), asyncio.get_running_loop()
+        if host not in self._asked:
+            if len(self._asked) >= _MOST_WAITING:
+                raise Busy(
+                    "Too many names of media hosts are being resolved.",
+                    hint="Try again in a few seconds, or send the media as data: URLs.",
+                )
+            self._asked[host] = loop.create_task(self._ask(host))
+        return await asyncio.shield(self._asked[host])
+
+    async def _ask(self, host: str) -> bool:
+        loop = asyncio.get_running_loop()
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(4, "media-hosts")
+        try:
+            async with asyncio.timeout(_RESOLVE_S):
+                addresses = await loop.run_in_executor(self._threads, addresses_of, host)
+            answer = bool(addresses) and all(map(is_public, addresses))
+        except (OSError, UnicodeError, TimeoutError):
+            answer = False
+        finally:
+            del self._asked[host]
+        self._known.pop(host, None)
+        while len(self._known) >= _MOST_KEPT:
+            del self._known[next(iter(self._known))]
+        self._known[host] = (loop.time() + _KEPT_S, answer)
+        return answer
+
+
+def addresses_of(host: str) -> list[_Address]:
+    """The addresses of a name. Blocks. Raises OSError, UnicodeError."""
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+
+
+def is_public(address: _Address) -> bool:
+    """Whether an address is on the public internet, the IPv4 address inside an IPv6 one too."""
+    if isinstance(address, ipaddress.IPv6Address):
+        teredo = address.teredo
+        inner = address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+        if address.is_site_local:
+            return False
+    return address.is_global and not address.is_multicast and not address.is_reserved

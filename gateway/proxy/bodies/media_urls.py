@@ -1,0 +1,118 @@
+"""The media of a request that an engine would fetch: their URLs and paths.
+
+vLLM takes `image_url`, `video_url` and `audio_url` (0.18.0 to 0.33.0, entrypoints/chat_utils.py),
+SGLang also plain texts under `image`, of which it opens paths (0.5.10 to 0.5.23, `load_image` of
+srt/utils/common.py). So every text under a field that can hold media counts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gateway.errors import BadRequest
+
+# A body with neither has no media to fetch. Of texts without such a slash SGLang opens at most
+# files in the engine's own folder.
+_MARK = re.compile(rb'/(?:(?<=[:"./]/)|\.\.)').search
+_ESCAPE = re.compile(rb"\\[u/]").search
+_STEMS = ("image", "audio", "video")
+# Fields that engines pass on as data, without fetching anything.
+_INERT_FIELDS = frozenset(
+    (
+        *("functions", "metadata", "response_format", "structured_outputs", "tool_choice"),
+        *("chat_template_kwargs", "guided_json", "tools"),
+    )
+)
+# Fields at any depth that tell what tools and earlier answers did.
+_HISTORY = frozenset(("action", "annotations", "arguments", "citations"))
+_CALLS = frozenset(("tool_use", "server_tool_use"))
+_RESULTS = frozenset(("search_result", "url_citation", "web_search_result"))
+# Texts beside a medium that describe it.
+_WORDS = frozenset(
+    (
+        *("caption", "cache_control", "detail", "filename", "format", "id", "media_type"),
+        *("mime_type", "name", "text", "title", "type", "uuid"),
+    )
+)
+_BASE64 = re.compile(r"(?!/(?!9j/))[A-Za-z0-9+/_=\s-]*")
+_URL = re.compile(r"https?://[!-\[\]-~]+", re.IGNORECASE)
+_MOST_HOSTS = 32
+_NO_HOSTS: frozenset[str] = frozenset()
+_SHOWN = 60
+
+
+def hosts(body: bytes | bytearray) -> frozenset[str]:
+    """The hosts that an engine would fetch media from.
+
+    Raises BadRequest for a path, and for a URL that is not http or https or names no host.
+    """
+    # The search for one byte takes nanoseconds.
+    if (b"/" not in body or not _MARK(body)) and (b"\\" not in body or not _ESCAPE(body)):
+        return _NO_HOSTS
+    document = msgspec.json.decode(body)
+    if not isinstance(document, dict):
+        return _NO_HOSTS
+    found: set[str] = set()
+    waiting: list[tuple[Any, bool]] = [
+        (value, _holds_media(name)) for name, value in document.items() if name not in _INERT_FIELDS
+    ]
+    while waiting:
+        value, is_media = waiting.pop()
+        if isinstance(value, dict):
+            kind = value.get("type")
+            waiting.extend(
+                (inner, _holds_media(name) or (is_media and name not in _WORDS))
+                for name, inner in value.items()
+                if name not in _HISTORY
+                and not (name == "input" and kind in _CALLS)
+                and not (name == "url" and kind in _RESULTS)
+            )
+        elif isinstance(value, list):
+            waiting.extend((inner, is_media) for inner in value)
+        elif is_media and isinstance(value, str) and (host := _host(value)) is not None:
+            found.add(host)
+    if len(found) > _MOST_HOSTS:
+        raise BadRequest(
+            f"The request names {len(found)} hosts of media; {_MOST_HOSTS} may be named.",
+            hint="Send the media as data: URLs.",
+        )
+    return frozenset(found)
+
+
+def refused(host: str) -> BadRequest:
+    return BadRequest(
+        f"Media of the host '{host[:_SHOWN]}' are not fetched: its address is not public or not"
+        " known, or the gateway does not allow it.",
+        hint=(
+            "Send the media as a data: URL, or ask the operator to add the host to"
+            " FITSERVE_MEDIA_HOSTS."
+        ),
+    )
+
+
+def _holds_media(name: str) -> bool:
+    low = name.lower()
+    return low == "url" or low.endswith("_url") or any(stem in low for stem in _STEMS)
+
+
+def _host(text: str) -> str | None:
+    """The host of a URL; None: the text is the medium itself. Raises BadRequest."""
+    if text[:5].lower() == "data:" or _BASE64.fullmatch(text):
+        return None
+    if _URL.fullmatch(text):
+        try:
+            parts = urlsplit(text)
+            host = parts.hostname
+            if host and "@" not in parts.netloc and "%" not in parts.netloc:
+                return host
+        except ValueError:
+            pass
+    raise BadRequest(
+        f"The medium {text[:_SHOWN]!r} is not fetched: it is no http or https URL with a plain host"
+        " name, and no data.",
+        hint="Send the medium as a data: URL, or by an http or https URL.",
+    )
