@@ -127,6 +127,8 @@ class StartOptions:
 
     def read(self, line: str) -> None:
         """Read a line of the log."""
+        if "args" not in line:
+            return
         if found := _GIVEN.search(line):
             self._add(_PAIR, found["all"])
             self._complete = found["all"].rstrip().endswith("}")

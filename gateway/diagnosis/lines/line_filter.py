@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from gateway.diagnosis.lines.repetition import Repetition
+
 _BLOCK = 64 * 1024
 _FIRST = 60
 _LAST = 6
@@ -64,6 +66,7 @@ _PHASES = (
     b"Profiling",
     b"init engine",
 )
+# Of these each copy counts: their figures tell an answer from none.
 SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
 _SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
 # Lines with one of these tell the machine (profiles/failures/circumstances.yaml).
@@ -113,6 +116,9 @@ class LineFilter:
         self._skip = False
         self._end = b""
         self._handed = 0
+        self._repetition = Repetition()
+        self._anchor = b""
+        """The last anchor that was found: it stands in most lines of a flood."""
 
     def feed(self, piece: bytes) -> None:
         """Read bytes of the log, cut anywhere."""
@@ -166,15 +172,26 @@ class LineFilter:
             if ends > _LAST
             else b"\n".join((self._end + block).rsplit(b"\n", _LAST + 1)[-_LAST - 1 :])
         )
-        if not self.attend and not cut and not _holds(_distinct(block), self.anchors):
+        if not self.attend and not cut and not _anchor_in(_distinct(block), self.anchors):
             self.number += ends
             return
-        for raw in block[:-1].split(b"\n"):
-            self.number += 1
-            if self.attend or _holds(raw, self.anchors):
-                self.attend, self._handed = max(0, self.attend - 1), self.number
-                self._handle(raw)
+        for number, raw in enumerate(block[:-1].split(b"\n"), self.number + 1):
+            self.number = number
+            if self.attend or self._holds(raw):
+                several = (
+                    ((number, raw),)
+                    if _anchor_in(raw, SERVES)
+                    else self._repetition.admit(number, raw)
+                )
+                for self.number, line in several:
+                    self.attend, self._handed = max(0, self.attend - 1), self.number
+                    self._handle(line)
         self._skip = cut
+
+    def _holds(self, raw: bytes) -> bool:
+        if not (self._anchor and self._anchor in raw and self._anchor in self.anchors):
+            self._anchor = _anchor_in(raw, self.anchors)
+        return bool(self._anchor)
 
 
 def _distinct(block: bytes) -> bytes:
@@ -185,9 +202,9 @@ def _distinct(block: bytes) -> bytes:
     return b"\n".join(set(block.translate(None, b"0123456789").split(b"\n")))
 
 
-def _holds(text: bytes, anchors: tuple[bytes, ...]) -> bool:
-    # Twice as fast as any() with a generator.
-    for anchor in anchors:  # noqa: SIM110
+def _anchor_in(text: bytes, anchors: tuple[bytes, ...]) -> bytes:
+    """The first anchor in a text; empty if there is none."""
+    for anchor in anchors:
         if anchor in text:
-            return True
-    return False
+            return anchor
+    return b""

@@ -8,14 +8,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 Row = TypeVar("Row")
-Gram = tuple[str, ...]
-_OFFSETS = range(4)
+# Four characters in Latin-1 as one number, which Python compares faster than text.
+Gram = int
+_GRAM = 4
 _SHORTEST = 2
-# So few needles are looked for one by one: that is faster than an index.
-_FEW = 64
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<least>\d*),?\d*\})[?+]?")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP = re.compile(r"\((?:\?(?:P<\w+>|[a-z]*:)|(?!\?))")
@@ -31,15 +31,15 @@ class PatternIndex:
         self.unindexed = tuple(at for at, several in enumerate(demands) if not several)
         """Expressions that may match any text."""
         usage = Counter(gram for several in demands for one in several for gram in grams(one))
-        index: dict[Gram, list[int]] = {}
+        index: dict[Gram, dict[str, list[int]]] = {}
         short: dict[str, list[int]] = {}
         for at, several in enumerate(demands):
             for needle in several:
-                if len(needle) < len(_OFFSETS) or sum(map(len, demands)) <= _FEW:
+                if len(needle) < _GRAM:
                     short.setdefault(needle, []).append(at)
                 else:
                     rarest = min(grams(needle), key=lambda one: (usage[one], one))
-                    index.setdefault(rarest, []).append(at)
+                    index.setdefault(rarest, {}).setdefault(needle, []).append(at)
         self._index, self._grams = index, frozenset(index)
         self._numbers, self._short = short, tuple(short)
         # The reader asks several times about one line.
@@ -52,8 +52,13 @@ class PatternIndex:
         return self._last[1]
 
     def _find(self, lower: str) -> Sequence[int]:
-        known = self._grams & grams(lower) if self._grams else frozenset[Gram]()
-        found = {at for gram in known for at in self._index[gram]}
+        found = {
+            at
+            for gram in self._grams & grams(lower)
+            for needle, several in self._index[gram].items()
+            if needle in lower
+            for at in several
+        }
         for needle in self._short:
             if needle in lower:
                 found.update(self._numbers[needle])
@@ -84,9 +89,15 @@ class IndexedPattern:
         return self._pattern.search(text) if self._index.candidates(text) else None
 
 
+# Several indexes are asked about one line and about its message.
+@lru_cache(maxsize=4)
 def grams(text: str) -> frozenset[Gram]:
     """The parts of a text that are four characters long."""
-    return frozenset(zip(*(text[at:] for at in _OFFSETS), strict=False))
+    view = memoryview(text.encode("latin-1", "replace"))
+    found: set[Gram] = set()
+    for at in range(min(_GRAM, len(view))):
+        found.update(view[at : at + (len(view) - at) // _GRAM * _GRAM].cast("I"))
+    return frozenset(found)
 
 
 def needles(pattern: str) -> tuple[str, ...]:

@@ -1,0 +1,64 @@
+"""Copies of a line that a program repeats are kept back, and read again where they may matter."""
+
+from __future__ import annotations
+
+from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.lines.line_filter import LineFilter
+from gateway.profiles.profiles import Profiles
+
+SIGNATURES = Profiles().signatures
+HEAD = b"(EngineCore pid=7) ERROR 03-14 10:22:05 [core.py:1330] "
+FLOOD = [HEAD + b"frob %d of request-%08x was lost" % (at, at * 40503) for at in range(80_000)]
+FATAL = HEAD + b"EngineCore encountered a fatal error."
+TRACEBACK = [
+    HEAD + line
+    for line in (
+        b"Traceback (most recent call last):",
+        b'  File "/x/site-packages/vllm/v1/worker/gpu_worker.py", line 7, in load_model',
+        b"    self.run()",
+        b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
+        b" capacity of 79.10 GiB of which 1.20 GiB is free.",
+    )
+]
+
+
+def handed(lines: list[bytes]) -> list[int]:
+    found: list[int] = []
+    several = LineFilter(lambda _: found.append(several.number))
+    several.feed(b"\n".join(lines))
+    several.close()
+    assert several.number == len(lines)
+    return found
+
+
+def test_of_a_flood_few_lines_are_read_and_its_last_ones() -> None:
+    numbers = handed(FLOOD)
+    assert len(numbers) < 4000
+    assert numbers[:256] == [*range(1, 257)]
+    assert numbers[-6:] == [*range(79_995, 80_001)]
+
+
+def test_what_stands_before_another_line_is_read_before_it() -> None:
+    numbers = handed([*FLOOD[:20_000], FATAL, *FLOOD[20_000:40_000]])
+    at = numbers.index(20_001)
+    assert numbers[at - 16 : at + 2] == [*range(19_985, 20_003)]
+
+
+def test_each_figure_of_a_serving_engine_is_read() -> None:
+    speed = b"INFO 03-14 10:22:05 [loggers.py:1] Avg generation throughput: %d.0 tokens/s"
+    assert len(handed([speed % (at // 5_999) for at in range(6_000)])) == 6_000
+
+
+def test_a_flood_hides_no_failure() -> None:
+    alone, _ = diagnose([b"\n".join(TRACEBACK)], SIGNATURES)
+    assert alone.kind == "gpu_oom"
+    for before, after in ((FLOOD, []), ([], FLOOD), (FLOOD[:9_000], FLOOD[9_000:])):
+        found, _ = diagnose([b"\n".join([*before, *TRACEBACK, *after])], SIGNATURES)
+        assert found.line_number is not None
+        assert found.evolve(line_number=alone.line_number) == alone
+        assert found.line_number == len(before) + 4
+
+
+def test_a_repeated_traceback_counts_at_its_first_line() -> None:
+    found, _ = diagnose([b"\n".join(TRACEBACK * 2_000)], SIGNATURES)
+    assert (found.kind, found.line_number) == ("gpu_oom", 4)
