@@ -53,7 +53,7 @@ _ADVICE = re.compile(
     r"|with(?:out)?|specify(?:ing)?|increas(?:e|ing)|decreas(?:e|ing)|lower(?:ing)?|reduc(?:e|ing)"
     r"|rais(?:e|ing)|remov(?:e|ing)|omit|export)\b[^.;\n]{0,60}?[\s`'\"(]"
     r"(--(?!trust-remote-code|help)[a-z][a-z0-9]*(?:-[a-z0-9]+)+"
-    r"|[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+=[\w:.]+"
+    r"|(?!local_files_only)[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+=[\w:.]+"
     r"|(?:VLLM|SGLANG|NCCL|PYTORCH|TORCH|FLASHINFER|TRITON)_[A-Z0-9_]+(?:=[\w:.]+)?)",
     re.IGNORECASE,
 )

@@ -43,6 +43,8 @@ _DUMP_LINES = 60
 _WATCHED = ("Pyspy dump", "No available shared memory broadcast block")
 # vLLM repeats this line every ten seconds. So many in a row without a progress bar are a hang.
 _WAITS, _REPEATS = "Waiting for ", 5
+# It doubles the time between lines of this kind, so two of them are a long wait.
+_RARE_WAITS = "Waiting for creating a placement group"
 _DIGITS = re.compile(r"\d+")
 # Faults of requests that are noted, and those of one place that are no chance.
 _MOST_FAULTS, _REPEATED = 16, 2
@@ -318,7 +320,7 @@ class LogEvidence:
         last = self._records[-1] if self._records else None
         if last is None or lines - last.number > _DUMP_LINES:
             return None
-        starts = last.message.startswith(_WAITS)
+        starts = last.message.startswith(_WAITS) and not last.message.startswith(_RARE_WAITS)
         several = list(self._records)[-_REPEATS if starts else -2 :]
         equal = len({_DIGITS.sub("", line.message) for line in several}) == 1 < len(several)
         in_a_row = last.number - several[0].number == len(several) - 1 == _REPEATS - 1
@@ -510,8 +512,12 @@ class LogEvidence:
     def _case(self, row: FailureSignature, item: FailureCandidate) -> Case:
         """The case that the cure of a failure depends on."""
         cures = self._signatures.cures
-        # A line that is no exception is its own message.
-        shape = item.shape if item.shape.message else item.shape._replace(message=item.line)
+        shape = item.shape
+        if not shape.exception and shape.message not in item.line:
+            # A line that is no exception is its own message, and the next ones may belong to it.
+            shape = shape._replace(message=f"{item.line} {shape.message}")
+        elif not shape.message:
+            shape = shape._replace(message=item.line)
         known = self.circumstances | cures.in_shape(shape)
         engine = self._engine or next((kind for kind in ENGINES if kind in known), None)
         version = self._version or self.progress.reported.get("version", "")
