@@ -72,7 +72,8 @@ class RehearsedStart(Value):
     """A start without weights and cache, by the engine's own code.
 
     asked: the settings of the start. ran, left_out: stages, the latter with the reason. refused:
-    the engine's words, in this stage, at this place of its source. blocks, tokens: of the cache.
+    the engine's words, in this stage, at this place of its source. crashed: an error of its code
+    ends the start, and no statement of it. blocks, tokens: of the cache.
     """
 
     asked: StartSettings | None = None
@@ -81,6 +82,7 @@ class RehearsedStart(Value):
     refused: str = ""
     stage: str = ""
     place: str = ""
+    crashed: bool = False
     blocks: int | None = None
     tokens: int | None = None
     graph_sizes: tuple[int, ...] = ()

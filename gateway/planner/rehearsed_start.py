@@ -8,6 +8,11 @@ from gateway.domain import EngineAnswer, Plan, StartSettings
 
 # Flags whose values are files, or settings that name files.
 _OF_FILES = ("--chat-template=", "--speculative-", "--lora-", "--tokenizer-path=")
+# The engine gives no reason for a crash: what to do.
+_CRASHED = (
+    "The engine's code crashes there before it loads weights. Compare config.json with the"
+    " published file, leave out options of your own, or allow another engine version (`--engine`)."
+)
 # Stages of a start whose refusals follow from the sizes of the plan.
 _OF_SIZES = ("parser", "configuration", "", "cache", "graphs")
 # Flags of memory: whether the cache holds a request and its states is known by the answer's bytes.
@@ -33,15 +38,15 @@ def start_of(plan: Plan) -> StartSettings:
 def start_refusal(plan: Plan, answer: EngineAnswer) -> str:
     """The engine's words, if it refuses the start of this plan; "".
 
-    A refusal that follows from sizes counts only for the sizes of the plan.
+    A refusal that follows from sizes counts only for the sizes of the plan, and so does a crash.
     """
     start = answer.start
     if start is None or not start.refused:
         return ""
     same = start.asked is not None and start.asked.argv == start_of(plan).argv
-    if start.stage in _OF_SIZES and not same:
+    if (start.crashed or start.stage in _OF_SIZES) and not same:
         return ""
-    return start.refused
+    return f"{start.refused} at {start.place}. {_CRASHED}" if start.crashed else start.refused
 
 
 def is_proven(plan: Plan, answer: EngineAnswer) -> bool:

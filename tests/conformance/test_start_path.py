@@ -84,6 +84,59 @@ def parse(options):
 """
 
 
+_TYPED = """
+from typing import Literal
+
+Mode = Literal["a", "b"]
+NAMES = {"a": 1, "b": 2}
+
+@config
+class Typed:
+    mode: Mode | None = None
+    policy: Literal["default"] = "default"
+    count: int = Field(default=None, gt=0)
+    size: int = 1
+    free: Literal["x"] = "x"
+
+    def check(self, lowest, highest, kind):
+        if self.mode is not None and self.mode not in NAMES:
+            raise ValueError("mode")
+        if self.policy != "default":
+            raise ValueError("policy")
+        if self.count <= 0:
+            raise ValueError("count")
+        if self.count <= 5:
+            raise ValueError("few")
+        if self.free != "x":
+            raise ValueError("free")
+        if lowest is None and highest is None:
+            lowest = 5
+        elif lowest is None:
+            if highest is None:
+                raise ValueError("both")
+            lowest = highest
+        elif self.size is None:
+            lowest = None
+            if lowest is None:
+                raise ValueError("written")
+        if self.size == 3:
+            self.fill()
+            if self.size != 3:
+                raise ValueError("filled")
+        if not self.size > 1 and (kind or self.size > 1):
+            if not kind:
+                raise ValueError("neither")
+        if self.mode == "a" and kind:
+            raise ValueError("reached")
+        if not has_blackwell():
+            return
+        raise ValueError("blackwell")
+
+    def loosen(self, name):
+        self.free = name
+"""
+
+
 def _sources(folder: Path, choices: dict[str, tuple[str, ...]]) -> Sources:
     (folder / "config").mkdir()
     (folder / "config/options.py").write_text(_OPTIONS)
@@ -128,6 +181,30 @@ def test_a_start_is_planned_with_options_and_inner_fields_that_the_planner_has_w
     assert not is_planned(["--grpc"], [], planned)
     assert not is_planned(['--speculative-config={"fly":1}'], [], planned)
     assert not is_planned([], ["VLLM_Y"], planned)
+
+
+def test_values_that_types_refuse_and_contrary_conditions_lead_to_no_refusal(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "typed.py").write_text(_TYPED)
+    settings = {"mode", "policy", "count", "size", "free", "kind"}
+    devices = {"has_blackwell()": False}
+    sources = Sources(tmp_path, {"typed.py"}, settings, {}, devices)
+    first = _TYPED[: _TYPED.index("    def check")].count("\n") + 1
+    found = [(one.text[18:-2], one.kind) for one in refusals(sources, {("typed.py", first)})]
+    assert found == [
+        ("mode", "contrary"),
+        ("policy", "typed"),
+        ("count", "typed"),
+        ("few", "config"),
+        ("free", "config"),  # a method gives it another value
+        ("both", "contrary"),
+        ("written", "config"),
+        ("filled", "config"),  # a call may change it
+        ("neither", "contrary"),
+        ("reached", "config"),
+        ("blackwell", "platform"),
+    ]
 
 
 def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: Path) -> None:

@@ -78,19 +78,22 @@ def settings(ref: str, package: Path, published: set[str]) -> set[str]:
     return flags | published | fields(package / "config")
 
 
-def paths_of(ref: str, package: Path, entered: set[tuple[str, int]]) -> list[Refusal]:
-    """The refusals that starts with the planner's options can meet."""
+def paths_of(
+    ref: str, package: Path, entered: set[tuple[str, int]], devices: Mapping[str, bool]
+) -> list[Refusal]:
+    """The refusals that starts with the planner's options can meet. devices: of the stated GPU."""
     published = {
         name for path in MODELS.glob("*.json") for name in keys(json.loads(path.read_text()))
     }
     choices = {
-        name.replace("-", "_"): flag.choices
+        name.replace("-", "_"): (flag.default, *flag.choices)
         for name, flag in Profiles().engine(ref).flags.items()
         if flag.choices
     }
     files = {file for file, _ in entered if (package / file).is_file()}
     known = defaults(package, ref.partition("==")[0], planned_names() | published, choices, files)
-    return refusals(Sources(package, files, settings(ref, package, published), known), entered)
+    named = settings(ref, package, published)
+    return refusals(Sources(package, files, named, known, devices), entered)
 
 
 @pytest.fixture(scope="module", params=[VLLM_REF, SGLANG_REF])
@@ -138,7 +141,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     answers = said["starts"]
     first, last = len(rows), len(rows) + len(models)
     entered = {(file, line) for file, line in said["entered"]}
-    paths = paths_of(ref, sources / kind, entered)
+    paths = paths_of(ref, sources / kind, entered, said["devices"])
     return ref, Rehearsals(
         list(zip(rows, answers, strict=False)),
         list(zip(models, answers[first:last], strict=True)),

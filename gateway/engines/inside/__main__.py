@@ -39,6 +39,8 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
+from .crashes import crashed_in, forget_touched
+
 _WORDS = 2000
 
 
@@ -108,8 +110,10 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
     """Answer every question about one model. A refusal of the engine is an answer, whatever it
     raises. Raises errors of this package."""
     files = {name: base64.b64decode(text) for name, text in model["files"].items()}
+    package = answers.__package__.split(".")[-2]
     for number, question in enumerate(model["questions"]):
         place = {"model": index, "question": number}
+        forget_touched()
         try:
             answer = answers.answer_of(files, question["argv"])
             if (start := question.get("start")) is not None:
@@ -124,7 +128,13 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
                 raise
             if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
                 raise  # the limit of this process says nothing about the model
-            say(out, **place, refused=words(error))
+            crash = crashed_in(error, package)
+            at = (
+                f" at {crash.filename.rpartition(f'/{package}/')[2]}:{crash.lineno}"
+                if crash
+                else ""
+            )
+            say(out, **place, refused=f"{words(error)}{at}")
 
 
 def of_this_package(error: Exception) -> bool:

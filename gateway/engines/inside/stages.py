@@ -1,7 +1,8 @@
 """Stages of an engine's start, run one after the other until the engine's own code refuses.
 
-A stage is refused where a `raise` or an `assert` of the engine ended it. Any other error comes from
-a stand-in or from this package: that stage was not run, and the start goes on without it.
+A stage is refused where a `raise` or an `assert` of the engine ended it, or where the start's own
+values crashed its code. Any other error comes from a stand-in or from this package: that stage was
+not run, and the start goes on without it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import linecache
 import traceback
 from collections.abc import Callable
 from typing import Any
+
+from .crashes import crashed_in, forget_touched
 
 _STATEMENTS = ("raise", "assert")
 # Files of libraries that check the values of config.json for the engine.
@@ -26,6 +29,7 @@ class Start:
         self.ran: list[str] = []
         self.left_out: list[str] = []
         self.refused = self.stage = self.place = ""
+        self.crashed = False
         self.found: dict[str, Any] = {}
 
     def run(
@@ -40,6 +44,7 @@ class Start:
         """
         if self.refused:
             return None
+        forget_touched()
         try:
             result = step()
         except passed:
@@ -60,6 +65,10 @@ class Start:
         place = raised_at(error, self.package)
         if place:
             self.refused, self.stage, self.place = self.words(error), stage, place
+        elif (crash := crashed_in(error, self.package)) is not None:
+            file = _package_path(crash.filename, self.package)
+            self.place, self.crashed = f"{file}:{crash.lineno}", True
+            self.stage, self.refused = stage, f"{self.words(error)} (line: {crash.line})"
         else:
             self.left_out.append(f"{stage or 'engine'}: {self.words(error)[:200]}")
 
@@ -71,6 +80,7 @@ class Start:
             "refused": self.refused,
             "stage": self.stage,
             "place": self.place,
+            "crashed": self.crashed,
             **self.found,
         }
 

@@ -44,7 +44,7 @@ def defaults(
         _declared(ast.parse(path.read_text()), declared, classes)
     result = {name: value for name, value in declared.items() if not name.startswith("_")}
     for name in planned:
-        result[name] = OneOf((None, *choices[name])) if choices.get(name) else UNKNOWN
+        result[name] = OneOf((*choices[name],)) if choices.get(name) else UNKNOWN
     modules = {file: ast.parse((package / file).read_text()) for file in sorted({*files})}
     functions = single_functions(modules)
     writes = [

@@ -9,12 +9,16 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 UNKNOWN: Any = object()
+_KINDS: dict[str, type] = {
+    "str": str, "int": int, "bool": bool, "float": float, "type": type, "torch.dtype": type,
+}  # fmt: skip
 _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -44,7 +48,7 @@ def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
         block = getattr(node, field, None)
         if not isinstance(block, list):
             continue
-        place = next((number for number, one in enumerate(block) if _within(statement, one)), None)
+        place = next((number for number, one in enumerate(block) if within(statement, one)), None)
         if place is None:
             continue
         if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
@@ -55,7 +59,8 @@ def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
     return [*result, *_inside(node, statement)]
 
 
-def _within(statement: ast.AST, node: ast.AST) -> bool:
+def within(statement: ast.AST, node: ast.AST) -> bool:
+    """Whether the statement is the node or a part of it."""
     return any(one is statement for one in ast.walk(node))
 
 
@@ -74,13 +79,19 @@ def _inside(node: ast.AST, statement: ast.AST) -> Iterator[Condition]:
     """Conditions within an expression: `a and call()`, `call() if a else b`."""
     for one in ast.walk(node):
         if isinstance(one, ast.BoolOp):
-            place = next((i for i, part in enumerate(one.values) if _within(statement, part)), 0)
+            place = next((i for i, part in enumerate(one.values) if within(statement, part)), 0)
             for part in one.values[:place]:
                 yield Condition(part, isinstance(one.op, ast.And))
         elif isinstance(one, ast.IfExp):
             for branch in (one.body, one.orelse):
-                if _within(statement, branch):
+                if within(statement, branch):
                     yield Condition(one.test, branch is one.body)
+
+
+class Over(NamedTuple):
+    """A number over this one."""
+
+    bound: float
 
 
 class OneOf(NamedTuple):
@@ -112,10 +123,12 @@ class Evaluator:
             for name, value in _stored(one):
                 self._local.setdefault(name, []).append((one, value))
         self._open: set[str] = set()
+        self.assumed: Mapping[str, Any] = {}
+        """Values of variables by their text, for a while."""
 
     def never(self, held: list[Condition]) -> bool:
         """Whether a condition is certainly not met."""
-        return any(one.holds not in _truths(self.value(one.test)) for one in held)
+        return any(one.holds not in truths(self.value(one.test)) for one in held)
 
     def value(self, node: ast.expr | None) -> Any:
         """The value; UNKNOWN where a part of it that counts is unknown."""
@@ -134,6 +147,10 @@ class Evaluator:
         return _any_of(found) if found else None
 
     def _value(self, node: ast.expr) -> Any:
+        if self.assumed and isinstance(node, ast.Name | ast.Attribute):
+            assumed = self.assumed.get(ast.unparse(node), UNKNOWN)
+            if assumed is not UNKNOWN:
+                return assumed
         match node:
             case ast.Constant():
                 return node.value
@@ -142,7 +159,7 @@ class Evaluator:
             case ast.Attribute():
                 return self._attribute(node)
             case ast.UnaryOp(op=ast.Not()):
-                return _any_of([not one for one in _truths(self.value(node.operand))])
+                return _any_of([not one for one in truths(self.value(node.operand))])
             case ast.UnaryOp(op=ast.USub()):
                 return _each(operator.neg, self.value(node.operand))
             case ast.BoolOp():
@@ -155,9 +172,7 @@ class Evaluator:
                 return tuple(parts) if known else UNKNOWN
             case ast.IfExp():
                 branches = {True: node.body, False: node.orelse}
-                return _any_of(
-                    [self.value(branches[one]) for one in _truths(self.value(node.test))]
-                )
+                return _any_of([self.value(branches[one]) for one in truths(self.value(node.test))])
             case ast.NamedExpr():
                 return self.value(node.value)
             case ast.Call():
@@ -167,8 +182,9 @@ class Evaluator:
     def _variable(self, name: str) -> Any:
         if name not in self._local:
             return self._known.get(name, UNKNOWN)
+        parameters = {one.arg for one in ast.walk(self._node.args) if isinstance(one, ast.arg)}
         if name in self._open:
-            return UNKNOWN
+            return self._known.get(name, UNKNOWN) if name in parameters else UNKNOWN
         self._open.add(name)
         try:
             found = [
@@ -178,7 +194,6 @@ class Evaluator:
             ]
         finally:
             self._open.discard(name)
-        parameters = {one.arg for one in ast.walk(self._node.args) if isinstance(one, ast.arg)}
         if name in parameters:
             found.append(self._known.get(name, UNKNOWN))
         return _any_of(found)
@@ -191,9 +206,9 @@ class Evaluator:
     def _joined(self, node: ast.BoolOp) -> Any:
         ends = isinstance(node.op, ast.Or)
         parts = [self.value(one) for one in node.values]
-        if any(_truths(one) == {ends} for one in parts):
+        if any(truths(one) == {ends} for one in parts):
             return ends
-        decided = [one for one in parts if _truths(one) != {not ends}]
+        decided = [one for one in parts if truths(one) != {not ends}]
         return (not ends) if not decided else UNKNOWN
 
     def _compared(self, node: ast.Compare) -> Any:
@@ -201,23 +216,23 @@ class Evaluator:
         if any(one is UNKNOWN for one in values):
             return UNKNOWN
         choices = [one.values if isinstance(one, OneOf) else (one,) for one in values]
-        return _any_of(
-            [
-                all(
-                    _COMPARED[type(op)](left, right)
-                    for left, op, right in zip(row[:-1], node.ops, row[1:], strict=True)
-                )
-                for row in product(*choices)
-            ]
-        )
+        return _any_of([_all_hold(node.ops, row) for row in product(*choices)])
 
     def _called(self, node: ast.Call) -> Any:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         arguments = node.args
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else name
+        if not arguments and isinstance(told := self._known.get(f"{called}()"), bool):
+            return told
         if name == "getattr" and len(arguments) > 1 and isinstance(arguments[1], ast.Constant):
             return self._known.get(str(arguments[1].value), UNKNOWN)
-        if name == "isinstance" and arguments:
-            return False if self.value(arguments[0]) is None else UNKNOWN
+        if name == "isinstance" and len(arguments) == 2:
+            kind = _KINDS.get(ast.unparse(arguments[1]))
+            if kind is None:
+                return False if self.value(arguments[0]) is None else UNKNOWN
+            return _each(lambda value: isinstance(value, kind), self.value(arguments[0]))
+        if name == "get_args" and len(arguments) == 1:  # of a Literal
+            return self.value(arguments[0])
         if name in ("bool", "len") and len(arguments) == 1:
             return _each({"bool": bool, "len": len}[name], self.value(arguments[0]))
         if isinstance(node.func, ast.Attribute) and not arguments:
@@ -229,10 +244,32 @@ class Evaluator:
             if node.func.attr in ("lower", "upper", "strip"):
                 return _each(operator.methodcaller(node.func.attr), owner)
         if name in self._functions and f"{name}()" not in self._open:
-            called = Evaluator(self._functions[name], self._known)
-            called._open = {*self._open, f"{name}()"}
-            return called.returned()
+            inner = Evaluator(self._functions[name], self._known)
+            inner._open = {*self._open, f"{name}()"}
+            return inner.returned()
         return UNKNOWN
+
+
+def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
+    """Whether a chain of comparisons holds; UNKNOWN where a bound alone is known."""
+    found = [
+        _of_bound(op, left, right) if isinstance(left, Over) else _COMPARED[type(op)](left, right)
+        for left, op, right in zip(row[:-1], ops, row[1:], strict=True)
+        if not isinstance(right, Over)
+    ]
+    if any(one is False for one in found):
+        return False
+    known = len(found) == len(ops) and not any(one is UNKNOWN for one in found)
+    return True if known else UNKNOWN
+
+
+def _of_bound(op: ast.cmpop, left: Over, right: Any) -> Any:
+    """A comparison of a number that is over a bound."""
+    if right is None or not isinstance(right, int | float):
+        return isinstance(op, ast.IsNot | ast.NotEq)
+    if right > left.bound:
+        return UNKNOWN
+    return isinstance(op, ast.Gt | ast.GtE | ast.NotEq)
 
 
 def joined(first: Any, second: Any) -> Any:
@@ -258,12 +295,14 @@ def _any_of(values: list[Any]) -> Any:
 def _each(change: Callable[[Any], Any], value: Any) -> Any:
     if value is UNKNOWN:
         return UNKNOWN
-    return _any_of(
-        [change(one) for one in (value.values if isinstance(value, OneOf) else (value,))]
-    )
+    found = []
+    for one in value.values if isinstance(value, OneOf) else (value,):
+        with suppress(AttributeError, TypeError):  # a value that the engine's code crashes at
+            found.append(change(one))
+    return _any_of(found)
 
 
-def _truths(value: Any) -> set[bool]:
+def truths(value: Any) -> set[bool]:
     """The possible truths of the value as a condition."""
     if value is UNKNOWN:
         return {True, False}

@@ -4,16 +4,18 @@ engine that they enter.
     [{"files": {"config.json": {...}}, "argv": [...], "env": {...}, "kv_bytes": 1073741824,
       "traced": true}, ...]
 
-An answer has `starts`, in this order, and `entered`: [file, first line] of each function that a
-traced start entered beside the imports of modules.
+An answer has `starts`, in this order, `entered`: [file, first line] of each function that a traced
+start entered beside the imports of modules, and `devices`: what the engine says of the stated GPU.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -49,12 +51,28 @@ def answers(version: str) -> dict[str, Any]:
             os.environ.update(own)
     return {
         "starts": starts,
+        "devices": devices(kind),
         "entered": sorted(
             (code.co_filename[len(root) :], code.co_firstlineno)
             for code in entered
             if code.co_filename.startswith(root)
         ),
     }
+
+
+def devices(kind: str) -> dict[str, bool]:
+    """The engine's predicates of its GPU: attributes, or methods with "()"."""
+    if kind == "sglang":
+        runtime: Any = importlib.import_module("sglang.srt.runtime_context")
+        platform, names = runtime.get_platform(), [*runtime._PLATFORM_PROBES]
+        return {name: told for name in names if isinstance(told := getattr(platform, name), bool)}
+    platform = importlib.import_module("vllm.platforms").current_platform
+    result = {}
+    for name in dir(type(platform)):
+        if name.startswith("is_") and not inspect.signature(getattr(platform, name)).parameters:
+            with suppress(Exception):  # a predicate of what is not stated
+                result[f"{name}()"] = getattr(platform, name)()
+    return {name: told for name, told in result.items() if isinstance(told, bool)}
 
 
 def _is_imported(frame: FrameType, root: str) -> bool:

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.conformance.engine.path_conditions import UNKNOWN, Evaluator, conditions
+from tests.conformance.engine.declared_values import constants, typed_fields
+from tests.conformance.engine.joint_conditions import are_contrary
+from tests.conformance.engine.path_conditions import UNKNOWN, Evaluator, conditions, joined
 
 # Conditions on the platform: the start is on NVIDIA GPUs.
 _PLATFORM = re.compile(
@@ -47,7 +49,7 @@ _PROTOCOLS = ("__getattr__", "__getattribute__", "__getitem__", "__init_subclass
 
 KINDS = {
     "config": "a configuration may lead to it",
-    "platform": "its conditions are on other devices than NVIDIA's",
+    "platform": "its conditions are on other devices than the rehearsed GPU",
     "package": "its conditions are on packages beside the engine",
     "protocol": "it is of Python's own protocols",
     "abstract": "a method that classes replace",
@@ -55,6 +57,8 @@ KINDS = {
     "wrapped": "another raise makes its own error of it",
     "handled": "the engine catches it",
     "option": "its conditions are never met while each option that no plan gives has its default",
+    "typed": "its conditions are of values that the types of the options refuse before",
+    "contrary": "no values of its variables meet its conditions together",
     "draft": "its conditions are on the files of a draft model, which an inquiry does not get",
     "file": "its conditions are on other files than config.json",
     "order": "it tells of the engine's own steps in a wrong order",
@@ -88,7 +92,8 @@ class Sources:
     """The functions of the files that starts enter, with the values of unplanned options.
 
     settings: names of flags, of fields of config.json and of the engine's configurations.
-    defaults: of the options that no plan gives (option_defaults.py).
+    defaults: of the options that no plan gives (option_defaults.py). devices: what the engine says
+    of the rehearsed GPU, by attribute, or method with "()".
     """
 
     def __init__(
@@ -97,8 +102,10 @@ class Sources:
         files: Collection[str],
         settings: Collection[str],
         defaults: Mapping[str, Any],
+        devices: Mapping[str, bool] | None = None,
     ) -> None:
         self.settings = settings
+        self._devices = devices or {}
         self.functions = [one for file in sorted({*files}) for one in _functions(package, file)]
         self._defaults = defaults
         self._single: dict[str, Any] = {}
@@ -110,6 +117,18 @@ class Sources:
         for one in self.functions:
             if one.owner and one.node.name == "__init__":
                 self._own[one.file, one.owner] = self._assigned(one)
+        self._written: dict[str, list[tuple[Function, ast.Attribute, ast.expr | None]]]
+        self._written = defaultdict(list)
+        for one in self.functions:
+            for target, value in _attributes_written(one.node):
+                self._written[target.attr].append((one, target, value))
+        self._constants = {file: constants(package, file) for file in {*files}}
+        self._typed: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
+        for file in {*files}:
+            module = ast.parse((package / file).read_text())
+            for (owner, name), value in typed_fields(module, self._constants[file]).items():
+                if (whole := self._joined(file, owner, name, value)) is not UNKNOWN:
+                    self._typed[file, owner][name] = whole
         self._calls: dict[str, list[tuple[Function, ast.Call]]] = defaultdict(list)
         for one in self.functions:
             for node in ast.walk(one.node):
@@ -121,6 +140,35 @@ class Sources:
         own = self._own.get((function.file, function.owner))
         evaluator = Evaluator(function.node, self._defaults, own, self._single)
         return evaluator.never(conditions(function.node, node))
+
+    def is_elsewhere(self, function: Function, node: ast.AST) -> bool:
+        """Whether the rehearsed GPU never reaches this part of the function."""
+        known = {**self._defaults, **self._devices}
+        return Evaluator(function.node, known).never(conditions(function.node, node))
+
+    def is_refused_before(self, function: Function, node: ast.AST) -> bool:
+        """Whether the declared types leave no value that reaches this part of the function."""
+        return self._typed_evaluator(function).never(conditions(function.node, node))
+
+    def is_contrary(self, function: Function, node: ast.AST) -> bool:
+        """Whether no values of variables meet all conditions of this part together."""
+        return are_contrary(self._typed_evaluator(function), function.node, node)
+
+    def _typed_evaluator(self, function: Function) -> Evaluator:
+        known = {**self._constants[function.file], **self._defaults}
+        own = {
+            **self._own.get((function.file, function.owner), {}),
+            **self._typed.get((function.file, function.owner), {}),
+        }
+        return Evaluator(function.node, known, own, self._single)
+
+    def _joined(self, file: str, owner: str, name: str, declared: Any) -> Any:
+        """The declared value of a field, and those that the engine assigns it."""
+        result = declared
+        for one, target, value in self._written[name]:
+            if _name_of(target.value) != "self" or (one.file, one.owner) == (file, owner):
+                result = joined(result, Evaluator(one.node, self._defaults).value(value))
+        return result
 
     def is_handled(self, function: Function) -> bool:
         """Whether each call of the function stands where its errors are caught and kept."""
@@ -192,6 +240,17 @@ def _functions(package: Path, file: str) -> list[Function]:
     return result
 
 
+def _attributes_written(
+    function: ast.AST,
+) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
+    """Attributes that a function assigns, with their values; None: another one than it has."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            value = None if isinstance(node, ast.AugAssign) else node.value
+            yield from ((one, value) for one in targets if isinstance(one, ast.Attribute))
+
+
 def _called(sources: Sources, begun: list[Function]) -> list[Function]:
     """Functions that a start with planned options can call though none of the starts did."""
     by_name: dict[str, list[Function]] = defaultdict(list)
@@ -238,6 +297,8 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
         return "abstract"
     if _PLATFORM.search(tests) or _PLATFORM.search(function.node.name):
         return "platform"
+    if sources.is_elsewhere(function, statement) and not sources.never(function, statement):
+        return "platform"
     if _PACKAGE.search(tests) or said.startswith(("ImportError", "ModuleNotFoundError")):
         return "package"
     if any(
@@ -253,6 +314,10 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
         return "handled"
     if sources.never(function, statement):
         return "option"
+    if sources.is_refused_before(function, statement):
+        return "typed"
+    if sources.is_contrary(function, statement):
+        return "contrary"
     if _FILE.search(tests) or _FILE.search(function.node.name):
         return "file"
     if _ORDER.search(said):

@@ -85,6 +85,26 @@ def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> No
     )
 
 
+@pytest.mark.parametrize("stage", ["arguments", "model", "cache"])
+def test_a_plan_whose_start_crashes_makes_room_for_another(forecast: Plan, stage: str) -> None:
+    start, words = start_of(checked(forecast, None).plans[0]), "KeyError: 'theta'"
+    crash = RehearsedStart(asked=start, refused=words, stage=stage, place="rope.py:7", crashed=True)
+    assert forecast.question is not None
+    answers = {forecast.question: answer(forecast, crash)}
+    found = decide(CASES[NAME], MACHINES[MACHINE], ENGINE, wish(), rules=RULES, answers=answers)
+    assert found.plans[0].tensor_parallel.value == 2
+    assert not any(start_of(plan) == start for plan in found.plans)
+    (reason,) = (one.reasons[0] for one in found.rejected if one.verdict == "engine_refuses")
+    assert reason.startswith("KeyError: 'theta' at rope.py:7. ")
+    assert "`--engine`" in reason
+
+
+def test_a_crash_of_other_sizes_does_not_count(forecast: Plan) -> None:
+    other = StartSettings(argv=("--max-model-len=1",), kv_bytes=1)
+    crash = RehearsedStart(asked=other, refused="IndexError: 0", stage="model", crashed=True)
+    assert not start_refusal(forecast, answer(forecast, crash))
+
+
 def test_a_start_that_ran_leaves_the_plan(forecast: Plan) -> None:
     start = start_of(checked(forecast, None).plans[0])
     best = checked(forecast, RehearsedStart(asked=start, ran=("cache",))).plans[0]

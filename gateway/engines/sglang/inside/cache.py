@@ -217,7 +217,11 @@ def _of_configurator(
         "forward_stream": None, "req_to_token_pool": None, "token_to_kv_pool_allocator": None,
         "memory_pool_config": None,
     }  # fmt: skip
-    configurator = fit(module.KVCacheConfigurator, **known)
+
+    class Configurator(module.KVCacheConfigurator):  # type: ignore[misc]
+        """Of this module: its fields are not all the engine's (inside/crashes.py)."""
+
+    configurator = fit(Configurator, **known)
     slack, states = _slack(configured, memory_bytes), runtime.get_schedule().max_mamba_cache_size
 
     def count(size: int) -> int:

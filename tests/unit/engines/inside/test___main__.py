@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,8 @@ MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
 
 def told(asked: Any) -> dict[str, Any]:
     out = io.StringIO()
-    ask(SimpleNamespace(answer_of=asked), out, 0, MODEL)
+    package = "gateway.engines.vllm.inside"
+    ask(SimpleNamespace(answer_of=asked, __package__=package), out, 0, MODEL)
     found: dict[str, Any] = json.loads(out.getvalue())
     return found
 
@@ -29,6 +31,16 @@ def test_what_an_engine_raises_is_its_refusal() -> None:
         raise AttributeError("'MergedColumnParallelLinear' object has no attribute 'weight'")
 
     assert told(engine)["refused"].startswith("AttributeError: 'MergedColumnParallelLinear'")
+
+
+def test_a_crash_of_the_engine_is_told_with_its_line(tmp_path: Path) -> None:
+    (folder := tmp_path / "vllm").mkdir()
+    source = "def of(config):\n    return config['theta']\ndef no():\n    raise KeyError('theta')\n"
+    (path := folder / "rope.py").write_text(source)
+    functions: dict[str, Any] = {}
+    exec(compile(source, str(path), "exec"), functions)
+    assert told(lambda *_: functions["of"]({}))["refused"] == "KeyError: 'theta' at rope.py:2"
+    assert told(lambda *_: functions["no"]())["refused"] == "KeyError: 'theta'"
 
 
 def test_an_assertion_without_words_says_where_it_stands() -> None:

@@ -8,12 +8,15 @@ import sys
 import wave
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from gateway.engines.inside.__main__ import words
+from gateway.engines.inside.meta import Group
 from gateway.engines.inside.stages import Start
+from gateway.engines.inside.stubs import Anything
 from gateway.engines.vllm.inside.start import hear
 
 _SOURCE = """
@@ -23,11 +26,29 @@ def says_no():
 def asserts():
     assert 1 > 2
 
-def lacks():
-    return None.shape
+def lacks(config):
+    return config["rope"]["theta"]
 
 def asks(module):
     return module.of_a_package()
+
+def counts(stand_in):
+    number = int(stand_in)
+    return [1][number]
+
+def reads(group):
+    rank = group.all_gather(None)
+    return rank.shape
+
+def imports():
+    try:
+        import a_package_that_is_not_here
+    except ImportError:
+        return None.shape
+
+def chooses(kind):
+    import enum
+    return enum.Enum("Kind", "A B")[kind].value, enum.Enum("Kind", {"A": "a"})(kind)
 
 def device():
     raise RuntimeError("No CUDA device is there")
@@ -73,14 +94,53 @@ def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
     assert start.refused == "AssertionError: assert 1 > 2"
 
 
-@pytest.mark.parametrize("name", ["lacks", "device"])
-def test_what_a_stand_in_or_a_missing_gpu_ends_is_left_out(engine: ModuleType, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("device", ()),
+        ("imports", ()),
+        ("counts", (Anything(),)),
+        ("reads", (object.__new__(Group),)),
+        ("lacks", ({"rope": 1, "scale": Anything()},)),
+    ],
+)
+def test_what_a_stand_in_or_a_missing_gpu_ends_is_left_out(
+    engine: ModuleType, name: str, given: tuple[Any, ...]
+) -> None:
     start = Start("vllm", words)
-    start.run("backends", getattr(engine, name))
+    start.run("backends", lambda: getattr(engine, name)(*given))
     assert not start.refused
     (told,) = start.left_out
     assert told.startswith("backends: ")
     assert start.run("graphs", lambda: 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said", "line"),
+    [
+        ("lacks", {}, "KeyError: 'rope'", 9),
+        ("lacks", {"rope": None}, "TypeError: 'NoneType' object is not subscriptable", 9),
+        ("lacks", {"rope": 1.0}, "TypeError: 'float' object is not subscriptable", 9),
+        ("chooses", "C", "KeyError: 'C'", 30),
+        ("chooses", "A", "ValueError: 'A' is not a valid Kind", 30),
+    ],
+)
+def test_a_crash_by_values_of_the_start_is_a_refusal_with_its_line(
+    engine: ModuleType, name: str, given: Any, said: str, line: int
+) -> None:
+    start = Start("vllm", words)
+    start.run("model", lambda: getattr(engine, name)(given))
+    assert start.crashed
+    assert start.refused.startswith(f"{said} (line: return ")
+    assert (start.stage, start.place) == ("model", f"config.py:{line}")
+
+
+def test_a_crash_of_this_package_is_left_out(engine: ModuleType) -> None:
+    """Its own step expects another version of the engine."""
+    start = Start("vllm", words)
+    start.run("model", engine.lacks)
+    assert not start.refused
+    assert start.left_out
 
 
 def test_what_a_package_beside_the_engine_raises_is_left_out(engine: ModuleType) -> None:

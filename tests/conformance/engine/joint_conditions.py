@@ -1,0 +1,216 @@
+"""Whether the conditions of a statement can be met together: no values of its variables may do it.
+
+The standard library alone reads the sources.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any, NamedTuple
+
+from tests.conformance.engine.path_conditions import Evaluator, FunctionNode, OneOf, truths, within
+
+_ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
+# Calls that change no variable.
+_PURE = {
+    *("isinstance", "issubclass", "len", "getattr", "hasattr", "str", "int", "bool", "type", "set"),
+    *("sorted", "max", "min", "any", "all", "tuple", "list", "dict", "range", "repr", "print"),
+}
+_POSITIVE = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
+_MOST_VALUES, _MOST_ATOMS = 512, 10
+_ANY = "*"
+
+
+class Step(NamedTuple):
+    """A test on the way to a statement. written: how often each name was written before."""
+
+    test: ast.expr
+    holds: bool
+    written: Mapping[str, int]
+
+
+class Atom(NamedTuple):
+    """A part of a test that has no parts. negated: against its text."""
+
+    node: ast.expr
+    text: str
+    negated: bool
+
+
+def are_contrary(evaluator: Evaluator, node: FunctionNode, statement: ast.AST) -> bool:
+    """Whether no values of the variables meet all tests on the way to the statement."""
+    steps = list(_steps(node, statement, Counter()))
+    atoms = [(atom, step) for step in steps for atom in _atoms(step.test)]
+    variables = dict(one for atom, step in atoms for one in _variables(evaluator, atom, step))
+    names, choices = [*variables], [*variables.values()]
+    if _size(choices) > _MOST_VALUES:
+        names, choices = [], []
+    return all(
+        not _is_possible(evaluator, steps, atoms, dict(zip(names, row, strict=True)))
+        for row in product(*choices)
+    )
+
+
+def _is_possible(
+    evaluator: Evaluator,
+    steps: list[Step],
+    atoms: list[tuple[Atom, Step]],
+    assumed: Mapping[tuple[str, int], Any],
+) -> bool:
+    """Whether some truths of the atoms meet all tests, for these values of variables."""
+    decided: dict[tuple[str, int], set[bool]] = {}
+    for atom, step in atoms:
+        evaluator.assumed = {
+            name: value for (name, version), value in assumed.items()
+            if version == _version(name, step)
+        }  # fmt: skip
+        found = {one is not atom.negated for one in truths(evaluator.value(atom.node))}
+        key = atom.text, _version(atom.text, step)
+        decided[key] = decided.get(key, {True, False}) & found
+    evaluator.assumed = {}
+    if not all(decided.values()):
+        return False
+    open_ones = [key for key, found in decided.items() if len(found) > 1]
+    if len(open_ones) > _MOST_ATOMS:
+        return True
+    certain = {key: next(iter(found)) for key, found in decided.items() if len(found) == 1}
+    return any(
+        _agrees(whole := {**certain, **dict(zip(open_ones, row, strict=True))})
+        and all(_holds(step.test, step, whole) is step.holds for step in steps)
+        for row in product((True, False), repeat=len(open_ones))
+    )
+
+
+def _agrees(whole: Mapping[tuple[str, int], bool]) -> bool:
+    """Whether no variable is None and true at once."""
+    return not any(
+        holds and text.endswith(" is None") and whole.get((text.removesuffix(" is None"), version))
+        for (text, version), holds in whole.items()
+    )
+
+
+def _holds(node: ast.expr, step: Step, whole: Mapping[tuple[str, int], bool]) -> bool:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return not _holds(node.operand, step, whole)
+    if isinstance(node, ast.BoolOp):
+        parts = [_holds(one, step, whole) for one in node.values]
+        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+    atom = _atom(node)
+    return whole[atom.text, _version(atom.text, step)] is not atom.negated
+
+
+def _atoms(node: ast.expr) -> Iterator[Atom]:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield from _atoms(node.operand)
+    elif isinstance(node, ast.BoolOp):
+        for one in node.values:
+            yield from _atoms(one)
+    else:
+        yield _atom(node)
+
+
+def _atom(node: ast.expr) -> Atom:
+    """The test, with the text of its positive form."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        positive = _POSITIVE.get(type(node.ops[0]))
+        if positive is not None:
+            turned = ast.Compare(node.left, [positive()], node.comparators)
+            return Atom(node, ast.unparse(turned), True)
+    return Atom(node, ast.unparse(node), False)
+
+
+def _variables(
+    evaluator: Evaluator, atom: Atom, step: Step
+) -> Iterator[tuple[tuple[str, int], tuple[Any, ...]]]:
+    """The variables of the test with few values, by name and version."""
+    for one in ast.walk(atom.node):
+        if isinstance(one, ast.Name | ast.Attribute):
+            value = evaluator.value(one)
+            if isinstance(value, OneOf):
+                name = ast.unparse(one)
+                yield (name, _version(name, step)), value.values
+
+
+def _version(text: str, step: Step) -> int:
+    """How often the names in the text were written before the test."""
+    names = {part for part in _words(text) if part in step.written}
+    held = step.written.get(_ANY, 0) if "." in text or "(" in text else 0
+    return held + sum(step.written[name] for name in names)
+
+
+def _words(text: str) -> set[str]:
+    return {
+        one.id if isinstance(one, ast.Name) else one.attr
+        for one in ast.walk(ast.parse(text, mode="eval"))
+        if isinstance(one, ast.Name | ast.Attribute)
+    }
+
+
+def _size(choices: list[tuple[Any, ...]]) -> int:
+    result = 1
+    for one in choices:
+        result *= len(one)
+    return result
+
+
+def _steps(node: ast.AST, statement: ast.AST, written: Counter[str]) -> Iterator[Step]:
+    """The tests on the way to the statement, and of statements before it that end the block."""
+    if isinstance(node, ast.For | ast.While):
+        written = written + _writes(node)
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        block = getattr(node, field, None)
+        if not isinstance(block, list):
+            continue
+        place = next((number for number, one in enumerate(block) if within(statement, one)), None)
+        if place is None:
+            continue
+        if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
+            yield Step(node.test, field == "body", written)
+        if isinstance(node, ast.Try) and field != "body":
+            written = written + _writes(node)
+        for one in [] if field == "handlers" else block[:place]:
+            yield from _passed(one, written)
+            written = written + _writes(one)
+        yield from _steps(block[place], statement, written)
+        return
+
+
+def _passed(node: ast.stmt, written: Counter[str]) -> Iterator[Step]:
+    if isinstance(node, ast.If):
+        if isinstance(node.body[-1], _ENDS):
+            yield Step(node.test, False, written)
+        if node.orelse and isinstance(node.orelse[-1], _ENDS):
+            yield Step(node.test, True, written)
+    elif isinstance(node, ast.Assert):
+        yield Step(node.test, True, written)
+
+
+def _writes(node: ast.AST) -> Counter[str]:
+    """The names that a statement writes where it goes on; _ANY: a call may write any attribute."""
+    result: Counter[str] = Counter()
+    open_ones = [node]
+    while open_ones:
+        one = open_ones.pop()
+        if isinstance(one, ast.If):
+            parts = [block for block in (one.body, one.orelse) if not (block and _ends(block[-1]))]
+            open_ones += [one.test, *(part for block in parts for part in block)]
+            continue
+        if isinstance(one, ast.Name | ast.Attribute) and isinstance(one.ctx, ast.Store):
+            result[one.id if isinstance(one, ast.Name) else one.attr] += 1
+        if isinstance(one, ast.Call) and not _is_pure(one):
+            result[_ANY] += 1
+        open_ones += ast.iter_child_nodes(one)
+    return result
+
+
+def _ends(statement: ast.stmt) -> bool:
+    return isinstance(statement, _ENDS)
+
+
+def _is_pure(call: ast.Call) -> bool:
+    if isinstance(call.func, ast.Name):
+        return call.func.id in _PURE
+    return ast.unparse(call.func).startswith(("logger.", "self.logger."))
