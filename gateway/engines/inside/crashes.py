@@ -112,9 +112,9 @@ def _names_stand_in(frame: types.FrameType, line: str) -> bool:
 
 def _held(value: object) -> list[object]:
     """The values in a mapping or a list."""
-    if type(value) is dict:
+    if isinstance(value, dict):
         return [*value.values()]
-    return [*value] if type(value) in (list, tuple, set) else []  # type: ignore[call-overload]
+    return [*value] if isinstance(value, (list, tuple, set)) else []
 
 
 def _read(frame: types.FrameType, names: list[str]) -> Iterator[Any]:

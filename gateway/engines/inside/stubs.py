@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any
 
 from .crashes import touch
+from .meta import StandIn
 
 
 def _special(name: str) -> bool:
@@ -195,9 +196,7 @@ def install(present: set[str], absent: set[str]) -> None:
     triton.cdiv = lambda a, b: -(-a // b)
     triton.next_power_of_2 = lambda n: 1 << max(0, (n - 1).bit_length())
     backends: Any = importlib.import_module("triton.backends")
-    backends.backends = {
-        "nvidia": types.SimpleNamespace(driver=types.SimpleNamespace(is_active=lambda: True))
-    }
+    backends.backends = {"nvidia": StandIn(driver=StandIn(is_active=lambda: True))}
     fake_triton()
 
 
@@ -205,12 +204,12 @@ def fake_triton() -> None:
     """Triton has a driver, for code that checks before it compiles a kernel."""
     runtime: Any = importlib.import_module("triton.runtime")
     limits = {"multiprocessor_count": 80, "max_shared_mem": 101376}
-    runtime.driver = types.SimpleNamespace(
-        active=types.SimpleNamespace(
-            get_current_target=lambda: types.SimpleNamespace(backend="cuda", arch=90, warp_size=32),
+    runtime.driver = StandIn(
+        active=StandIn(
+            get_current_target=lambda: StandIn(backend="cuda", arch=90, warp_size=32),
             get_current_device=lambda: 0,
             get_active_torch_device=lambda: "cuda",
-            utils=types.SimpleNamespace(get_device_properties=lambda *_: limits),
+            utils=StandIn(get_device_properties=lambda *_: limits),
         )
     )
 
@@ -234,7 +233,7 @@ def fake_cuda(
     """`torch.cuda` answers for `count` equal GPUs of this capability."""
     torch: Any = importlib.import_module("torch")
     shared = _SHARED.get(capability, 101376)
-    properties = types.SimpleNamespace(
+    properties = StandIn(
         name=called, major=capability[0], minor=capability[1], total_memory=memory_bytes,
         multi_processor_count=80, is_integrated=capability == (12, 1),
         shared_memory_per_block_optin=shared, gcnArchName="", uuid="GPU-0",

@@ -17,7 +17,20 @@ _ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 # Calls that change no variable.
 _PURE = {
     *("isinstance", "issubclass", "len", "getattr", "hasattr", "str", "int", "bool", "type", "set"),
-    *("sorted", "max", "min", "any", "all", "tuple", "list", "dict", "range", "repr", "print"),
+    *(
+        "get_args",
+        "sorted",
+        "max",
+        "min",
+        "any",
+        "all",
+        "tuple",
+        "list",
+        "dict",
+        "range",
+        "repr",
+        "print",
+    ),
 }
 _POSITIVE = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
 _MOST_VALUES, _MOST_ATOMS = 512, 10
