@@ -55,7 +55,7 @@ def crashed_in(error: BaseException, package: str) -> traceback.FrameSummary | N
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     lines = traceback.extract_tb(error.__traceback__)
-    engine = [n for n, line in enumerate(lines) if f"/{package}/" in _below(line.filename)]
+    engine = [n for n, line in enumerate(lines) if f"/{package}/" in _relative_path(line.filename)]
     if not engine or not all(_is_library(line) for line in lines[engine[-1] + 1 :]):
         return None
     if (lines[-1].line or "").startswith(("raise", "assert")) and engine[-1] == len(lines) - 1:
@@ -76,7 +76,7 @@ def is_stand_in(value: object) -> bool:
     return any(str(getattr(kind, "__module__", "")).partition(".")[0] == _OWN for kind in kinds)
 
 
-def _below(filename: str) -> str:
+def _relative_path(filename: str) -> str:
     """The file's path below the folder of packages."""
     return "/" + filename.rpartition("/site-packages/")[2]
 
@@ -106,11 +106,11 @@ def _names_stand_in(frame: types.FrameType, line: str) -> bool:
     """Whether the line reads a value of a stand-in, or a collection that holds one."""
     names = (name.split(".") for name in _NAME.findall(line))
     values = [value for name in names for value in _read(frame, name)]
-    held = (one for value in values for one in _held(value))
+    held = (one for value in values for one in _values_in(value))
     return any(is_stand_in(value) for value in (*values, *held))
 
 
-def _held(value: object) -> list[object]:
+def _values_in(value: object) -> list[object]:
     """The values in a mapping or a list."""
     if isinstance(value, dict):
         return [*value.values()]

@@ -68,11 +68,11 @@ class Group:
         touch(2)
         # Also of whether there is a device communicator.
         absent = {"device_communicator": None, "use_device_communicator": False}
-        return absent.get(name, _same)
+        return absent.get(name, _unreduced)
 
 
-def _same(*args: Any, **_: Any) -> Any:
-    """What a collective operation returns: its tensor as it is."""
+def _unreduced(*args: Any, **_: Any) -> Any:
+    """The first tensor as it is, for a collective operation of one rank."""
     touch(2)
     return args[0] if args else None
 

@@ -174,6 +174,11 @@ def _window(whole: Any, model: Any) -> Any:
     return model.attention_chunk_size
 
 
+def _subclass(kind: Any) -> Any:
+    """A class of this module, whose fields are not all the engine's (inside/crashes.py)."""
+    return type(kind.__name__, (kind,), {})
+
+
 def _of_configurator(
     module: Any, configured: Configured, whole: Any, memory_bytes: int
 ) -> _Counted:
@@ -217,11 +222,7 @@ def _of_configurator(
         "forward_stream": None, "req_to_token_pool": None, "token_to_kv_pool_allocator": None,
         "memory_pool_config": None,
     }  # fmt: skip
-
-    class Configurator(module.KVCacheConfigurator):  # type: ignore[misc]
-        """Of this module: its fields are not all the engine's (inside/crashes.py)."""
-
-    configurator = fit(Configurator, **known)
+    configurator = fit(_subclass(module.KVCacheConfigurator), **known)
     slack, states = _slack(configured, memory_bytes), runtime.get_schedule().max_mamba_cache_size
 
     def count(size: int) -> int:
