@@ -1,5 +1,5 @@
-"""Starts that vLLM 0.33.0 and SGLang 0.5.23 refuse before they load weights, one for each `raise`
-(refused_starts.txt).
+"""Starts that vLLM 0.33.0 and SGLang 0.5.23 refuse before they load weights, one for each `raise`,
+and some that crash their code (refused_starts.txt).
 
 Each row: a model of tests/models with changes of its config.json, flags and variables, words of the
 refusal. Rows are harmless: they ask for nothing but a contradiction.
@@ -26,17 +26,18 @@ class RefusedStart(NamedTuple):
     @property
     def config(self) -> dict[str, Any]:
         """The model's config.json; a change to null removes a field."""
-        return _changed(config(self.model), json.loads(self.changes or "{}"))
+        return changed(config(self.model), json.loads(self.changes or "{}"))
 
 
-def _changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A config.json with these changes; null removes a field."""
     result = dict(fields)
     for name, value in changes.items():
         inner = fields.get(name)
         if value is None:
             result.pop(name, None)
         elif isinstance(value, dict) and isinstance(inner, dict):
-            result[name] = _changed(inner, value)
+            result[name] = changed(inner, value)
         else:
             result[name] = value
     return result
