@@ -155,14 +155,17 @@ def _foreign(spec: ModelSpec, engine: Engine) -> str:
     return ""
 
 
-def gate_kv(engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
-    """Refuse a KV cache dtype that the version lacks, or whose backends and size are unknown."""
+def gate_kv(spec: ModelSpec, engine: Engine, rules: EngineRules, kv_dtype: str) -> None:
+    """Refuse a KV cache dtype that the version lacks, or refuses for such weights, or whose
+    backends and size are unknown."""
     flag = engine.flags.get(engine.spelling.get("kv-cache-dtype", "kv-cache-dtype"))
     if kv_dtype != "auto" and flag is not None and flag.choices and kv_dtype not in flag.choices:
         reason = (
             f"--kv-cache-dtype of {engine.ref} cannot be {kv_dtype}; it is one of"
             f" {', '.join(flag.choices)}"
         )
+        raise Refused("bad_flag", reason, f"profile {engine.ref}")
+    if reason := rules.kv_refusal(spec.quant, engine, kv_dtype):
         raise Refused("bad_flag", reason, f"profile {engine.ref}")
     described = rules.kv_dtypes
     if kv_dtype not in (_SIZED if described is None else described):

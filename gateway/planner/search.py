@@ -469,7 +469,7 @@ class Search:
         capability = group[0].capability if group else None
         method = gate_method(given, engine, self.canonical, variant, placed.dtype.value, capability)
         self._check_schemes(built, variant)
-        gate_kv(engine, rules, variant.kv_dtype)
+        gate_kv(self.given.spec, engine, rules, variant.kv_dtype)
         rank = placed.rank
         target = DraftTarget(
             given.spec,

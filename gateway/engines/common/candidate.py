@@ -291,6 +291,9 @@ class EngineRules(EngineKind, Protocol):
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         """Whether the engine's flag overrides the KV cache dtype of the checkpoint."""
 
+    def kv_refusal(self, quant: Quant | None, engine: Engine, dtype: str) -> str:
+        """Why the engine refuses a KV cache in this dtype for the checkpoint; "": it takes it."""
+
     def builds(self, architecture: str, engine: Engine) -> bool:
         """Whether the version has a class for the architecture, or converts one of its classes."""
 

@@ -102,6 +102,9 @@ class SglangRules(SglangKind):
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return True
 
+    def kv_refusal(self, quant: Quant | None, engine: Engine, dtype: str) -> str:
+        return ""
+
     def builds(self, architecture: str, engine: Engine) -> bool:
         return architecture in engine.architectures
 

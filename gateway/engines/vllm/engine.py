@@ -37,7 +37,7 @@ from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
 from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
 from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
-from gateway.engines.vllm.kv_dtype import AUTO, adopted, flag_wins
+from gateway.engines.vllm.kv_dtype import AUTO, adopted, declined, flag_wins
 from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
@@ -117,6 +117,9 @@ class VllmRules(VllmKind):
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return flag_wins(quant, engine)
+
+    def kv_refusal(self, quant: Quant | None, engine: Engine, dtype: str) -> str:
+        return declined(quant, engine, dtype)
 
     def builds(self, architecture: str, engine: Engine) -> bool:
         """_normalize_arch of vllm/model_executor/models/registry.py: a class with another end."""

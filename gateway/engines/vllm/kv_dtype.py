@@ -62,6 +62,22 @@ def flag_wins(quant: Quant | None, engine: Engine) -> bool:
     return quant is not None and (quant.method.startswith("modelopt") or FLAG_WINS in engine.traits)
 
 
+def declined(quant: Quant | None, engine: Engine, dtype: str) -> str:
+    """Why the engine refuses a KV cache in `dtype` for the checkpoint; "": it takes it.
+
+    Methods that have scales for the cache take no e5m2, which has none. Source: Attention in
+    vllm/model_executor/layers/attention/attention.py (0.18.0:166, 0.26.0:199, 0.33.0:205).
+    """
+    if dtype != "fp8_e5m2" or quant is None:
+        return ""
+    scaled = quant.method == "fp8" or _declared(quant) != AUTO
+    if quant.method == "compressed-tensors" and FLAG_WINS not in engine.traits:
+        scaled = True
+    if not scaled:
+        return ""
+    return f"{engine.ref} takes no KV cache in fp8_e5m2 for {quant.method} weights, but fp8_e4m3"
+
+
 def _modelopt(config: Mapping[str, Any]) -> str:
     """get_kv_cache_quant_algo_string in vllm/utils/torch_utils.py."""
     inner = config.get("quantization", config)

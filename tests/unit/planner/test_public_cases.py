@@ -167,6 +167,41 @@ def test_towers_that_vllm_keeps_whole_by_itself_are_planned() -> None:
     assert 8 in sizes(planned(fields, "8xh100", "vllm==0.19.1", tensor_parallel=8))
 
 
+# --- a cache in e5m2 beside weights that come with scales for the cache ---
+
+PACKED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "group_size": 128},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("quant", "version", "runs"),
+    [
+        (FP8_BLOCKS, "0.19.1", False),
+        (FP8_BLOCKS, "0.33.0", False),
+        (PACKED, "0.19.1", False),
+        (PACKED, "0.26.0", True),
+        (None, "0.33.0", True),
+    ],
+)
+def test_a_cache_without_scales_is_refused_for_weights_with_them(
+    quant: dict[str, Any] | None, version: str, *, runs: bool
+) -> None:
+    fields = config("qwen3-8b", quantization_config=quant)
+    args = {"kv-cache-dtype": "fp8_e5m2"}
+    decision = planned(fields, "4090", f"vllm=={version}", args=args)
+    assert bool(decision.plans) == runs
+    if not runs:
+        assert all("fp8_e4m3" in one.reasons[0] for one in decision.rejected)
+
+
 # --- experts that one kernel takes on few GPUs, asked for by name ---
 
 
@@ -183,3 +218,50 @@ def test_a_kernel_of_experts_needs_its_gpu_whatever_the_scheme(
     if not runs:
         reasons = {one.reasons[0] for one in decision.rejected if one.verdict == "no_kernel"}
         assert any("runs on compute capability 10.*" in reason for reason in reasons)
+
+
+# --- figures that owners measured ---
+
+
+def test_minimax_m2_on_four_cards_has_the_measured_weights_and_cache() -> None:
+    fields = config("minimax-m2", quantization_config=FP8_BLOCKS)
+    best = planned(fields, "4xrtx-pro-6000", "vllm==0.26.0", tensor_parallel=4).plans[0]
+    assert best.memory.weights_bytes / 2**30 == pytest.approx(53.75, rel=0.01)
+    assert best.memory.kv_bytes_per_token == 63488
+    assert best.max_model_len.value == 196608
+
+
+@pytest.mark.parametrize(("version", "whole"), [("0.19.1", True), ("0.33.0", False)])
+def test_experts_of_192_columns_stay_whole_until_blocks_get_finer(
+    version: str, *, whole: bool
+) -> None:
+    fields = config("qwen3-30b-a3b", quantization_config=FP8_BLOCKS)
+    best = planned(fields, "4xl4", f"vllm=={version}", tensor_parallel=4).plans[0]
+    assert best.expert_parallel.value == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware", "version", "args", "verdict"),
+    [
+        ("deepseek-v3.2", "rtx-pro-6000", "0.18.0", {}, "no_backend"),
+        (
+            "gemma-4-31b",
+            "rtx-pro-6000",
+            "0.19.1",
+            {"attention-backend": "FLASHINFER"},
+            "no_backend",
+        ),
+        ("gemma-4-31b", "2xh100", "0.18.0", {}, "unsupported_architecture"),
+    ],
+)
+def test_what_owners_met_at_a_start_is_refused_before_it(
+    name: str, hardware: str, version: str, args: dict[str, Any], verdict: str
+) -> None:
+    decision = planned(config(name), hardware, f"vllm=={version}", args=args)
+    assert not decision.plans
+    assert decision.rejected[0].verdict == verdict
+
+
+def test_gemma_3_on_a_t4_computes_in_float32() -> None:
+    best = planned(config("gemma-3-1b"), "t4", "vllm==0.26.0").plans[0]
+    assert best.dtype.value == "float32"
