@@ -24,7 +24,8 @@ class UsageRow(NamedTuple):
     """The usage of a key on one day.
 
     day: of UTC, counted from 1970-01-01. cached_tokens: prompt tokens from a cache, where engines
-    report them. untold_requests: requests whose tokens are unknown.
+    report them. untold_requests: requests whose tokens no engine reported. estimated_tokens: of
+    these requests and their answers, from their bytes; in no other sum.
     """
 
     day: int
@@ -35,6 +36,7 @@ class UsageRow(NamedTuple):
     completion_tokens: int
     cached_tokens: int
     untold_requests: int
+    estimated_tokens: int
 
 
 def new_key() -> str:

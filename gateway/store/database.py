@@ -33,7 +33,7 @@ from gateway.store.recorded_connection import RecordedConnection, Statement
 
 log = Logger("fitserve.store")
 
-VERSION = 15
+VERSION = 16
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE models (
@@ -97,6 +97,8 @@ CREATE TABLE IF NOT EXISTS starts (
     id INTEGER PRIMARY KEY AUTOINCREMENT, start TEXT NOT NULL
 ) STRICT
 """
+# Tokens of requests that engines report none for, estimated from bytes.
+_ESTIMATES = "ALTER TABLE usage ADD COLUMN estimated_tokens INTEGER NOT NULL DEFAULT 0"
 _SEALED = {
     "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
     "attempts": (
@@ -160,6 +162,7 @@ _UPGRADES = {
     12: _CLAIMS,
     13: _PHASES,
     14: _STARTS,
+    15: _ESTIMATES,
 }
 # With fewer free bytes the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
@@ -182,6 +185,7 @@ _ADDITIONS = (
     _ASLEEP,
     _PHASES,
     _STARTS,
+    _ESTIMATES,
 )
 # Primary result codes that do not mean damage to the file.
 _UNDAMAGED = frozenset(

@@ -14,7 +14,9 @@ _MOST_ROWS = 500_000
 
 Part = Literal["day", "key", "model"]
 PARTS: tuple[Part, ...] = get_args(Part)
-_SUMS = "requests, prompt_tokens, completion_tokens, cached_tokens, untold_requests"
+_SUMS = (
+    "requests, prompt_tokens, completion_tokens, cached_tokens, untold_requests, estimated_tokens"
+)
 
 
 class UsageTable:
@@ -30,7 +32,7 @@ class UsageTable:
             newest = db.execute("SELECT max(day) FROM usage").fetchone()[0]
             db.executemany(
                 f"INSERT INTO usage (day, key, model, {_SUMS})"  # noqa: S608
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 f" ON CONFLICT (day, key, model) DO UPDATE SET {more}",
                 rows,
             )

@@ -13,8 +13,11 @@ from gateway.cli.options import Json
 from gateway.cli.present import print_table
 from gateway.cli.terminal import say
 
-_SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold_requests")
-_HEADS = ("REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNTOLD")
+_SUMS = (
+    *("requests", "prompt_tokens", "completion_tokens", "cached_tokens"),
+    *("untold_requests", "estimated_tokens"),
+)
+_HEADS = ("REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNTOLD", "ESTIMATED")
 
 
 def usage(
@@ -34,7 +37,7 @@ def usage(
     as_json: Json = False,
 ) -> None:
     """Show requests and tokens by day, key and model. UNTOLD counts answers without token numbers,
-    such as streams without include_usage."""
+    such as streams without include_usage; ESTIMATED are their tokens, from their bytes."""
     options = {
         "by": by,
         "from": first,

@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Literal
 
 from gateway.errors import FitserveError
+from gateway.proxy.access import rate_limits
 from gateway.proxy.meter import UNTOLD, Meter
 from gateway.proxy.metrics.usage_counter import UsageCounter
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
 MOST_SERIES = 10_000
+# Endpoints that use tokens; the answers of others, such as speech, have none.
+_USES_TOKENS = frozenset(
+    ("chat", "classify", "completions", "embeddings", "messages", "rerank", "responses", "score")
+)
 Bounds = tuple[float, ...]
 # Upper bounds in seconds: of whole answers, and of the first byte.
 DURATIONS: Bounds = (
@@ -334,8 +339,13 @@ class Metrics(Meter):
         series.prompt += prompt or 0
         series.completion += completion or 0
         if exchange.replica is not None:
+            estimated = (
+                _estimate(exchange)
+                if prompt is None and completion is None and status in (0, 2)
+                else None
+            )
             self.usage.count(
-                exchange.key.name, exchange.model, prompt, completion, cached, status == 2
+                exchange.key.name, exchange.model, prompt, completion, cached, estimated
             )
         if status == 5:
             self._failed(exchange.model, "5xx")
@@ -419,3 +429,11 @@ def render(samples: Iterable[Sample]) -> str:
 
 def _escaped(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _estimate(exchange: Exchange) -> int:
+    """The tokens of a request and its answer that no engine reports, from their bytes."""
+    if exchange.endpoint.name not in _USES_TOKENS or exchange.endpoint.body != "json":
+        return 0
+    sizes = exchange.received, exchange.sent
+    return rate_limits.estimate(*sizes, events=exchange.events, limit=sum(sizes))

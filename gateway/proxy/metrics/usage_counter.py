@@ -1,8 +1,8 @@
 """Usage by day, key and model: requests and tokens, counted when requests end.
 
-Only tokens that engines report are counted. A stream reports them if its client asks
-(`stream_options.include_usage`) or the engine always does. Answers without a report count as
-`untold`, and their tokens are in no sum.
+A stream reports its tokens if its client asks (`stream_options.include_usage`) or the engine always
+does. Answers without a report count as `untold`. Their tokens are estimated from their bytes, in a
+column of their own.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ class UsageCounter:
         prompt: int | None,
         completion: int | None,
         cached: int | None,
-        good: bool,
+        estimated: int | None,
     ) -> None:
-        """Counts a request that an engine answered. `good`: the answer should report its tokens."""
+        """Counts a request that an engine answered. `estimated`: tokens of the request and its
+        answer, for an answer without a report; None: the answer has none to report."""
         row = self._rows.get((key, model))
         if row is None:
             row_key = (key, model) if len(self._rows) < MOST_ROWS else ("other", "")
-            row = self._rows.setdefault(row_key, [0, 0, 0, 0, 0])
+            row = self._rows.setdefault(row_key, [0, 0, 0, 0, 0, 0])
         row[0] += 1
         if prompt is None and completion is None:
-            row[4] += good
+            if estimated is not None:
+                row[4] += 1
+                row[5] += estimated
             return
         row[1] += prompt or 0
         row[2] += completion or 0
@@ -62,6 +65,6 @@ class UsageCounter:
             row_key = (row.day, row.key, row.model)
             if row_key not in self._dated and len(self._dated) >= MOST_ROWS:
                 row_key = (row.day, "other", "")
-            counts = self._dated.setdefault(row_key, [0, 0, 0, 0, 0])
+            counts = self._dated.setdefault(row_key, [0, 0, 0, 0, 0, 0])
             for position, count in enumerate(row[3:]):
                 counts[position] += count

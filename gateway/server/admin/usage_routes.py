@@ -36,8 +36,14 @@ class Used(Value):
     cached_tokens: int = Field(description="prompt tokens found in a cache, if engines report them")
     untold_requests: int = Field(
         description=(
-            "requests with unknown tokens, which no sum includes: mostly streams without"
-            " `include_usage`"
+            "requests with unknown tokens: mostly streams without `include_usage`, and answers"
+            " whose client left"
+        )
+    )
+    estimated_tokens: int = Field(
+        description=(
+            "the gateway's estimate for `untold_requests` and their answers, from their bytes; in"
+            " no other sum"
         )
     )
 

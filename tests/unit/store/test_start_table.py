@@ -55,6 +55,7 @@ def test_an_older_database_gets_room_for_starts(tmp_path: Path) -> None:
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("DROP TABLE starts")
+        db.execute("ALTER TABLE usage DROP COLUMN estimated_tokens")
         db.execute("PRAGMA user_version=14")
     assert records_at_rest(store.path)[1] == []
     again = Store(store.path)

@@ -286,6 +286,7 @@ def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
         )
         db.execute("UPDATE attempts SET seal=NULL")
         db.execute("ALTER TABLE attempts DROP COLUMN phases")
+        db.execute("ALTER TABLE usage DROP COLUMN estimated_tokens")
         db.execute("PRAGMA user_version=12")
     for _ in range(2):
         again = Store(store.path)
@@ -301,6 +302,7 @@ def test_a_database_without_times_of_starts_keeps_its_attempts_and_gets_room(
     store.close()
     with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
         db.execute("ALTER TABLE attempts DROP COLUMN phases")
+        db.execute("ALTER TABLE usage DROP COLUMN estimated_tokens")
         db.execute("PRAGMA user_version=13")
     again = Store(store.path)
     assert again.attempts("a") == [made]

@@ -22,7 +22,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def row(day: int, key: str = "app", model: str = "m", requests: int = 1) -> UsageRow:
-    return UsageRow(day, key, model, requests, 10 * requests, 5 * requests, 2 * requests, 0)
+    return UsageRow(
+        day, key, model, requests, 10 * requests, 5 * requests, 2 * requests, requests, 7 * requests
+    )
 
 
 def test_usage_adds_up_and_survives_a_reopening(store: Store) -> None:

@@ -36,6 +36,7 @@ async def test_usage_is_a_table_json_or_csv(tmp_path: Path) -> None:
             "COMPLETION",
             "CACHED",
             "UNTOLD",
+            "ESTIMATED",
         ]
         assert row.split() == [
             "-",
@@ -43,6 +44,7 @@ async def test_usage_is_a_table_json_or_csv(tmp_path: Path) -> None:
             "1",
             str(told["prompt_tokens"]),
             str(told["completion_tokens"]),
+            "0",
             "0",
             "0",
         ]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import json
 import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.domain.grant import Grant
+from gateway.store.store import Store
+from gateway.store.usage_table import PARTS
 from tests.support.memory_host import World
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -19,6 +23,7 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 SUMS = ("requests", "prompt_tokens", "completion_tokens", "cached_tokens", "untold_requests")
+ESTIMATED = "estimated_tokens"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
 
 
@@ -55,6 +60,8 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
         (row,) = await used(gateway)
         sums = (3, 2 * told["prompt_tokens"], 2 * told["completion_tokens"], 0, 1)
         assert (row["key"], row["model"], *(row[name] for name in SUMS)) == ("root", "m", *sums)
+        # The request alone has more than a token for each 8 bytes.
+        assert row[ESTIMATED] > len(json.dumps(CHAT)) // 8
     async with running(tmp_path, healthy, world) as gateway:
         gateway.client.headers["authorization"] = f"Bearer {key}"
         await gateway.until("m", "ready")
@@ -80,7 +87,7 @@ async def test_usage_comes_as_csv_and_of_the_days_that_are_asked_for(tmp_path: P
             answer = await gateway.client.get("/admin/usage", **asked)  # type: ignore[arg-type]
             assert answer.headers["content-type"] == "text/csv; charset=utf-8"
             (row,) = csv.DictReader(answer.text.splitlines())
-            assert list(row) == ["model", *SUMS]
+            assert list(row) == ["model", *SUMS, ESTIMATED]
             assert (row["model"], row["requests"]) == ("m", "2")
         days = str(today - timedelta(days=1)), str(today + timedelta(days=1))
         assert len(await used(gateway, **{"from": days[0], "to": days[1]})) == 1
@@ -91,3 +98,17 @@ async def test_usage_comes_as_csv_and_of_the_days_that_are_asked_for(tmp_path: P
         assert (await gateway.client.get("/admin/usage", params={"to": "0001-01-01"})).json()[
             "data"
         ] == []
+
+
+async def test_usage_of_an_older_database_has_no_estimates(tmp_path: Path) -> None:
+    path = tmp_path / "fitserve.db"
+    Store(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as db:
+        db.execute("ALTER TABLE usage DROP COLUMN estimated_tokens")
+        db.execute("INSERT INTO usage VALUES (7, 'app', 'm', 2, 10, 5, 0, 1)")
+        db.execute("PRAGMA user_version=15")
+        db.commit()
+    store = Store(path)
+    (row,) = store.usage.sums(7, 7, PARTS, None, None)
+    assert (row.requests, row.untold_requests, row.estimated_tokens) == (2, 1, 0)
+    store.close()

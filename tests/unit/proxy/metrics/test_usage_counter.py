@@ -12,30 +12,34 @@ TODAY = int(time.time()) // 86400
 
 def test_answers_are_summed_by_key_and_model_and_what_is_not_told_is_said() -> None:
     counter = UsageCounter()
-    counter.count("app", "m", 30, 20, 8, True)
-    counter.count("app", "m", 3, None, None, True)
-    counter.count("app", "m", None, None, None, True)
-    counter.count("app", "m", None, None, None, False)
-    counter.count("", "m", 1, 1, None, True)
+    counter.count("app", "m", 30, 20, 8, None)
+    counter.count("app", "m", 3, None, None, None)
+    counter.count("app", "m", None, None, None, 70)
+    counter.count("app", "m", None, None, None, None)
+    counter.count("", "m", 1, 1, None, None)
     rows = counter.take()
-    assert [row[1:] for row in rows] == [("app", "m", 4, 33, 20, 8, 1), ("", "m", 1, 1, 1, 0, 0)]
+    assert [row[1:] for row in rows] == [
+        ("app", "m", 4, 33, 20, 8, 1, 70),
+        ("", "m", 1, 1, 1, 0, 0, 0),
+    ]
     assert all(row.day in (TODAY, TODAY + 1) for row in rows)
     assert counter.take() == ()
 
 
 def test_what_was_taken_can_be_given_back() -> None:
     counter, other = UsageCounter(), UsageCounter()
-    counter.count("app", "m", 30, 20, 8, True)
-    other.count("app", "m", 1, 2, 3, True)
+    counter.count("app", "m", 30, 20, 8, None)
+    other.count("app", "m", 1, 2, 3, None)
+    other.count("app", "m", None, None, None, 5)
     counter.add(other.take())
-    assert [row[3:] for row in counter.take()] == [(2, 31, 22, 11, 0)]
+    assert [row[3:] for row in counter.take()] == [(3, 31, 22, 11, 1, 5)]
 
 
 def test_rows_are_bounded() -> None:
     counter = UsageCounter()
     counter.add(
-        UsageRow(TODAY, "app", f"m{number}", 1, 0, 0, 0, 0) for number in range(MOST_ROWS + 5)
+        UsageRow(TODAY, "app", f"m{number}", 1, 0, 0, 0, 0, 0) for number in range(MOST_ROWS + 5)
     )
     rows = counter.take()
     assert len(rows) == MOST_ROWS + 1
-    assert rows[-1] == UsageRow(TODAY, "other", "", 5, 0, 0, 0, 0)
+    assert rows[-1] == UsageRow(TODAY, "other", "", 5, 0, 0, 0, 0, 0)
