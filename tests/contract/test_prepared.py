@@ -18,7 +18,7 @@ import pytest
 from gateway.domain import LaunchSpec
 from gateway.hosts.process import procfs
 from gateway.hosts.process.host import ProcessHost
-from gateway.hosts.process.prepared import pool
+from gateway.hosts.process.prepared import fork_client, pool
 from tests.support.patience import HANG_S
 
 from .harness import answering, exited, find, until
@@ -239,6 +239,27 @@ async def test_two_environments_and_never_more_than_allowed(tmp_path: Path) -> N
         await until("the removed engine's process has ended", is_ended)
     finally:
         await harness.cleanup()
+
+
+async def test_memory_is_read_once_a_minute_however_often_it_is_shown(
+    harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings: list[int] = []
+
+    def read(pid: int) -> int:
+        readings.append(pid)
+        return 7
+
+    monkeypatch.setattr(fork_client, "read_pss", read)
+    monkeypatch.setattr(fork_client, "MEMORY_S", 10 * HANG_S)
+    pid = await prepare(harness)
+    readings.clear()
+    for _ in range(3):
+        assert [view.pss_bytes for view in await harness.host.prepared()] == [7]
+    assert readings == [pid]
+    monkeypatch.setattr(fork_client, "MEMORY_S", 0.0)
+    await harness.host.prepared()
+    assert readings == [pid, pid]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from gateway import open_files
 from gateway.domain import PreparedView, Value
 from gateway.domain.units import GIB
 from gateway.hosts.process import procfs
-from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine, pss_bytes
+from gateway.hosts.process.prepared.fork_client import ForkClient, ForkedEngine
 from gateway.hosts.process.prepared.process_start import ProcessStart, agrees
 from gateway.hosts.process.records import Record
 from gateway.logging import Logger
@@ -140,7 +140,7 @@ class PreparedEngines:
                     since=client.since,
                     modules=client.modules,
                     refused=client.refused,
-                    pss_bytes=pss_bytes(client.pid),
+                    pss_bytes=client.pss_bytes,
                 )
                 for slot, client in sorted(self._clients.items())
                 if client.lives and (order := self._order(slot)) is not None
