@@ -3,30 +3,22 @@ methods."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from gateway.errors import FitserveError
-from gateway.proxy.api.usage_block import UsageBlock, structured_usage
+from gateway.proxy.api.usage_block import RestOfAnswer, structured_usage
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
-
-# The rest of an answer, or of its last event, where a block of usage is a field of the outermost
-# object: plain fields and the end of that object.
-_END_OF_ANSWER = re.compile(
-    rb'(?:\s*,\s*"\w+"\s*:\s*(?:null|true|false|"[^"\\]*"|-?[\d.]+|\[\]|\{\}))*+'
-    rb"\s*\}(?:\s*\Z|\r?\n\r?\n)"
-).match
 
 TokenUsage = tuple[int | None, int | None, int | None]
 """Tokens of the prompt, of the answer, and of the prompt from a cache. None: not reported."""
 UNTOLD: TokenUsage = (None, None, None)
 
-_USAGE = msgspec.json.Decoder(UsageBlock)
+_REST = msgspec.json.Decoder(RestOfAnswer)
 
 
 class Meter:
@@ -66,12 +58,13 @@ def usage(tail: Sequence[bytes]) -> TokenUsage:
     start = data.rfind(b'"usage"')
     if start < 0:
         return UNTOLD
-    end = data.find(b"}", start) + 1
+    end = data.find(b"\n\n", start)
+    # The rest is an object only where the block is a field of the outermost one: else the ends of
+    # other objects follow.
     try:
-        block = _USAGE.decode(data[data.find(b"{", start) : end])
+        block = _REST.decode(b"{" + data[start : end if end > 0 else None]).usage
     except msgspec.DecodeError:
-        pass
-    else:
-        if _END_OF_ANSWER(data, end):
-            return block.prompt_tokens, block.completion_tokens, None
-    return structured_usage(data)
+        return structured_usage(data)
+    details = block.prompt_tokens_details
+    cached = details.cached_tokens if details is not None else None
+    return block.prompt_tokens, block.completion_tokens, cached

@@ -10,11 +10,24 @@ import msgspec
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
 
-class UsageBlock(msgspec.Struct):
-    """Usage block in OpenAI's form without nested blocks."""
+class PromptDetails(msgspec.Struct, gc=False):
+    """Details of the prompt in OpenAI's form."""
+
+    cached_tokens: _Count | None = None
+
+
+class UsageBlock(msgspec.Struct, gc=False):
+    """Usage block in OpenAI's form."""
 
     prompt_tokens: _Count
     completion_tokens: _Count
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class RestOfAnswer(msgspec.Struct, gc=False):
+    """The end of an answer, from its usage block on."""
+
+    usage: UsageBlock
 
 
 # JSON has a quote within a string only behind a backslash, so this is a name, wherever it stands.

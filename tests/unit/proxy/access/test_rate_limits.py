@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import RateLimited
 from gateway.proxy.access.auth import ANYONE, Key, KeyLimits
 from gateway.proxy.access.rate_limits import Account, Bucket, RateLimiter, estimate
+from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.meter import TokenUsage, usage
 
 
@@ -195,6 +196,8 @@ def test_an_estimate_is_never_more_than_a_minutes_worth(
 )
 def test_usage_is_read_in_the_tail_alone(tail: tuple[bytes, ...], tokens: TokenUsage) -> None:
     assert usage(tail) == tokens
+    # The quick reading never says anything else than the reading by place.
+    assert structured_usage(b"".join(tail)) == tokens
 
 
 def test_a_minute_of_one_request_is_a_minute() -> None:
