@@ -16,9 +16,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
-from gateway.domain.value import Value
+from gateway.domain.value import TRUSTED, Value
 
 Cure = Literal["plan", "engine", "user"]
 Proves = Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"]
@@ -28,7 +28,9 @@ def _join(pattern: Any) -> Any:
     return "|".join(pattern) if isinstance(pattern, list | tuple) else pattern
 
 
-def _check(pattern: str) -> str:
+def _check(pattern: str, info: ValidationInfo) -> str:
+    if info.context and info.context.get(TRUSTED):
+        return pattern
     try:
         re.compile(pattern)
     except re.error as error:

@@ -15,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import runpy
 import select
 import signal
@@ -26,6 +27,7 @@ from typing import Any, TextIO
 
 from gateway.cli.registry import SECTIONS
 from gateway.planner.service import plan_process
+from gateway.profiles.profiles import Profiles
 from tests.support import forked
 
 # Nothing that reads its environment when it is imported, as the library of the Hub does.
@@ -52,6 +54,10 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     assert "huggingface_hub" not in sys.modules
+    # Each gateway compiles the patterns of all failures at its first start of an engine. More of
+    # them than Python keeps.
+    setattr(re, "_MAXCACHE", 1 << 13)  # noqa: B010
+    Profiles().signatures  # noqa: B018
     gc.collect()
     gc.freeze()
     asked = serve(server)
