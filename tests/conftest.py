@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
+# Each gateway compiles the patterns of all failures. Python keeps a third of them, so that each
+# gateway of a run compiles them anew.
+setattr(re, "_MAXCACHE", 1 << 13)  # noqa: B010
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
