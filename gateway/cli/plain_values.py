@@ -19,9 +19,9 @@ class PlainValues:
 
     # The names are those of typer.
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        found = _plain(value, param)
-        if found is not _MISSING:
-            return found
+        plain_value = _plain(value, param)
+        if plain_value is not _MISSING:
+            return plain_value
         param._runtime_param = None  # noqa: SLF001
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
@@ -34,7 +34,11 @@ def _plain(value: Any, param: Any) -> Any:
         return _MISSING
     if kind is str and type(value) is str:
         return value
-    if kind == list[str] and type(value) in (list, tuple) and {type(one) for one in value} <= {str}:
+    if (
+        kind == list[str]
+        and type(value) in (list, tuple)
+        and {type(item) for item in value} <= {str}
+    ):
         return [*value]
     if kind is int and type(value) is str and _WHOLE.fullmatch(value) and not info.clamp:
         least, most, number = info.min, info.max, int(value)

@@ -48,7 +48,9 @@ def detail_text(view: Any) -> str:
     words += [
         f"after {follows['failure']}: {next_attempt_text(follows)}" for follows in retries[:1]
     ]
-    words += [start_text(found["start"]) for found in view["replicas"] if found.get("start")][:1]
+    words += [
+        start_text(copy_view["start"]) for copy_view in view["replicas"] if copy_view.get("start")
+    ][:1]
     return "; ".join(filter(None, words))
 
 
@@ -73,8 +75,8 @@ def start_text(start: Any) -> str:
 
 def expected_start_text(start: Any) -> str:
     """How long a start takes that has not begun, or that nobody knows. start: of a decision."""
-    known = {"phase": None, "expected": start["time"], "conditions": start["conditions"]}
-    words = start_text(known)
+    expectation = {"phase": None, "expected": start["time"], "conditions": start["conditions"]}
+    words = start_text(expectation)
     if start["time"] is None:
         words = ", ".join(
             filter(None, (words, "no start like it was measured here, so its time is unknown"))
@@ -176,8 +178,8 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
             print_paragraph(line, indent=4, first="  ")
     if len(decision.plans) > 1:
         rows = explain.shapes(decision.plans)
-        more = f" (the first {_MOST_SHAPES} of {len(rows)})" if len(rows) > _MOST_SHAPES else ""
-        say(f"\nPlans by shape{more}")
+        rest = f" (the first {_MOST_SHAPES} of {len(rows)})" if len(rows) > _MOST_SHAPES else ""
+        say(f"\nPlans by shape{rest}")
         head = ("RANK", "GPUS", "LAYOUT", "CONTEXT", "TOK/S", "IN ALL", "ENGINES")
         print_table(head, rows[:_MOST_SHAPES])
     if decision.rejected:
@@ -199,7 +201,7 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
     reasons: list[str] = [""]
     rows = [
         (
-            _short_name(cell.model, [other.model for other in cells]),
+            _short_name(cell.model, [neighbour.model for neighbour in cells]),
             cell.hardware,
             str(cell.engine),
             cell.state if cell.state != "failing" else cell.verdict,
@@ -225,7 +227,10 @@ def _short_name(model: str, models: list[str]) -> str:
     last = model.rstrip("/").rpartition("/")[2]
     return (
         model
-        if any(other != model and other.rstrip("/").endswith(f"/{last}") for other in models)
+        if any(
+            neighbour != model and neighbour.rstrip("/").endswith(f"/{last}")
+            for neighbour in models
+        )
         else last
     )
 
@@ -333,7 +338,7 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
     from gateway.domain import ExpectedStart, Plan
 
     print_paragraph(f"{view['name']}: {status_text(view)}")
-    for start in [found["start"] for found in view["replicas"] if found["start"]]:
+    for start in [replica["start"] for replica in view["replicas"] if replica["start"]]:
         print_paragraph(start_text(start))
     if change := view["change"]:
         state = "Change in progress" if change["state"] == "underway" else "The last change failed"
@@ -452,9 +457,9 @@ def show_disk(usage: Any) -> None:
     print_table(("REPOSITORY", "COMMIT", "BYTES", "LAST USED", "NEEDED BY"), rows)
     for revision in usage["revisions"]:
         if missing := revision["missing"]:
-            more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+            rest = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
             print_paragraph(
-                f"{revision['repo']} at {revision['commit'][:12]} is damaged: {missing[0]}{more} is"
+                f"{revision['repo']} at {revision['commit'][:12]} is damaged: {missing[0]}{rest} is"
                 f" gone from the cache. `fitserve pull {revision['repo']}` downloads it again."
             )
     engines = [

@@ -45,14 +45,17 @@ class Endpoints:
         watched = (self._client, self._interval_s, self._stretch, self._wake, key)
         model.endpoints = []
         for endpoint in model.wish.endpoints:
-            known = before.get(endpoint)
-            if known is not None and known.key == key:
+            watched_before = before.get(endpoint)
+            if watched_before is not None and watched_before.key == key:
                 model.endpoints.append(before.pop(endpoint))
                 continue
             model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *watched))
             # Requests go on until the endpoint was checked with the new key.
-            if known is not None:
-                model.endpoints[-1].replica, model.endpoints[-1].state = known.replica, known.state
+            if watched_before is not None:
+                model.endpoints[-1].replica, model.endpoints[-1].state = (
+                    watched_before.replica,
+                    watched_before.state,
+                )
         for one in before.values():
             await one.close()
 

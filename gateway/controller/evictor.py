@@ -112,13 +112,13 @@ class Evictor:
         """Evict a copy: it gets no more requests, nor does a trial in its place."""
         name, index = place
         replicas = [
-            one
-            for one in self._fleet.models[name].all_replicas
-            if one.index == index and one.leaving is None
+            evicted
+            for evicted in self._fleet.models[name].all_replicas
+            if evicted.index == index and evicted.leaving is None
         ]
         if replicas:
             # A sleeping copy was counted before.
-            self.unloads[name, eviction.cause] += not all(one.asleep for one in replicas)
+            self.unloads[name, eviction.cause] += not all(evicted.asleep for evicted in replicas)
             log.info("leaves", model=name, replica=index, why=eviction.reason)
         for replica in replicas:
             replica.leaving = eviction
@@ -146,8 +146,8 @@ class Evictor:
         copies = (
             one
             for name, index in stops
-            if (other := self._fleet.models.get(name))
-            for one in other.replicas[index:][:1]
+            if (giver := self._fleet.models.get(name))
+            for one in giver.replicas[index:][:1]
         )
         is_idle = not any(one.leaving for one in copies)
         is_overdue = any(
@@ -175,9 +175,9 @@ class Evictor:
         running: Mapping[str, str],
     ) -> list[LoadedModel]:
         return [
-            one
+            loaded
             for model in models
-            if (one := self._loaded_model(model, demand, running)) is not None
+            if (loaded := self._loaded_model(model, demand, running)) is not None
         ]
 
     def _loaded_model(
@@ -186,43 +186,44 @@ class Evictor:
         """The model as eviction sees it; `running` maps instance names to models."""
         name, live = (
             model.wish.name,
-            [one.attempt for one in model.replicas if one.attempt is not None],
+            [replica.attempt for replica in model.replicas if replica.attempt is not None],
         )
         if model.deleting:
             is_running = live or self._busy(model) or name in running.values()
             return LoadedModel(name, (Copy(0, "leaves"),)) if is_running else None
         copies = tuple(
-            replace(_copy(model, one), watched=self._watched(one)) for one in model.replicas
+            replace(_copy(model, replica), watched=self._watched(replica))
+            for replica in model.replicas
         )
-        known = LoadedModel(name, copies)
-        if known.state == "serves":
+        loaded = LoadedModel(name, copies)
+        if loaded.state == "serves":
             model.gave_way = False
         # Room is a question for the copies that are away.
-        away = [
-            one for one in model.replicas if one.attempt is None or one.asleep
+        absent = [
+            replica for replica in model.replicas if replica.attempt is None or replica.asleep
         ] or model.replicas
         unable = [
-            one.status.state in ("quarantined", "backing_off")
-            for one in (away if known.lacks_copies else model.replicas)
+            replica.status.state in ("quarantined", "backing_off")
+            for replica in (absent if loaded.lacks_copies else model.replicas)
         ]
         policy = model.wish.policy
         return replace(
-            known,
+            loaded,
             stopped=model.stopped,
             keep_alive_s=self._fleet.keep_alive_s(model.wish),
             pinned=policy.pinned,
             priority=policy.priority,
             used_at=model.used_at or model.created_at,
-            requests=sum(self._routes.in_flight(one.instance_name) for one in live),
+            requests=sum(self._routes.in_flight(replica.instance_name) for replica in live),
             waited_s=demand.get(name),
-            room=any(one.blocked is None for one in away),
+            room=any(replica.blocked is None for replica in absent),
             needs=model.needs,
             ends=model.ends,
-            promised=any(one.takes for one in model.replicas),
-            on_request=any(one.on_request for one in model.replicas),
+            promised=any(replica.takes for replica in model.replicas),
+            on_request=any(replica.on_request for replica in model.replicas),
             able=not all(unable),
             gave_way=model.gave_way,
-            new=not any(one.history for one in model.replicas),
+            new=not any(replica.history for replica in model.replicas),
             unused=model.unused,
         )
 
@@ -231,15 +232,15 @@ class Evictor:
 
     @staticmethod
     def _busy(model: ManagedModel) -> bool:
-        return any(one.busy for one in model.replicas)
+        return any(replica.busy for replica in model.replicas)
 
     def _note_use(self, models: Iterable[ManagedModel], now: float, *, has_requests: bool) -> None:
         """Note the time of use: a request is in flight, or has ended since the last look."""
         for model in models:
             if any(
-                self._routes.in_flight(one.attempt.instance_name)
-                for one in model.replicas
-                if one.attempt is not None
+                self._routes.in_flight(replica.attempt.instance_name)
+                for replica in model.replicas
+                if replica.attempt is not None
             ):
                 model.used_at = now
         if time.monotonic() - self._counted_at < _COUNT_S and not has_requests:
@@ -256,9 +257,9 @@ class Evictor:
             return
         self._noted_at = time.monotonic()
         used_at = {
-            one.wish.name: one.used_at
-            for one in models
-            if one.used_at > self._noted.get(one.wish.name, 0.0)
+            model.wish.name: model.used_at
+            for model in models
+            if model.used_at > self._noted.get(model.wish.name, 0.0)
         }
         if used_at:
             self._noted |= used_at

@@ -218,12 +218,14 @@ class Loop:
                 self._running.remove(ended.instance_name)
         grace_s = self._settings.stop_grace_s
         await asyncio.gather(
-            *(self._launcher.stop(one.name, grace_s) for one in await self._host.list())
+            *(self._launcher.stop(instance.name, grace_s) for instance in await self._host.list())
         )
 
     async def left_running(self) -> list[str]:
         """The running engines of this gateway, by instance name. Raises HostError."""
-        return [one.name for one in await self._host.list() if one.state == "running"]
+        return [
+            instance.name for instance in await self._host.list() if instance.state == "running"
+        ]
 
     def load(self) -> None:
         """Read wishes and attempts before the first request, so that no model is unknown to
@@ -333,8 +335,8 @@ class Loop:
             return True
         replica, attempt = model.replicas[take.replica], model.replicas[take.replica].attempt
         if take.how != "surplus":
-            gone = attempt is None or (take.how == "sleep" and replica.asleep)
-            return gone and replica.leaving is None and not replica.busy
+            is_gone = attempt is None or (take.how == "sleep" and replica.asleep)
+            return is_gone and replica.leaving is None and not replica.busy
         if model.deleting:
             return True
         if attempt is None or replica.busy:
@@ -348,7 +350,7 @@ class Loop:
                 one.name in larger and one.state == "running" for one in self._instances or ()
             )
         # One copy at a time, so that the others serve.
-        away = any(
+        elsewhere = any(
             one.unrouted_at is not None or (one.made_room and one.attempt is not None)
             for one in model.replicas
             if one is not replica
@@ -356,7 +358,7 @@ class Loop:
         if (
             model.trial is None
             and not model.unsettled
-            and not away
+            and not elsewhere
             and not self._gate.measures(attempt.plan.gpus, attempt.instance_name)
         ):
             self._steps.shrink(model, *self.fleet.combined_offer(model, take, requester))

@@ -24,4 +24,6 @@ class LoopHealth:
 
     @property
     def problems(self) -> list[str]:
-        return [one for one in (self.problem, self.host_problem, self.store_problem) if one]
+        return [
+            problem for problem in (self.problem, self.host_problem, self.store_problem) if problem
+        ]

@@ -159,19 +159,24 @@ class Orders:
             raise Conflict("The GPUs are being measured already.", hint="Try again in a minute.")
         users = self._fleet.users()
         planned = next(
-            (one.model for one in self._fleet.replicas() if one.attempt is None and one.busy), None
+            (
+                replica.model
+                for replica in self._fleet.replicas()
+                if replica.attempt is None and replica.busy
+            ),
+            None,
         )
         wait = f"{planned} is being planned on it: try again in a minute"
-        held = {
+        holders = {
             uuid: (
                 f"{', '.join(users[uuid])} runs on it: remove it (`fitserve rm {users[uuid][0]}`)"
                 " and add it again afterwards"
             )
             for uuid in users
         }
-        self._fleet.set_apart = frozenset(gpus) - held.keys()
+        self._fleet.set_apart = frozenset(gpus) - holders.keys()
         try:
-            yield {**(dict.fromkeys(gpus, wait) if planned else {}), **held}
+            yield {**(dict.fromkeys(gpus, wait) if planned else {}), **holders}
         finally:
             self._fleet.set_apart = frozenset()
             self._fleet.unblock()

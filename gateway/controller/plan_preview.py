@@ -71,15 +71,15 @@ class PlanPreview:
 
         traffic: as in RunningPlan. Raises BadModel and its kin.
         """
-        held = self._fleet.held_bytes(model)
+        held_bytes = self._fleet.held_bytes(model)
         wish = self._fleet.wish_beside_others(model.wish)
         request = PlanRequest(
             wish,
-            claims=self._claims_without(held),
+            claims=self._claims_without(held_bytes),
             answers=tuple(model.answers.items()),
             pins=model.pins,
             sharing=self._fleet.sharing(model, wish)._replace(offers=()),
-            running=RunningPlan(plan, held, traffic),
+            running=RunningPlan(plan, held_bytes, traffic),
         )
         return await self._planner.plan(request)
 

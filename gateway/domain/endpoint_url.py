@@ -19,12 +19,12 @@ _PORTS = {"http": 80, "https": 443}
 def endpoint_url(text: str) -> str:
     """`text` as scheme://host[:port][/path]/v1. Raises ValueError with a sentence."""
     # The part before an @ may be a password.
-    shown = "The endpoint" if "@" in text else ascii(text[:200])
+    label = "The endpoint" if "@" in text else ascii(text[:200])
     if not _VISIBLE.fullmatch(text):
         # urlsplit silently drops tabs and ends of lines. A host in another script can look like
         # another host.
         raise ValueError(
-            f"{shown} has a blank, a control character or a character beyond ASCII, or is empty."
+            f"{label} has a blank, a control character or a character beyond ASCII, or is empty."
         )
     try:
         parts = urlsplit(text)
@@ -32,21 +32,21 @@ def endpoint_url(text: str) -> str:
         if parts.netloc.rpartition("@")[2].startswith("["):
             host = f"[{ipaddress.IPv6Address(host).compressed}]"
     except ValueError:
-        raise ValueError(f"{shown} is not a URL.") from None
+        raise ValueError(f"{label} is not a URL.") from None
     default = _PORTS.get(parts.scheme)
     if default is None:
-        raise ValueError(f"{shown} is not a URL that begins with http:// or https://.")
+        raise ValueError(f"{label} is not a URL that begins with http:// or https://.")
     if "@" in parts.netloc or "?" in text or "#" in text:
         raise ValueError(
-            f"{shown} has more than a base URL has: no user, password, query or fragment."
+            f"{label} has more than a base URL has: no user, password, query or fragment."
         )
     # An interface in an IPv6 address ("%eth0") means something on one machine alone.
     if "%" in host or not (host.startswith("[") or _HOST.fullmatch(host)):
-        raise ValueError(f"{shown} names no host.")
+        raise ValueError(f"{label} names no host.")
     if port == 0:
-        raise ValueError(f"{shown} names port 0, where nothing can listen.")
+        raise ValueError(f"{label} names port 0, where nothing can listen.")
     path = parts.path.rstrip("/")
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.lower().replace("%2e", ".").split("/")):
-        raise ValueError(f"{shown} has a path that no base URL has.")
+        raise ValueError(f"{label} has a path that no base URL has.")
     authority = host if port in (None, default) else f"{host}:{port}"
     return f"{parts.scheme}://{authority}{path.removesuffix('/v1')}/v1"

@@ -64,9 +64,11 @@ class AllowedImages:
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        self.patterns = tuple(dict.fromkeys(_short(one.strip()) for one in patterns if one.strip()))
+        self.patterns = tuple(
+            dict.fromkeys(_short(pattern.strip()) for pattern in patterns if pattern.strip())
+        )
         self._expressions = [
-            re.compile(".*".join(map(re.escape, one.split("*")))) for one in self.patterns
+            re.compile(".*".join(map(re.escape, pattern.split("*")))) for pattern in self.patterns
         ]
 
     def allows(self, image: str) -> bool:
@@ -75,7 +77,7 @@ class AllowedImages:
         if not _NAME.fullmatch(image):
             return False
         names = {repository(image), _short(tagged(image).partition("@")[0]), _short(image)}
-        return any(one.fullmatch(name) for one in self._expressions for name in names)
+        return any(expression.fullmatch(name) for expression in self._expressions for name in names)
 
     def refusal(self, image: str) -> tuple[str, str]:
         """Message and hint for an image that is not allowed."""
@@ -94,6 +96,8 @@ class AllowedImages:
 
 def _short(name: str) -> str:
     """The name without Docker's defaults: its registry, and the folder `library`."""
-    name = next((name.removeprefix(one) for one in _REGISTRIES if name.startswith(one)), name)
+    name = next(
+        (name.removeprefix(registry) for registry in _REGISTRIES if name.startswith(registry)), name
+    )
     inner = name.removeprefix("library/")
     return name if "/" in inner else inner

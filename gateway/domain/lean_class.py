@@ -72,7 +72,7 @@ class ValueType(type):
     def __new__(
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any
     ) -> ValueType:
-        own = {
+        own_fields = {
             field: namespace.pop(field, UNDECLARED)
             for field in namespace.get("__annotations__", ())
             if not str(namespace["__annotations__"][field]).startswith("ClassVar")
@@ -84,7 +84,7 @@ class ValueType(type):
         }
         for attribute, mark in marks.items():
             namespace[attribute] = mark.function
-        namespace["_own"] = own, marks
+        namespace["_own"] = own_fields, marks
         namespace["model_config"] = {
             key: value
             for base in reversed(bases)
@@ -95,14 +95,14 @@ class ValueType(type):
     @property
     def model_fields(cls) -> dict[str, FieldInfo]:
         """The fields of the class, those of its bases first."""
-        known: dict[str, FieldInfo] | None = cls.__dict__.get("_fields")
-        if known is None:
-            known = {}
+        cached: dict[str, FieldInfo] | None = cls.__dict__.get("_fields")
+        if cached is None:
+            cached = {}
             for base in reversed(cls.__mro__):
                 for name, declared in base.__dict__.get("_own", ({}, {}))[0].items():
-                    known[name] = _declared(base, name, declared)
-            type.__setattr__(cls, "_fields", known)
-        return known
+                    cached[name] = _declared(base, name, declared)
+            type.__setattr__(cls, "_fields", cached)
+        return cached
 
     @property
     def validators(cls) -> dict[str, ValidatorMark]:
@@ -116,11 +116,11 @@ class ValueType(type):
     @property
     def checks(cls) -> tuple[ValidatorMark, ...]:
         """The validators of a whole value."""
-        known: tuple[ValidatorMark, ...] | None = cls.__dict__.get("_checks")
-        if known is None:
-            known = tuple(mark for mark in cls.validators.values() if not mark.fields)
-            type.__setattr__(cls, "_checks", known)
-        return known
+        cached: tuple[ValidatorMark, ...] | None = cls.__dict__.get("_checks")
+        if cached is None:
+            cached = tuple(mark for mark in cls.validators.values() if not mark.fields)
+            type.__setattr__(cls, "_checks", cached)
+        return cached
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith(("model_", "__pydantic_", "__get_pydantic_")):

@@ -53,7 +53,9 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
     """The reader of a class's fields by name. Trusted fields are all known and complete."""
     fields: dict[str, FieldInfo] = kind.model_fields
     template = {name: field.default for name, field in fields.items()}
-    made = {name: field.default_factory for name, field in fields.items() if field.default_factory}
+    factories = {
+        name: field.default_factory for name, field in fields.items() if field.default_factory
+    }
     scalars, readers = [], []
     for name, field in fields.items():
         reader = _reader_of_field(kind, field, trusted)
@@ -83,7 +85,7 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
         for name, reader in readers:
             if name in data:
                 values[name] = reader(data[name])
-        for name, factory in made.items():
+        for name, factory in factories.items():
             if name not in data:
                 values[name] = factory()
         return values
@@ -93,11 +95,11 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
 
 def _renamed(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
     """The data by the names of fields, of data by their other names."""
-    found = {aliases.get(name, name): value for name, value in data.items()}
+    renamed = {aliases.get(name, name): value for name, value in data.items()}
     by_name = not kind.model_config.get("populate_by_name") and data.keys() & set(aliases.values())
-    if by_name or len(found) < len(data):
+    if by_name or len(renamed) < len(data):
         raise Inexact("a field by a name that it does not have, or by two")
-    return found
+    return renamed
 
 
 @cache
@@ -276,16 +278,20 @@ def _one_of(values: tuple[Any, ...]) -> Reader:
 def _annotated(kind: Any, trusted: bool) -> Reader | None:
     reader = reader_of(kind.__origin__, trusted)
     if trusted:
-        before = [one.function for one in kind.__metadata__ if isinstance(one, BeforeValidator)]
+        before = [
+            annotation.function
+            for annotation in kind.__metadata__
+            if isinstance(annotation, BeforeValidator)
+        ]
         return _chain([*before, reader])
     before, after = [], []
-    for one in kind.__metadata__:
-        if isinstance(one, BeforeValidator):
-            before.append(_guarded(one.function))
-        elif isinstance(one, FieldInfo):
-            after.append(_limited(one.limits))
-        elif hasattr(one, "check"):
-            after.append(_guarded(one.check))
+    for annotation in kind.__metadata__:
+        if isinstance(annotation, BeforeValidator):
+            before.append(_guarded(annotation.function))
+        elif isinstance(annotation, FieldInfo):
+            after.append(_limited(annotation.limits))
+        elif hasattr(annotation, "check"):
+            after.append(_guarded(annotation.check))
         else:
             return _refuse_all
     return _chain([*before, reader, *after])
@@ -310,12 +316,12 @@ _LIMITS: dict[str, Callable[[Any, Any], bool]] = {
 
 def _limited(limits: dict[str, Any]) -> Reader | None:
     """A reader that takes values within the limits, and None."""
-    wanted = {name: limit for name, limit in limits.items() if name not in _WORDS}
-    if not wanted:
+    checked_limits = {name: limit for name, limit in limits.items() if name not in _WORDS}
+    if not checked_limits:
         return None
-    if wanted.keys() - _LIMITS.keys():
+    if checked_limits.keys() - _LIMITS.keys():
         return _refuse_all
-    tests = tuple((_LIMITS[name], limit) for name, limit in wanted.items())
+    tests = tuple((_LIMITS[name], limit) for name, limit in checked_limits.items())
 
     def read(value: Any) -> Any:
         if value is not None and not all(test(value, limit) for test, limit in tests):
@@ -362,10 +368,12 @@ def _mapping(keys: Reader | None, values: Reader | None) -> Reader:
         if type(value) is not dict:
             raise Inexact(f"a mapping of {type(value).__name__}")
         if values is None:
-            return value.copy() if keys is None else {keys(key): one for key, one in value.items()}
+            return (
+                value.copy() if keys is None else {keys(key): item for key, item in value.items()}
+            )
         if keys is None:
-            return {key: values(one) for key, one in value.items()}
-        return {keys(key): values(one) for key, one in value.items()}
+            return {key: values(item) for key, item in value.items()}
+        return {keys(key): values(item) for key, item in value.items()}
 
     return read
 
@@ -377,8 +385,10 @@ def _union(kinds: tuple[Any, ...], trusted: bool) -> Reader | None:
         return None
     by_type: dict[type, Reader | None] = {}
     for kind, reader in zip(kinds, readers, strict=True):
-        for one in _exact_types(kind):
-            by_type[one] = _refuse_all if by_type.get(one, reader) != reader else reader
+        for exact_type in _exact_types(kind):
+            by_type[exact_type] = (
+                _refuse_all if by_type.get(exact_type, reader) != reader else reader
+            )
     if float in by_type:  # a whole number is a float where the union has no int
         by_type.setdefault(int, by_type[float])
     classes = tuple(kind for kind in kinds if isinstance(kind, type))

@@ -78,8 +78,8 @@ class BaseModel(metaclass=ValueType):
         if mode not in ("json", "python") or options.keys() - {"by_alias"}:
             refuse("model_dump with options")
         by_alias = bool(options.get("by_alias"))
-        found: dict[str, Any] = plain(self, by_alias=by_alias, in_json=mode == "json")
-        return found
+        fields: dict[str, Any] = plain(self, by_alias=by_alias, in_json=mode == "json")
+        return fields
 
     def model_dump_json(self, *, by_alias: bool = False, indent: int | None = None) -> str:
         text = msgspec.json.encode(plain(self, by_alias=by_alias, in_json=True))
@@ -89,21 +89,21 @@ class BaseModel(metaclass=ValueType):
         """The class with this kind in place of its type variable T."""
         if not isinstance(kind, type):
             return cls
-        known = cls.__dict__.get("_of_kind")
-        if known is None:
-            known = {}
-            type.__setattr__(cls, "_of_kind", known)
-        if kind not in known:
+        specialized = cls.__dict__.get("_of_kind")
+        if specialized is None:
+            specialized = {}
+            type.__setattr__(cls, "_of_kind", specialized)
+        if kind not in specialized:
             changed = {
                 name: kind.__name__
                 for name, annotation in cls.__annotations__.items()
                 if annotation == "T"
             }
             name = f"{cls.__name__}[{kind.__name__}]"
-            known[kind] = ValueType(
+            specialized[kind] = ValueType(
                 name, (cls,), {"__module__": cls.__module__, "__annotations__": changed}
             )
-        return known[kind]
+        return specialized[kind]
 
     def __setattr__(self, name: str, value: Any) -> None:
         refuse(f"{type(self).__name__}.{name} is frozen")
@@ -114,7 +114,7 @@ class BaseModel(metaclass=ValueType):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        return ((name, one) for name, one in self.__dict__.items() if not name.startswith("_"))
+        return ((name, value) for name, value in self.__dict__.items() if not name.startswith("_"))
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

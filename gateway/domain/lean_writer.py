@@ -37,19 +37,19 @@ def plain(value: Any, *, by_alias: bool, in_json: bool) -> Any:
 
 
 def _fields(value: Any, *, by_alias: bool, in_json: bool) -> Any:
-    known = value.__dict__
+    attributes = value.__dict__
     if hasattr(value, "read_root"):
-        return plain(known["root"], by_alias=by_alias, in_json=in_json)
+        return plain(attributes["root"], by_alias=by_alias, in_json=in_json)
     aliases = by_alias or bool(type(value).model_config.get("serialize_by_alias"))
-    found = {}
+    written = {}
     for name, field in type(value).model_fields.items():
         unless = field.limits.get("exclude_if")
-        if "exclude" not in field.limits and (unless is None or not unless(known[name])):
-            one = plain(known[name], by_alias=by_alias, in_json=in_json)
+        if "exclude" not in field.limits and (unless is None or not unless(attributes[name])):
+            plain_value = plain(attributes[name], by_alias=by_alias, in_json=in_json)
             if in_json and "float" in str(field.annotation):
-                one = _as_float(one, type_of(field))
-            found[field.alias if aliases and field.alias else name] = one
-    return found
+                plain_value = _as_float(plain_value, type_of(field))
+            written[field.alias if aliases and field.alias else name] = plain_value
+    return written
 
 
 def _as_float(value: Any, kind: Any) -> Any:

@@ -109,8 +109,8 @@ def apply_diff(near: Engine, diff: ProfileDiff) -> Engine:
     """The profile of the version that differs from `near` by `diff`."""
     changes: dict[str, Any] = dict(diff.values)
     for field in _NAMED:
-        kept = _drop(getattr(near, field), diff.without.get(field, ()))
-        changes[field] = kept | getattr(diff, field)
+        entries = _drop(getattr(near, field), diff.without.get(field, ()))
+        changes[field] = entries | getattr(diff, field)
     for field in _LISTED:
         dropped = {*diff.without.get(field, ())}
         changes[field] = (

@@ -73,9 +73,9 @@ class TextForm:
         if not re.fullmatch(self.pattern, text):
             from pydantic_core import PydanticCustomError
 
-            shown = "this" if self.is_secret else repr(text[:80])
+            label = "this" if self.is_secret else repr(text[:80])
             raise PydanticCustomError(
-                "form", "{text} is not allowed here: {words}", {"text": shown, "words": self.words}
+                "form", "{text} is not allowed here: {words}", {"text": label, "words": self.words}
             )
         return text
 

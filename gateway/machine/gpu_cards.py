@@ -191,10 +191,12 @@ class Cards:
         )
         if compute is None:
             return None
-        used = {process.pid: process.usedGpuMemory for process in [*(graphics or []), *compute]}
+        used_bytes = {
+            process.pid: process.usedGpuMemory for process in [*(graphics or []), *compute]
+        }
         return tuple(
-            GpuProcess(pid=pid, name=self._process_name(pid), used_bytes=used[pid])
-            for pid in sorted(used)
+            GpuProcess(pid=pid, name=self._process_name(pid), used_bytes=used_bytes[pid])
+            for pid in sorted(used_bytes)
         )
 
     def _process_name(self, pid: int) -> str | None:

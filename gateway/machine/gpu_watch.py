@@ -197,8 +197,8 @@ class GpuWatch:
         events, has_cards = None, False
         with suppress(pynvml.NVMLError):
             events = nvml.nvmlEventSetCreate()
-        lost = {index for index, uuid in self._numbers.items() if uuid in self.lost}
-        for uuid, handle in self._handles(nvml, skip=lost):
+        lost_indexes = {index for index, uuid in self._numbers.items() if uuid in self.lost}
+        for uuid, handle in self._handles(nvml, skip=lost_indexes):
             if uuid is None or events is None:
                 continue
             with suppress(pynvml.NVMLError):

@@ -123,9 +123,9 @@ def _ram(proc: Path, meminfo: dict[str, int]) -> tuple[int, int]:
             stat = _words_of(folder / "memory.stat")
             # The kernel can free file pages.
             cache = dict(zip(stat[::2], stat[1::2], strict=False)).get(cache_key, "0")
-            used = max(int(_word_of(folder / usage_file) or 0) - int(cache), 0)
+            used_bytes = max(int(_word_of(folder / usage_file) or 0) - int(cache), 0)
             total = min(total, int(limit))
-            available = min(available, max(int(limit) - used, 0))
+            available = min(available, max(int(limit) - used_bytes, 0))
     return total, available
 
 

@@ -212,7 +212,7 @@ class Profiles(ProfileTables):
         """A derived profile, never kept: the version may still describe itself. Raises NotFound."""
         kind, _, version = ref.partition("==")
         if not _VERSION.fullmatch(version) or not any(
-            one.startswith(f"{kind}==") for one in self.engine_files
+            engine_ref.startswith(f"{kind}==") for engine_ref in self.engine_files
         ):
             raise NotFound(
                 f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._refs)
@@ -226,26 +226,31 @@ class Profiles(ProfileTables):
         Raises NotFound for an unknown kind.
         """
         kind = ref.partition("==")[0]
-        same = [
-            one
-            for one in self.engine_files
-            if one.partition("==")[0] == kind and self.engine(one).guessed_from is None
+        same_kind = [
+            engine_ref
+            for engine_ref in self.engine_files
+            if engine_ref.partition("==")[0] == kind
+            and self.engine(engine_ref).guessed_from is None
         ]
-        older = [one for one in same if _version_key(one) <= _version_key(ref)]
-        if not same or not _WORD.fullmatch(ref.partition("==")[2]):
-            kinds = ", ".join(sorted({one.partition("==")[0] for one in self.engine_files}))
+        older = [
+            engine_ref for engine_ref in same_kind if _version_key(engine_ref) <= _version_key(ref)
+        ]
+        if not same_kind or not _WORD.fullmatch(ref.partition("==")[2]):
+            kinds = ", ".join(
+                sorted({engine_ref.partition("==")[0] for engine_ref in self.engine_files})
+            )
             raise NotFound(
                 f"There is no engine {ref}.",
                 hint=f"Write KIND==VERSION, as vllm==0.33.0; known kinds: {kinds}.",
             )
-        return self.engine((older or same[-1:])[0])
+        return self.engine((older or same_kind[-1:])[0])
 
     def rules(self, engines: Iterable[Engine]) -> dict[str, EngineRules]:
         """The rules of these engine versions, for versions with a folder of rules."""
         return {
-            engine.ref: found
+            engine.ref: rules
             for engine in engines
-            if (found := self._rules(engine.ref)) is not None
+            if (rules := self._rules(engine.ref)) is not None
         }
 
     def _rules(self, ref: str) -> EngineRules | None:
@@ -254,12 +259,12 @@ class Profiles(ProfileTables):
             ruled = self.engine(ref).guessed_from or ref
             folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
             kind = rules_class(ref.partition("==")[0])
-            found: dict[str, Any] = {
+            fields: dict[str, Any] = {
                 name: validated(folder / f"{name}.yaml", file, rules)
                 for name, file in kind.FILES.items()
                 if (rules := self._rule_sets.read(folder, name)) is not None
             }
-            self._known_rules[ref] = kind(**found) if found else None
+            self._known_rules[ref] = kind(**fields) if fields else None
         return self._known_rules[ref]
 
     def _rules_folder(self, ref: str) -> Path | None:
@@ -280,11 +285,11 @@ class Profiles(ProfileTables):
             if "==" in want:
                 refs.append(self.engine(want).ref)
             else:
-                found = [ref for ref in self.engine_files if ref.partition("==")[0] == want]
-                if not found:
+                of_kind = [ref for ref in self.engine_files if ref.partition("==")[0] == want]
+                if not of_kind:
                     kinds = ", ".join(sorted({ref.partition("==")[0] for ref in self.engine_files}))
                     raise NotFound(f"There is no engine {want}.", hint=f"Known kinds: {kinds}.")
-                refs.extend(found)
+                refs.extend(of_kind)
         return [
             self.engine(ref)
             for ref in refs or self.engine_files
@@ -316,7 +321,7 @@ class Profiles(ProfileTables):
 
         Their profiles are not read.
         """
-        found = [
+        references = [
             EngineRef(
                 kind=ref.partition("==")[0],
                 version=ref.partition("==")[2],
@@ -325,19 +330,19 @@ class Profiles(ProfileTables):
             for ref in self.engine_files
             if self._device(ref) == device
         ]
-        kinds = {one.kind: one for one in reversed(found)}
+        kinds = {reference.kind: reference for reference in reversed(references)}
         for ref in self.diff_files:
             kind, _, version = ref.partition("==")
             if (
                 sibling := kinds.get(kind)
             ) is not None:  # versions of a kind have images of one name
-                found.append(
+                references.append(
                     sibling.evolve(
                         version=version,
                         image=sibling.image and sibling.image.replace(sibling.version, version),
                     )
                 )
-        return found
+        return references
 
     def _device(self, ref: str) -> str:
         """The engine's device, from the first document of its file: the second is much larger."""
@@ -350,15 +355,15 @@ class Profiles(ProfileTables):
     @cached_property
     def images(self) -> frozenset[str]:
         """The image of every engine."""
-        known = {ref: str(self._head(ref).get("image")) for ref in self.engine_files}
+        images = {ref: str(self._head(ref).get("image")) for ref in self.engine_files}
         # Versions of a kind have images of one name.
-        others = {
-            image.replace(ref.partition("==")[2], one.partition("==")[2])
-            for one in self.diff_files
-            for ref, image in known.items()
-            if ref.partition("==")[0] == one.partition("==")[0]
+        derived = {
+            image.replace(ref.partition("==")[2], diff_file.partition("==")[2])
+            for diff_file in self.diff_files
+            for ref, image in images.items()
+            if ref.partition("==")[0] == diff_file.partition("==")[0]
         }
-        return frozenset(known.values()) | others
+        return frozenset(images.values()) | derived
 
     def allowed_images(self, named: str | None) -> AllowedImages:
         """The images that may be started: the named ones, else the repositories of all profiles.
@@ -395,11 +400,15 @@ class Profiles(ProfileTables):
 def _nearest(ref: str, known: Iterable[str]) -> str:
     """A hint that names the nearest version of the kind, else the most similar name."""
     refs = list(known)
-    same = [one for one in refs if one.startswith(ref.partition("==")[0] + "==")]
-    older = [one for one in same if _version_key(one) <= _version_key(ref)]
-    near = older[:1] or same[-1:] or difflib.get_close_matches(ref, refs, n=1, cutoff=0.0)
-    others = f"; known are {', '.join(same)}" if len(same) > 1 else ""
-    return f"The nearest known one is {near[0]}{others}." if near else ""
+    same_kind = [
+        engine_ref for engine_ref in refs if engine_ref.startswith(ref.partition("==")[0] + "==")
+    ]
+    older = [
+        engine_ref for engine_ref in same_kind if _version_key(engine_ref) <= _version_key(ref)
+    ]
+    near = older[:1] or same_kind[-1:] or difflib.get_close_matches(ref, refs, n=1, cutoff=0.0)
+    known_refs = f"; known are {', '.join(same_kind)}" if len(same_kind) > 1 else ""
+    return f"The nearest known one is {near[0]}{known_refs}." if near else ""
 
 
 def _version_key(ref: str) -> tuple[Version, str]:

@@ -45,17 +45,17 @@ class RuleSets:
         sources = folder / f"{SOURCES}.yaml"
         if sources not in self._sources:
             self._sources[sources] = self._documents.first(sources) if sources.is_file() else None
-        known = self._sources[sources]
-        if not known or name not in known:
+        places = self._sources[sources]
+        if not places or name not in places:
             return rules
         try:
-            found: Mapping[str, Any] = _with_sources(rules, known[name])
+            rule_set: Mapping[str, Any] = _with_sources(rules, places[name])
         except (KeyError, TypeError, AttributeError) as error:
             raise SettingsError(
                 f"{sources} has a source of {name} for a rule that does not exist ({error}).",
                 hint="Correct the keys and item numbers.",
             ) from None
-        return found
+        return rule_set
 
     def _inherited(self, folder: Path, name: str, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
         """The rules of the file, merged into those that it extends."""
@@ -80,13 +80,15 @@ class RuleSets:
                 hint="Correct `extends`: KIND==VERSION of a version with this file.",
             )
         try:
-            found: Mapping[str, Any] = merged(self._inherited(base, name, (*heirs, path)), changes)
+            rule_set: Mapping[str, Any] = merged(
+                self._inherited(base, name, (*heirs, path)), changes
+            )
         except (IndexError, ValueError, TypeError):
             raise SettingsError(
                 f"The rules {path} change items that {ref} does not have.",
                 hint="Correct the numbers of `same` and `like`.",
             ) from None
-        return found
+        return rule_set
 
 
 def merged(base: Any, change: Any, level: int = 0) -> Any:
@@ -94,9 +96,9 @@ def merged(base: Any, change: Any, level: int = 0) -> Any:
     if isinstance(base, list) and isinstance(change, list):
         return _merged_list(base, change)
     if isinstance(base, dict) and isinstance(change, dict) and level < _MERGED_LEVELS:
-        kept = _remove_fields(base, change)
-        return kept | {
-            key: merged(kept[key], value, level + 1) if key in kept else value
+        base_fields = _remove_fields(base, change)
+        return base_fields | {
+            key: merged(base_fields[key], value, level + 1) if key in base_fields else value
             for key, value in change.items()
             if key != "without"
         }

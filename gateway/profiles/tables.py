@@ -50,18 +50,18 @@ class ProfileTables:
         """A snapshot by name (`2x3090`) or by path."""
         path = Path(name).expanduser()
         if "/" not in name and not name.endswith(".json"):
-            found = [root / "hardware" / f"{name}.json" for root in self.roots]
-            known = sorted(
+            paths = [root / "hardware" / f"{name}.json" for root in self.roots]
+            names = sorted(
                 {file.stem for root in self.roots for file in (root / "hardware").glob("*.json")}
             )
-            path = next((file for file in found if file.is_file()), Path())
+            path = next((file for file in paths if file.is_file()), Path())
             if not path.is_file():
-                near = difflib.get_close_matches(name, known, 1)
+                near = difflib.get_close_matches(name, names, 1)
                 raise NotFound(
                     "There is no hardware snapshot named"
                     f" {name}{f'; did you mean {near[0]}?' if near else '.'}",
                     hint=(
-                        f"Known: {', '.join(known)}; or give a file that `fitserve probe --json`"
+                        f"Known: {', '.join(names)}; or give a file that `fitserve probe --json`"
                         " wrote."
                     ),
                 )
@@ -106,7 +106,7 @@ class ProfileTables:
                 for name, traits in table.capabilities.items()
             },
             schemes={
-                kind: wanted for table in reversed(tables) for kind, wanted in table.schemes.items()
+                kind: scheme for table in reversed(tables) for kind, scheme in table.schemes.items()
             },
         )
 

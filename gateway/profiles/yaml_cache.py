@@ -38,10 +38,10 @@ class Documents:
 
     def first(self, path: Path) -> Any:
         """The first document of a file whose others are large."""
-        known = str(path) in self._known
+        is_read = str(path) in self._known
         return next(
             iter(
-                self.read(path) if known else self._documents(path, f"{path} (first document)", 1)
+                self.read(path) if is_read else self._documents(path, f"{path} (first document)", 1)
             ),
             None,
         )

@@ -62,13 +62,13 @@ async def read_log(
         if tail is not None:
             yield b"".join(await asyncio.to_thread(_last_lines, file, tail))
         while True:
-            more = follow is not None and follow()
+            is_followed = follow is not None and follow()
             if os.fstat(file.fileno()).st_size < file.tell():
                 # The file was cut because it grew too large: continue after the cut.
                 file.seek(0, os.SEEK_END)
             while piece := await asyncio.to_thread(file.read, _READ_BYTES):
                 yield piece
-            if not more:
+            if not is_followed:
                 return
             await asyncio.sleep(_POLL_S)
 

@@ -28,8 +28,8 @@ class StartTable:
 
     def rows(self) -> list[MeasuredStart]:
         """The starts, oldest first."""
-        found = []
+        rows = []
         for row in self._database.rows("SELECT start FROM starts ORDER BY id"):
             with contextlib.suppress(ValidationError):
-                found.append(MeasuredStart.model_validate_json(row[0]))
-        return found
+                rows.append(MeasuredStart.model_validate_json(row[0]))
+        return rows

@@ -27,13 +27,13 @@ class UsageTable:
 
     def add(self, rows: Collection[UsageRow]) -> None:
         """Add to the rows of the same day, key and model."""
-        more = ", ".join(f"{name}={name}+excluded.{name}" for name in _SUMS.split(", "))
+        updates = ", ".join(f"{name}={name}+excluded.{name}" for name in _SUMS.split(", "))
         with self._database.change() as db:
             newest = db.execute("SELECT max(day) FROM usage").fetchone()[0]
             db.executemany(
                 f"INSERT INTO usage (day, key, model, {_SUMS})"  # noqa: S608
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
-                f" ON CONFLICT (day, key, model) DO UPDATE SET {more}",
+                f" ON CONFLICT (day, key, model) DO UPDATE SET {updates}",
                 rows,
             )
             today = max(row.day for row in rows)

@@ -102,19 +102,19 @@ def read(text: str) -> Document:
 
 def _values(node: yaml.Node, known: dict[int, int]) -> int:
     """The number of values in a node, aliases counted at each use; a cycle is too many."""
-    if (found := known.get(id(node))) is None:
+    if (count := known.get(id(node))) is None:
         known[id(node)] = _MOST_VALUES + 1
         inner = (
-            [one for pair in node.value for one in pair]
+            [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)
             else node.value
         )
-        found = known[id(node)] = 1 + (
-            sum(_values(one, known) for one in inner)
+        count = known[id(node)] = 1 + (
+            sum(_values(child, known) for child in inner)
             if not isinstance(node, yaml.ScalarNode)
             else 0
         )
-    return found
+    return count
 
 
 def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Position]) -> Iterator[Mistake]:
@@ -126,17 +126,17 @@ def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Position]) -> Iterator
         for number, entry in enumerate(node.value):
             yield from _walk(entry, (*keys, number), places)
     elif isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
+        anchors: set[str] = set()
         for key, value in node.value:
             name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
-            if not name or name in seen:
+            if not name or name in anchors:
                 yield Mistake(
                     _place(key),
                     f"the key {name!r} stands here twice" if name else "a key has to be a word",
                 )
-            seen.add(name)
+            anchors.add(name)
             # As it is written: `no` and `1.10` are names, not False and 1.1.
             key.tag = "tag:yaml.org,2002:str"
             places[(*keys, name)] = _place(key)

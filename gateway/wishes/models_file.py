@@ -64,21 +64,21 @@ def load(path: Path) -> ModelsFile:
     mistakes = [*document.mistakes, *_of_the_top(document)]
     if not document.mistakes:
         for name, fields in _models(document):
-            found = _wish(document, str(name), fields or {}, references)
-            if isinstance(found, Wish):
-                wishes[str(name)] = found
+            outcome = _wish(document, str(name), fields or {}, references)
+            if isinstance(outcome, Wish):
+                wishes[str(name)] = outcome
             else:
-                mistakes += found
+                mistakes += outcome
         mistakes += _of_names(document, wishes)
     if mistakes:
-        told = [mistake.words(path) for mistake in sorted(mistakes)[:_SHOWN]]
-        more = [f"... and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
+        lines = [mistake.words(path) for mistake in sorted(mistakes)[:_SHOWN]]
+        rest_line = [f"... and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
         raise BadRequest(
             "\n".join(
                 [
                     "Nothing was changed:",
-                    *told,
-                    *more,
+                    *lines,
+                    *rest_line,
                     "`fitserve config schema` describes the file.",
                 ]
             )
@@ -88,11 +88,11 @@ def load(path: Path) -> ModelsFile:
 
 def schema() -> dict[str, Any]:
     """The file as a JSON schema, for editors."""
-    one = TypeAdapter(ModelRequest).json_schema(ref_template="#/$defs/{model}")
-    shared = one.pop("$defs", {})
-    del one["properties"]["name"]
-    one["required"] = []
-    one["title"] = "Model"
+    model_schema = TypeAdapter(ModelRequest).json_schema(ref_template="#/$defs/{model}")
+    shared = model_schema.pop("$defs", {})
+    del model_schema["properties"]["name"]
+    model_schema["required"] = []
+    model_schema["title"] = "Model"
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Models of fitserve",
@@ -106,7 +106,7 @@ def schema() -> dict[str, Any]:
         },
         "patternProperties": {f"^{_OWN}": {}},
         "additionalProperties": False,
-        "$defs": {**shared, "Model": one},
+        "$defs": {**shared, "Model": model_schema},
     }
 
 
@@ -140,10 +140,10 @@ def _of_the_top(document: Document) -> list[Mistake]:
     models = (data or {}).get("models")
     if models is None:
         # An unfinished or cut-off file looks like this: no model may be removed for it.
-        nothing = Mistake(
+        no_models = Mistake(
             document.place(("models",)), "there are no models; a file without any says `models: {}`"
         )
-        return wrong or [nothing]
+        return wrong or [no_models]
     if not isinstance(models, dict):
         return [
             *wrong,
@@ -160,7 +160,7 @@ def _of_the_top(document: Document) -> list[Mistake]:
         for name, fields in models.items()
         if not isinstance(fields, dict | None)
     ]
-    named = [
+    names = [
         Mistake(
             document.place(("models", str(name))),
             f"{str(name)!r} cannot be a model's name: {_NAME}",
@@ -168,7 +168,7 @@ def _of_the_top(document: Document) -> list[Mistake]:
         for name in models
         if not _named(name)
     ]
-    return wrong + bare + named
+    return wrong + bare + names
 
 
 _NAME = (
@@ -188,13 +188,13 @@ def _wish(
             mistakes.append(Mistake(document.place(keys), f"{problem}"))
     if mistakes:
         return mistakes
-    given = references.resolved({str(key): value for key, value in fields.items()})
-    folders = [(given, key, (*top, key)) for key in _FOLDERS if key in given]
-    if isinstance(adapters := given.get("loras"), dict):
+    resolved = references.resolved({str(key): value for key, value in fields.items()})
+    folders = [(resolved, key, (*top, key)) for key in _FOLDERS if key in resolved]
+    if isinstance(adapters := resolved.get("loras"), dict):
         folders += [(adapters, key, (*top, "loras", str(key))) for key in adapters]
-    for held, key, at in folders:
+    for folder, key, at in folders:
         try:
-            held[key] = _absolute_source(references.folder, held[key])
+            folder[key] = _absolute_source(references.folder, folder[key])
         except (
             ValueError,
             RuntimeError,
@@ -207,7 +207,7 @@ def _wish(
     if mistakes:
         return mistakes
     try:
-        wish = ModelRequest.model_validate({"name": name, **given}).wish()
+        wish = ModelRequest.model_validate({"name": name, **resolved}).wish()
     except ValidationError as error:
         return _of_fields(document, top, error, references)
     except BadRequest as error:
@@ -217,47 +217,51 @@ def _wish(
 
 def _absolute_source(folder: Path, source: Any) -> Any:
     """A folder, relative to the folder of the file."""
-    own = isinstance(source, str) and source.startswith((".", "~"))
-    return str((folder / Path(source).expanduser()).resolve()) if own else source
+    is_relative = isinstance(source, str) and source.startswith((".", "~"))
+    return str((folder / Path(source).expanduser()).resolve()) if is_relative else source
 
 
 def _of_fields(
     document: Document, top: Keys, error: ValidationError, references: References
 ) -> list[Mistake]:
     """The mistakes, one for each value: a value of several types fails as each of them."""
-    told: dict[Keys, list[str]] = {}
-    for one in error.errors(include_url=False, include_input=False, include_context=False):
-        keys, field = (*top, *one["loc"]), one["loc"][-1] if one["loc"] else ""
-        there = next(
+    messages: dict[Keys, list[str]] = {}
+    for problem in error.errors(include_url=False, include_input=False, include_context=False):
+        keys, field = (*top, *problem["loc"]), problem["loc"][-1] if problem["loc"] else ""
+        place = next(
             keys[:end]
             for end in range(len(keys), 0, -1)
             if keys[:end] in document.places or end == 1
         )
-        said = told.setdefault(there, [])
-        if one["type"] == "extra_forbidden":
-            known = _NESTED.get(str(one["loc"][0]), set()) if len(one["loc"]) > 1 else _FIELDS
-            said.append(_unknown(str(field), known))
+        words = messages.setdefault(place, [])
+        if problem["type"] == "extra_forbidden":
+            field_names = (
+                _NESTED.get(str(problem["loc"][0]), set()) if len(problem["loc"]) > 1 else _FIELDS
+            )
+            words.append(_unknown(str(field), field_names))
         else:
-            prefix = "" if said else ".".join(map(str, there[1:])) + ": "
-            said.append(prefix + one["msg"].removeprefix("Value error, "))
+            prefix = "" if words else ".".join(map(str, place[1:])) + ": "
+            words.append(prefix + problem["msg"].removeprefix("Value error, "))
     return [
-        Mistake(document.place(keys), references.hidden("; or: ".join(said)))
-        for keys, said in told.items()
+        Mistake(document.place(keys), references.hidden("; or: ".join(words)))
+        for keys, words in messages.items()
     ]
 
 
 def _of_names(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
     """No two models have a name in common."""
     owners: dict[str, str] = {}
-    both = [
-        (name, one, owner)
+    names = [
+        (name, name_of_model, owner)
         for name, wish in wishes.items()
-        for one in (name, *wish.aliases)
-        if (owner := owners.setdefault(one, name)) != name
+        for name_of_model in (name, *wish.aliases)
+        if (owner := owners.setdefault(name_of_model, name)) != name
     ]
     return [
-        Mistake(document.place(("models", name)), f"{name} and {owner} are both called {one}")
-        for name, one, owner in both
+        Mistake(
+            document.place(("models", name)), f"{name} and {owner} are both called {name_of_model}"
+        )
+        for name, name_of_model, owner in names
     ]
 
 

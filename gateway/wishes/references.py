@@ -43,8 +43,8 @@ class References:
         if isinstance(value, str):
             return _REFERENCE.sub(self._read, value)
         if isinstance(value, dict):
-            return {key: self.resolved(one) for key, one in value.items()}
-        return [self.resolved(one) for one in value] if isinstance(value, list) else value
+            return {key: self.resolved(item) for key, item in value.items()}
+        return [self.resolved(item) for item in value] if isinstance(value, list) else value
 
     def hidden(self, text: str) -> str:
         """The text with references in the place of their values, and of each part of a value,
@@ -83,14 +83,14 @@ class References:
 def _without_parts(text: str, value: str, reference: str) -> str:
     """The text with the reference for each run of characters that the value has too."""
     forms = {value, repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False)}
-    held = "\n".join(form.casefold() for form in {*forms, quote(value, safe="")})
-    told, shown = text.casefold(), reference.casefold()
-    if len(told) != len(text):  # a letter with another length, such as a sharp s
-        held, told, shown = "\n".join(forms), text, reference
+    forms_text = "\n".join(form.casefold() for form in {*forms, quote(value, safe="")})
+    lower_text, lower_reference = text.casefold(), reference.casefold()
+    if len(lower_text) != len(text):  # a letter with another length, such as a sharp s
+        forms_text, lower_text, lower_reference = "\n".join(forms), text, reference
     hidden = bytearray(len(text))
     for start in range(len(text) - _PART + 1):
-        part = told[start : start + _PART]
-        if part in held and part not in shown:
+        part = lower_text[start : start + _PART]
+        if part in forms_text and part not in lower_reference:
             hidden[start : start + _PART] = b"x" * _PART
     pieces, place = [], 0
     for match in re.finditer(b"x+", hidden):
@@ -104,8 +104,8 @@ def texts(value: Any, keys: Keys) -> Iterator[tuple[Keys, str]]:
     if isinstance(value, str) and _REFERENCE.search(value):
         yield keys, value
     elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from texts(one, (*keys, str(key)))
+        for key, item in value.items():
+            yield from texts(item, (*keys, str(key)))
     elif isinstance(value, list):
-        for number, one in enumerate(value):
-            yield from texts(one, (*keys, number))
+        for number, item in enumerate(value):
+            yield from texts(item, (*keys, number))

@@ -38,22 +38,26 @@ def steps(
     views: of GET /admin/models. prune: models to remove if the file lacks them. Raises BadRequest
     if a model would have to become an endpoint.
     """
-    there = {str(view["name"]): view["wish"] for view in views}
-    found = [Step("remove", name) for name in sorted(set(prune) & there.keys() - wanted.keys())]
+    wishes_now = {str(view["name"]): view["wish"] for view in views}
+    changes_needed = [
+        Step("remove", name) for name in sorted(set(prune) & wishes_now.keys() - wanted.keys())
+    ]
     # A name that goes from one model to another is free before it is taken.
     owners = {
-        known: name for name, wish in wanted.items() for known in (name, *wish.aliases, *wish.loras)
+        any_name: name
+        for name, wish in wanted.items()
+        for any_name in (name, *wish.aliases, *wish.loras)
     }
-    for name in sorted(wanted.keys() & there.keys()):
-        aliases = there[name].get("aliases", [])
-        kept = [alias for alias in aliases if owners.get(alias, name) == name]
-        if kept != aliases:
-            found.append(Step("change", name, {"aliases": kept}))
-            there[name] = {**there[name], "aliases": kept}
+    for name in sorted(wanted.keys() & wishes_now.keys()):
+        aliases = wishes_now[name].get("aliases", [])
+        free_aliases = [alias for alias in aliases if owners.get(alias, name) == name]
+        if free_aliases != aliases:
+            changes_needed.append(Step("change", name, {"aliases": free_aliases}))
+            wishes_now[name] = {**wishes_now[name], "aliases": free_aliases}
     for name, wish in wanted.items():
         new = wish.model_dump(mode="json")
-        if name not in there:
-            found.append(
+        if name not in wishes_now:
+            changes_needed.append(
                 Step(
                     "add",
                     name,
@@ -61,29 +65,29 @@ def steps(
                 )
             )
             continue
-        if bool(wish.source) != bool(there[name]["source"]):
+        if bool(wish.source) != bool(wishes_now[name]["source"]):
             raise BadRequest(
                 f"{name} cannot become {'a model' if wish.source else 'an endpoint'}.",
                 hint="Remove it first (`fitserve rm`).",
             )
         # Where the file pins no commit, the gateway goes on with those that it has.
-        own = _KEPT - ({"commits"} if wish.commits else set())
+        kept_fields = _KEPT - ({"commits"} if wish.commits else set())
         if body := patch(
-            {key: value for key, value in there[name].items() if key not in own},
-            {k: v for k, v in new.items() if k not in own},
+            {key: value for key, value in wishes_now[name].items() if key not in kept_fields},
+            {k: v for k, v in new.items() if k not in kept_fields},
         ):
-            found.append(Step("change", name, body))
-    return found
+            changes_needed.append(Step("change", name, body))
+    return changes_needed
 
 
 def patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON merge patch (RFC 7396) that makes one of the other; empty where they are equal."""
-    made: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
+    changes: dict[str, Any] = dict.fromkeys(old.keys() - new.keys())
     for key, value in new.items():
         before = old.get(key)
         if isinstance(value, dict) and isinstance(before, dict):
             if inner := patch(before, value):
-                made[key] = inner
+                changes[key] = inner
         elif value != before:
-            made[key] = value
-    return made
+            changes[key] = value
+    return changes

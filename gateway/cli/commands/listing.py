@@ -48,7 +48,8 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
     if prepared := call("GET", "/admin/prepared")["data"]:
         say("")
         print_table(
-            ("PREPARED", "PID", "MEMORY", "UP"), [_prepared_row(one, now_s) for one in prepared]
+            ("PREPARED", "PID", "MEMORY", "UP"),
+            [_prepared_row(process, now_s) for process in prepared],
         )
 
 

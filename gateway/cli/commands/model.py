@@ -110,7 +110,9 @@ class WaitReports:
 
     def line(self, view: Any, now_s: float) -> str:
         """The line that is due; "": none. No line comes twice in a row."""
-        start = next((one["start"] for one in view["replicas"] if one.get("start")), None)
+        start = next(
+            (replica["start"] for replica in view["replicas"] if replica.get("start")), None
+        )
         words = (status_text(view), start_text(start) if start is not None else "")
         stage = words[0], start["phase"] if start is not None else None
         line = f"{self._name}: {'; '.join(filter(None, words))}"

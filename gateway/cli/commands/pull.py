@@ -57,8 +57,8 @@ def download(source: str, revision: str | None) -> Any:
             if "error" in message:
                 raise error_from(message)
             # Files that are being checked are complete.
-            done = message["total"] if message["checking"] else message["done"]
-            show_progress(done, message["total"])
+            done_bytes = message["total"] if message["checking"] else message["done"]
+            show_progress(done_bytes, message["total"])
     if message is None or "commit" not in message:
         raise NotReady(
             f"The download of {source} stopped before its end.",

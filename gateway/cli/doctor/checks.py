@@ -49,8 +49,8 @@ class MachineCheck(NamedTuple):
 
 def short_list(names: Sequence[str]) -> str:
     """The first three names, and the number of further ones."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest
 
 
 def memory_errors(cards: Sequence[GpuCondition]) -> MachineCheck | None:
@@ -128,13 +128,13 @@ def shared_memory(hardware: Hardware, memory: HostMemory | None) -> MachineCheck
     shared = [gpu for gpu in hardware.gpus if gpu.memory_kind == "unified"]
     if not shared:
         return None
-    name, left = "memory of GPU and host", max(map(left_bytes, shared))
+    name, free_bytes = "memory of GPU and host", max(map(left_bytes, shared))
     if memory is None:
         return MachineCheck(name, "unknown", "/proc/meminfo cannot be read")
     pages = max(0, memory.available - memory.free)
     finding = (
         f"{gib(memory.available)} available, {gib(pages)} of them pages of files; plans leave"
-        f" {gib(left)} to the host"
+        f" {gib(free_bytes)} to the host"
     )
     do = []
     if pages > memory.free:
@@ -319,10 +319,10 @@ def prepared_engines(views: Sequence[PreparedView], most: int) -> MachineCheck |
     words = []
     for view in views:
         size = gib(view.pss_bytes) if view.pss_bytes is not None else "unknown memory"
-        left = short_list(sorted(view.refused))
+        refused = short_list(sorted(view.refused))
         words.append(
             f"{view.engine} (process {view.pid}, {size}, {view.modules} modules"
-            f"{f'; left to the fork: {left}' if left else ''})"
+            f"{f'; left to the fork: {refused}' if refused else ''})"
         )
     return MachineCheck("prepared engines", "ok", "; ".join(words))
 

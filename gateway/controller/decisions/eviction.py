@@ -208,7 +208,9 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
             )
         elif model.room or (model.promised and not model.needs):
             first = model
-        elif in_progress or any(copy.state == "loads" for other in models for copy in other.copies):
+        elif in_progress or any(
+            copy.state == "loads" for neighbour in models for copy in neighbour.copies
+        ):
             # A loading model can be evicted later.
             first = model
             holds[model.name] = "it waits until another model is unloaded"
@@ -234,16 +236,16 @@ def _evictions_for(
     The result is empty until the residence of each is over and no engine measures its memory.
     """
     candidates: dict[Place, Eviction] = {}
-    for other in models:
-        for place, copy in _places(other):
+    for neighbour in models:
+        for place, copy in _places(neighbour):
             ends = place in model.ends
-            serves = copy.state == "serves" and place in model.needs and not other.pinned
+            serves = copy.state == "serves" and place in model.needs and not neighbour.pinned
             if not serves and not (copy.state == "asleep" and ends):
                 continue
             # A second copy never evicts a model that has requests.
             stays = serves and (
-                not _residence_is_over(other, copy, now)
-                or (model.state == "serves" and other.is_requested)
+                not _residence_is_over(neighbour, copy, now)
+                or (model.state == "serves" and neighbour.is_requested)
             )
             if stays or copy.watched:
                 return {}
@@ -288,7 +290,9 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
 
 def is_loadable(models: Iterable[LoadedModel], model: LoadedModel) -> bool:
     """Whether a request would load the model: there is room, or another model may be evicted."""
-    in_progress = any(other.in_transition for other in models if other.name != model.name)
+    in_progress = any(
+        neighbour.in_transition for neighbour in models if neighbour.name != model.name
+    )
     has_way = (
         model.room
         or model.on_request

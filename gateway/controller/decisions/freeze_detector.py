@@ -78,17 +78,17 @@ class FreezeDetector:
 
     def note_processes(self, now: float, processes: Sequence[EngineProcess]) -> None:
         """Note all processes of the engine; none if the host cannot tell."""
-        self._stopped = tuple(one for one in processes if one.stopped)
+        self._stopped = tuple(process for process in processes if process.stopped)
         self._stopped_since = (self._stopped_since or now) if self._stopped else None
         self._stays_stopped = self.stopped_s(now) >= CONFIRM_S
-        cpu = {one.pid: one.cpu_s for one in processes}
+        cpu = {process.pid: process.cpu_s for process in processes}
         if self._cpu is not None:
-            then, before = self._cpu
-            used = sum(max(0.0, spent - before.get(pid, 0.0)) for pid, spent in cpu.items())
-            if used >= _AT_WORK * (now - then):
+            measured_at, before = self._cpu
+            used_s = sum(max(0.0, spent - before.get(pid, 0.0)) for pid, spent in cpu.items())
+            if used_s >= _AT_WORK * (now - measured_at):
                 self._worked = now
         self._cpu = (now, cpu) if cpu else None
-        if compiling(one.command for one in processes):
+        if compiling(process.command for process in processes):
             self._moved = now
 
     def note_metrics(self, now: float, metrics: object) -> None:
@@ -134,7 +134,7 @@ class FreezeDetector:
     def freeze_reason(self, now: float) -> str:
         """Why it is frozen; "" if it is not."""
         if self._stays_stopped:
-            pids = ", ".join(str(one.pid) for one in self._stopped[:4])
+            pids = ", ".join(str(process.pid) for process in self._stopped[:4])
             return f"processes of the engine are stopped ({pids}), as by SIGSTOP or `docker pause`"
         idle = self._idle_s(now) >= self._silent_after_s / 2
         if self._unanswered_s >= self._silent_after_s and (idle or self._cpu is None):

@@ -238,9 +238,9 @@ def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
     if replica.leaving.reason:
         return Rest("stopping", f"{replica.leaving.reason}; requests in flight are answered first")
-    shown = replica.observation.abilities
-    if shown is not None and shown != attempt.abilities and not replica.busy:
-        return NoteAbilities(attempt, shown)
+    abilities = replica.observation.abilities
+    if abilities is not None and abilities != attempt.abilities and not replica.busy:
+        return NoteAbilities(attempt, abilities)
     frozen = replica.observation.frozen
     return Rest("unreachable", frozen) if frozen else Rest("ready")
 
@@ -341,13 +341,13 @@ def _between_attempts(
             and "uuid" in last.failure.culprit
         )
         if last.failure is not None and environmental(last.failure) and not elsewhere:
-            same: list[Attempt] = []
+            environment_failures: list[Attempt] = []
             for attempt in reversed(streak):
                 if attempt.failure is None or not environmental(attempt.failure):
                     break
-                same.append(attempt)
+                environment_failures.append(attempt)
             # The first death of an engine that generated costs no wait.
-            deaths = len(same) - (same[-1].ready_at is not None)
+            deaths = len(environment_failures) - (environment_failures[-1].ready_at is not None)
             wait = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
             # `ended_at` is wall time: a clock that was set back must not stretch the wait.
             until = (last.ended_at or now) + wait

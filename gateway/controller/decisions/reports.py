@@ -53,7 +53,7 @@ class ReportedReplica:
 
     @property
     def live(self) -> Attempt | None:
-        return next((one for one in reversed(self.attempts) if one.live), None)
+        return next((attempt for attempt in reversed(self.attempts) if attempt.live), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +85,8 @@ class ReportedStages:
         self._stages[number] = stage
         if len(self._stages) > 2 * _REMEMBERED:
             ended = sorted(number for number, stage in self._stages.items() if stage == "ended")
-            for one in ended[:_REMEMBERED]:
-                del self._stages[one]
+            for attempt_id in ended[:_REMEMBERED]:
+                del self._stages[attempt_id]
 
 
 # Ended starts to remember. A state holds the last few of each replica.
@@ -225,7 +225,7 @@ def _replica_events(
         why, words = after.leaving
         copy = (
             f"Copy {after.index + 1} of {name}"
-            if sum(not one.trial for one in model.replicas) > 1
+            if sum(not sibling.trial for sibling in model.replicas) > 1
             else name
         )
         yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
@@ -308,9 +308,10 @@ def _start_events(
             instance=attempt.instance_name,
         )
     if was in ("", "chosen", "started") and attempt.ready_at is not None:
-        shown = attempt.abilities.model_dump(mode="json") if attempt.abilities is not None else {}
+        tested = attempt.abilities
+        abilities = tested.model_dump(mode="json") if tested is not None else {}
         words = f"{name} answers, even to a full prefill batch and to many requests at once."
-        yield event("engine.proven", words, attempt.ready_at, abilities=shown)
+        yield event("engine.proven", words, attempt.ready_at, abilities=abilities)
         took_s = round(attempt.ready_at - attempt.started_at, 3)
         ready = {"took_s": took_s, "fingerprint": attempt.fingerprint, "grade": "verified"}
         yield event(
@@ -351,7 +352,7 @@ def _plan_event(
         "kv_tokens": plan.memory.kv_tokens,
         "warnings": list(plan.warnings),
     }
-    what = (
+    cause = (
         f"{plan.engine} on {len(plan.gpus)} GPU{'' if len(plan.gpus) == 1 else 's'}, context"
         f" {plan.max_model_len.value}"
     )
@@ -382,14 +383,14 @@ def _plan_event(
             ),
             data,
         )
-    return "plan.chosen", f"{name} is planned: {what}.", data
+    return "plan.chosen", f"{name} is planned: {cause}.", data
 
 
 def _choices(plan: Plan) -> dict[str, Any]:
     return {
-        name: {"value": one.value, "reason": one.reason, "source": one.source}
-        for name, one in plan
-        if isinstance(one, Choice)
+        name: {"value": choice.value, "reason": choice.reason, "source": choice.source}
+        for name, choice in plan
+        if isinstance(choice, Choice)
     }
 
 
@@ -442,11 +443,11 @@ def _head(phase: str) -> str:
 def _endpoint_events(
     before: ReportedModel | None, after: ReportedModel, now: float
 ) -> Iterator[Event]:
-    known = before.endpoints if before is not None else {}
+    states = before.endpoints if before is not None else {}
     for url, why in after.endpoints.items():
-        away = known.get(url)
+        state_before = states.get(url)
         name = after.wish.name
-        if not why and away != "":
+        if not why and state_before != "":
             yield Event(
                 at=now,
                 kind="endpoint.reached",
@@ -454,7 +455,7 @@ def _endpoint_events(
                 words=f"{name}: {url} answers.",
                 data={"url": url},
             )
-        elif why and away == "":
+        elif why and state_before == "":
             yield Event(
                 at=now,
                 kind="endpoint.lost",
@@ -466,9 +467,13 @@ def _endpoint_events(
 
 def _earlier_replica(before: ReportedModel | None, replica: ReportedReplica) -> ReportedReplica:
     """The earlier state of the same replica."""
-    known = before.replicas if before is not None else ()
-    found = (one for one in known if one.index == replica.index and one.trial == replica.trial)
-    return next(found, ReportedReplica(replica.index))
+    replicas = before.replicas if before is not None else ()
+    matches = (
+        candidate
+        for candidate in replicas
+        if candidate.index == replica.index and candidate.trial == replica.trial
+    )
+    return next(matches, ReportedReplica(replica.index))
 
 
 def _differences(found: Iterable[Any]) -> list[dict[str, Any]]:
@@ -477,5 +482,6 @@ def _differences(found: Iterable[Any]) -> list[dict[str, Any]]:
 
 def _in_words(differences: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(
-        f"{one['what']} {one['old'] or 'unset'} -> {one['new'] or 'unset'}" for one in differences
+        f"{difference['what']} {difference['old'] or 'unset'} -> {difference['new'] or 'unset'}"
+        for difference in differences
     )

@@ -106,9 +106,10 @@ class EventLog:
         if recent and recent[0].event.id <= number + 1 <= self.newest:
             # Numbers have no holes.
             first = number + 1 - recent[0].event.id
-            found = [recent[place] for place in range(first, min(first + _AT_ONCE, len(recent)))]
+            window = [recent[place] for place in range(first, min(first + _AT_ONCE, len(recent)))]
             return EventBatch(
-                [one for one in found if model in (None, one.event.model)], found[-1].event.id
+                [recorded for recorded in window if model in (None, recorded.event.model)],
+                window[-1].event.id,
             )
         bounds = await self.bounds()
         if number > bounds.newest or number + 1 < bounds.oldest:
@@ -154,18 +155,18 @@ class EventLog:
                 self._told.set()
 
     async def _record(self) -> bool:
-        taken = [*self._waiting]
+        batch = [*self._waiting]
         self._waiting.clear()
-        if not taken:
+        if not batch:
             return True
         self._recording, added = True, []
         try:
-            added = await asyncio.to_thread(self._add, taken)
+            added = await asyncio.to_thread(self._add, batch)
         except StoreError as error:
             if not self._failing:
                 log.warning("events could not be recorded", error=str(error))
             self._failing = True
-            self._waiting.extendleft(reversed(taken))
+            self._waiting.extendleft(reversed(batch))
             return False
         else:
             self._failing = False
@@ -194,8 +195,8 @@ class EventLog:
             except Exception:
                 log.exception("an event could not be made")
                 taken[place] = ()
-        made = [one for events in taken for one in events]
-        return _recorded(self._table.add(made, time.time())) if made else []
+        events_to_add = [event for events in taken for event in events]
+        return _recorded(self._table.add(events_to_add, time.time())) if events_to_add else []
 
     def _wake(self) -> None:
         self._more.set()
@@ -203,4 +204,4 @@ class EventLog:
 
 
 def _recorded(events: Iterable[Event]) -> list[RecordedEvent]:
-    return [RecordedEvent(one, one.model_dump_json().encode()) for one in events]
+    return [RecordedEvent(event, event.model_dump_json().encode()) for event in events]

@@ -76,31 +76,31 @@ class Observer:
 
         Returns the removals that happened while no gateway ran, for `start`. Raises StoreError.
         """
-        bounds, told, models = (
+        bounds, reported, models = (
             store.events.bounds(),
             store.events.of_attempts(),
             store.events.models(),
         )
         oldest = store.events.events_after(bounds.oldest - 1, 1)
         since = oldest[0].at if oldest else time.time()
-        known = {number for number, _ in told}
-        for number, kind in told:
+        event_ids = {number for number, _ in reported}
+        for number, kind in reported:
             if (reached := stage_of(kind)) != "":
                 self._told.note(number, reached)
         for name, model in self._models.items():
-            for attempt in (one for replica in model.replicas for one in replica.attempts):
-                if attempt.id not in known and attempt.started_at < since:
+            for attempt in (past for replica in model.replicas for past in replica.attempts):
+                if attempt.id not in event_ids and attempt.started_at < since:
                     self._told.note(attempt.id, stage(attempt, watched=True))
             if models.get(name) == "model.added" or model.created_at < since:
                 self._now[name] = _report(model)
         now = time.time()
-        gone = [
+        removed = [
             name
             for name, kind in models.items()
             if kind == "model.added" and name not in self._models
         ]
-        self._known_keys = {one.grant.name: one for one in self._keys()}
-        return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in gone]
+        self._known_keys = {key.grant.name: key for key in self._keys()}
+        return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in removed]
 
     def start(self, gone: list[Event]) -> None:
         """Start on the event loop, which all later calls use too."""
@@ -147,10 +147,10 @@ class Observer:
         try:
             now = time.time()
             for name, model in self._models.items():
-                seen = _fingerprint(model)
-                if seen != self._seen.get(name):
+                fingerprint = _fingerprint(model)
+                if fingerprint != self._seen.get(name):
                     self._seen[name], before, self._now[name] = (
-                        seen,
+                        fingerprint,
                         self._now.get(name),
                         _report(model),
                     )
@@ -169,10 +169,10 @@ class Observer:
         self._events.tell((event,))
 
     def _look_at_gpus(self, now: float) -> None:
-        lost = self._gpus.lost
-        if lost is not self._lost:
-            for uuid in lost.keys() - self._lost.keys():
-                loss = lost[uuid]
+        lost_gpus = self._gpus.lost
+        if lost_gpus is not self._lost:
+            for uuid in lost_gpus.keys() - self._lost.keys():
+                loss = lost_gpus[uuid]
                 self._tell(
                     _event(
                         now,
@@ -183,9 +183,9 @@ class Observer:
                         xid=loss.xid,
                     )
                 )
-            for uuid in self._lost.keys() - lost.keys():
+            for uuid in self._lost.keys() - lost_gpus.keys():
                 self._tell(_event(now, "gpu.back", f"{uuid} works again.", gpu=uuid))
-            self._lost = lost
+            self._lost = lost_gpus
         for uuid, reading in self._gpus.readings.items():
             if reading.throttled:
                 if uuid not in self._throttled:
@@ -261,12 +261,16 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
 
 def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
     """All values that can cause an event. They are replaced, never changed: a cheap comparison."""
-    seen: tuple[Any, ...] = _OF_MODEL(model)
-    for one in model.all_replicas:
-        seen += (*_OF_REPLICA(one), len(one.history), one.watcher and one.watcher.observation)
+    fingerprint: tuple[Any, ...] = _OF_MODEL(model)
+    for replica in model.all_replicas:
+        fingerprint += (
+            *_OF_REPLICA(replica),
+            len(replica.history),
+            replica.watcher and replica.watcher.observation,
+        )
     for endpoint in model.endpoints:
-        seen += (endpoint.replica,)
-    return seen
+        fingerprint += (endpoint.replica,)
+    return fingerprint
 
 
 _OF_MODEL = attrgetter(
@@ -287,7 +291,7 @@ _OF_REPLICA = attrgetter("attempt", "status", "progress", "takes", "leaving")
 
 def _report(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
-    replicas = [_replica(one, away=model.away) for one in model.replicas]
+    replicas = [_replica(replica, away=model.away) for replica in model.replicas]
     if model.trial is not None:
         replicas.append(_replica(model.trial, trial=True))
     return ReportedModel(
@@ -301,7 +305,8 @@ def _report(model: ManagedModel) -> ReportedModel:
         change=model.change,
         replicas=tuple(replicas),
         endpoints={
-            one.url: "" if one.replica is not None else one.detail for one in model.endpoints
+            endpoint.url: "" if endpoint.replica is not None else endpoint.detail
+            for endpoint in model.endpoints
         },
     )
 

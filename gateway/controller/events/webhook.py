@@ -71,27 +71,27 @@ class Webhook:
     async def _tell(self) -> float | None:
         """Deliver some events. Returns the seconds until the next look."""
         if self._number is None:
-            known = await asyncio.to_thread(self._table.cursor, self._reader)
+            cursor = await asyncio.to_thread(self._table.cursor, self._reader)
             # A new receiver begins with this gateway's start.
-            self._number = known if known is not None else self._events.at_start
-            if known is None:
+            self._number = cursor if cursor is not None else self._events.at_start
+            if cursor is None:
                 # Without this note, undelivered events would be skipped after the next start.
                 await self._note(self._number)
-        found = await self._events.events_after(self._number)
-        if found.gap:
+        batch = await self._events.events_after(self._number)
+        if batch.gap:
             log.warning(
                 "events were removed before their delivery to a webhook", receiver=self._receiver
             )
-        for event, text in found.events:
+        for event, text in batch.events:
             if self._wants(event):
                 if not await self._sent(event, text):
                     return None
                 await self._note(event.id)
             self._number = event.id
-        moved, self._number = found.number != self._number, found.number
-        if found.events or found.gap or moved:
-            await self._note(found.number)
-        elif not self._events.is_over(found.number):
+        moved, self._number = batch.number != self._number, batch.number
+        if batch.events or batch.gap or moved:
+            await self._note(batch.number)
+        elif not self._events.is_over(batch.number):
             await self._events.more(_LISTEN_S)
         else:
             return None

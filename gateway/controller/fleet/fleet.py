@@ -48,9 +48,9 @@ class Fleet:
         model = self.models.get(name)
         if model is None:
             names = {
-                known: one.wish.name
+                alias: one.wish.name
                 for one in self.models.values()
-                for known in (one.wish.name, *one.wish.aliases)
+                for alias in (one.wish.name, *one.wish.aliases)
             }
             raise no_such_model(name, names)
         return model
@@ -100,20 +100,20 @@ class Fleet:
                 (one for one in model.replicas if one.index == requester.index), {}
             )
             claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
-        alike = (
+        siblings = (
             one
             for one in model.replicas
             if one is not requester and one.generation == requester.generation
         )
-        like = next((one.attempt.plan for one in alike if one.attempt is not None), None)
-        if like is None:
+        sibling_plan = next((one.attempt.plan for one in siblings if one.attempt is not None), None)
+        if sibling_plan is None:
             sharing = self.sharing(model, wish, requester)
-            every = [
+            all_places = [
                 (name, one.index)
                 for name, other in self.models.items()
                 for one in reversed(other.replicas)
             ]
-            if_asked = () if model.unsettled else tuple(self._eviction_offers(model, every))
+            if_asked = () if model.unsettled else tuple(self._eviction_offers(model, all_places))
             sharing = (
                 sharing._replace(offers=())
                 if aside
@@ -123,14 +123,14 @@ class Fleet:
                 self.wish_beside_others(wish), claims, sharing, if_asked=if_asked
             )
         # All copies take as many GPUs as the first.
-        named = isinstance(wish.gpus, tuple)
+        names_gpus = isinstance(wish.gpus, tuple)
         size = (
             {
-                "tensor_parallel": like.tensor_parallel.value,
-                "data_parallel": like.data_parallel.value,
+                "tensor_parallel": sibling_plan.tensor_parallel.value,
+                "data_parallel": sibling_plan.data_parallel.value,
             }
-            if named
-            else {"gpus": max(1, len(like.gpus))}
+            if names_gpus
+            else {"gpus": max(1, len(sibling_plan.gpus))}
         )
         sharing = self.sharing(model, wish, requester)
         # A second copy may only evict others, not shrink them.
@@ -151,26 +151,26 @@ class Fleet:
 
         `wish` is the one that it would be planned by.
         """
-        held = self._held_by_others(requester)
-        others = {name: self.models[name] for name in held}
-        pinned = {name for name, model in others.items() if model.wish.policy.pinned}
+        held_bytes = self._held_by_others(requester)
+        neighbours = {name: self.models[name] for name in held_bytes}
+        pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
         holders = tuple(
             Holding(model=name, gives=gives, pinned=name in pinned)
-            for name, gives in sorted(held.items())
+            for name, gives in sorted(held_bytes.items())
             if gives
         )
         givers = (
-            (model, index) for model in others.values() for index in range(len(model.replicas))
+            (model, index) for model in neighbours.values() for index in range(len(model.replicas))
         )
-        found = [
+        surplus = [
             (place, offer)
             for model, index in givers
             for place, offer in enumerate(self._surplus(model, index))
         ]
         # Replicas that give most come first, so that few have to give. The second offer of a copy
         # follows after the first offers of all copies.
-        found.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
-        caps = {name: _last_caps(model) for name, model in others.items()}
+        surplus.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
+        caps = {name: _last_caps(model) for name, model in neighbours.items()}
         may = self.evictable_copies(requester)
         if requester is not None:
             requester.offered = frozenset(may)
@@ -179,7 +179,7 @@ class Fleet:
         home = past[-1].plan.gpus if past else ()
         return Sharing(
             current_cap(past, caps),
-            (*(offer for _, offer in found), *leaves),
+            (*(offer for _, offer in surplus), *leaves),
             holders,
             home,
             self.eviction_risk(wish),
@@ -188,12 +188,12 @@ class Fleet:
     def _held_by_others(self, requester: ManagedModel | None) -> dict[str, dict[str, int]]:
         """Bytes per GPU, and of RAM, that each other model uses. Models being removed are left
         out."""
-        others = (
+        neighbours = (
             model for model in self.models.values() if model is not requester and not model.deleting
         )
         return {
             model.wish.name: self._with_returning(model.replicas, _promised(model.replicas, {}))
-            for model in others
+            for model in neighbours
         }
 
     def evictable_copies(self, requester: ManagedModel | None) -> list[Place]:
@@ -217,23 +217,25 @@ class Fleet:
 
         Pinned models are never evicted.
         """
-        others = {
+        neighbours = {
             name: model
             for name, model in self.models.items()
             if model is not requester and not model.deleting
         }
-        pinned = {name for name, model in others.items() if model.wish.policy.pinned}
-        known = {(name, one.index): one for name, model in others.items() for one in model.replicas}
+        pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
+        replicas = {
+            (name, one.index): one for name, model in neighbours.items() for one in model.replicas
+        }
         awake = [
-            known[place]
+            replicas[place]
             for place in may
-            if place in known and place[0] not in pinned and not known[place].asleep
+            if place in replicas and place[0] not in pinned and not replicas[place].asleep
         ]
-        asleep = [one for one in known.values() if one.asleep and one.leaving is None]
+        asleep = [one for one in replicas.values() if one.asleep and one.leaving is None]
         return leave_offers(
             *(
-                [one for one in map(self._leaver, some) if one.held_bytes]
-                for some in (awake, asleep)
+                [one for one in map(self._leaver, group) if one.held_bytes]
+                for group in (awake, asleep)
             )
         )
 
@@ -255,19 +257,19 @@ class Fleet:
             return ""
         if self.keep_alive_s(wish) >= 0:
             return "its keep_alive is limited"
-        others = (
+        wishes = (
             model.wish
             for name, model in self.models.items()
             if name != wish.name and not model.deleting
         )
-        other = next(
-            (one.name for one in others if one.source and self.keep_alive_s(one) >= 0), None
+        limited = next(
+            (one.name for one in wishes if one.source and self.keep_alive_s(one) >= 0), None
         )
-        return f"it may be unloaded for {other}" if other else ""
+        return f"it may be unloaded for {limited}" if limited else ""
 
     def keep_alive_s(self, wish: Wish) -> float:
-        own = wish.policy.keep_alive
-        return self._keep_alive if own is None else own
+        keep_alive = wish.policy.keep_alive
+        return self._keep_alive if keep_alive is None else keep_alive
 
     def _surplus(self, model: ManagedModel, index: int) -> tuple[Offer, ...]:
         """The KV cache that a replica could give now."""
@@ -294,38 +296,35 @@ class Fleet:
         Each gift is a restart, so waiting models are served together as far as the gift suffices.
         The others plan anew beside those that got it.
         """
-        taken = (
-            (one.model, other)
-            for one in self.replicas()
-            for other in one.takes
-            if other.model == model.wish.name
-        )
+        takes = ((replica.model, share) for replica in self.replicas() for share in replica.takes)
         waiting = sorted(
             (
-                (name, other)
-                for name, other in taken
-                if other.replica == take.replica and other.how == "surplus"
+                (name, share)
+                for name, share in takes
+                if (share.model, share.replica, share.how)
+                == (model.wish.name, take.replica, "surplus")
             ),
-            key=lambda one: one[0] != requester,
+            key=lambda name_and_share: name_and_share[0] != requester,
         )
-        most = next(
-            (one for one in self._surplus(model, take.replica) if one.keeps <= take.keeps), take
+        largest = next(
+            (offer for offer in self._surplus(model, take.replica) if offer.keeps <= take.keeps),
+            take,
         )
         shares: list[Offer] = []
         names = {requester}
         for name, share in waiting:
-            if not shares or _shared_bytes([*shares, share]) <= max(most.gives.values()):
+            if not shares or _shared_bytes([*shares, share]) <= max(largest.gives.values()):
                 shares.append(share)
                 names.add(name)
-        return partial_offer(most, _shared_bytes(shares or [take])), names
+        return partial_offer(largest, _shared_bytes(shares or [take])), names
 
     def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish on a shared machine: few GPUs, unless the wish names them."""
-        others = any(
+        has_neighbours = any(
             model.wish.source and name != wish.name and not model.deleting
             for name, model in self.models.items()
         )
-        return wish.evolve(gpus="few") if others and wish.gpus is None else wish
+        return wish.evolve(gpus="few") if has_neighbours and wish.gpus is None else wish
 
     def claims(self, requester: ReplicaState | None) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that are taken for a requester.
@@ -333,16 +332,16 @@ class Fleet:
         Live attempts count, and engines that will be restored as they were. The requester itself
         does not.
         """
-        others = [one for one in self.replicas() if one is not requester]
+        replicas = [replica for replica in self.replicas() if replica is not requester]
         return self._with_returning(
-            others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES))
+            replicas, _promised(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
         )
 
     def claims_of_others(self, model: ManagedModel) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that are taken for models other than this one."""
-        others = [one for one in self.replicas() if one.model != model.wish.name]
+        replicas = [replica for replica in self.replicas() if replica.model != model.wish.name]
         return self._with_returning(
-            others, _promised(others, dict.fromkeys(self.set_apart, MOST_BYTES))
+            replicas, _promised(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
         )
 
     def _with_returning(
@@ -355,7 +354,7 @@ class Fleet:
         """
         for replica in replicas:
             model = self.models[replica.model]
-            here = not (
+            stays = not (
                 model.stopped
                 or model.hold
                 or replica.leaving
@@ -367,14 +366,14 @@ class Fleet:
                 and replica.blocked is None
                 and replica.status.state != "quarantined"
             )
-            if here and comes and (plan := _outlived(replica)) is not None:
+            if stays and comes and (plan := _outlived(replica)) is not None:
                 _promise(plan, promised)
-            elif here and replica.attempt is None:
-                given = (
+            elif stays and replica.attempt is None:
+                offers = (
                     *replica.received_offers,
                     *(take for take in replica.takes if self.has_given(take, replica.model)),
                 )
-                for uuid, count in bytes_reserved(given).items():
+                for uuid, count in bytes_reserved(offers).items():
                     promised[uuid] = promised.get(uuid, 0) + count
         return promised
 
@@ -452,28 +451,28 @@ class Fleet:
 
     def ports(self) -> set[int]:
         """The ports of all starts that are recorded and not ended."""
-        attempts = [one.attempt for one in self.replicas() if one.attempt is not None]
+        attempts = [replica.attempt for replica in self.replicas() if replica.attempt is not None]
         return {port for attempt in attempts for port in engine_ports(attempt.plan, attempt.port)}
 
     def check_names(self, wish: Wish) -> None:
         """Raises Conflict where a name or alias of the wish belongs to another model."""
-        wishes = [one.wish for one in self.models.values()]
+        wishes = [model.wish for model in self.models.values()]
         wishes += [
-            one.change.wish
-            for one in self.models.values()
-            if one.change is not None and not one.change.refused
+            model.change.wish
+            for model in self.models.values()
+            if model.change is not None and not model.change.refused
         ]
-        taken = {name: other.name for other in wishes for name in names(other)}
-        own = names(wish)
-        if len(set(own)) < len(own):
+        owners = {name: other.name for other in wishes for name in names(other)}
+        wish_names = names(wish)
+        if len(set(wish_names)) < len(wish_names):
             raise Conflict(
-                f"One of these names is used twice: {', '.join(own)}.",
+                f"One of these names is used twice: {', '.join(wish_names)}.",
                 hint="Give each name, alias and adapter a different name.",
             )
-        for name in own:
-            if taken.get(name, wish.name) != wish.name:
+        for name in wish_names:
+            if owners.get(name, wish.name) != wish.name:
                 raise Conflict(
-                    f"{name} is already a name of the model {taken[name]}.",
+                    f"{name} is already a name of the model {owners[name]}.",
                     hint="Choose another name.",
                 )
 
@@ -481,18 +480,18 @@ class Fleet:
 def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
     """All starts of the model, or of one replica, by its wanted wish, oldest first."""
     replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
-    known = (
+    attempts = (
         one
         for replica in replicas
         for one in replica.attempts
         if one.generation == model.wanted_generation
     )
-    return sorted(known, key=lambda attempt: attempt.id)
+    return sorted(attempts, key=lambda attempt: attempt.id)
 
 
 def _outlived(replica: ReplicaState) -> Plan | None:
     return interrupted_plan(
-        [one for one in replica.history if one.generation == replica.generation]
+        [attempt for attempt in replica.history if attempt.generation == replica.generation]
     )
 
 
@@ -506,8 +505,8 @@ def _plan_to_restore(model: ManagedModel, replica: ReplicaState, cap: Cap | None
 
 def _last_caps(model: ManagedModel) -> list[Cap]:
     """The last cap of each copy. Copies have different neighbours."""
-    found = (last_cap(_attempts(model, replica)) for replica in model.replicas)
-    return [cap for cap in found if cap is not None]
+    caps = (last_cap(_attempts(model, replica)) for replica in model.replicas)
+    return [cap for cap in caps if cap is not None]
 
 
 def names(wish: Wish) -> tuple[str, ...]:

@@ -116,8 +116,8 @@ class ReplicaState:
     @property
     def start_clock(self) -> StartClock | None:
         """The clock of the present start; None: there is none, or its begin was not seen."""
-        seen = self.attempt is not None and self.launched == self.attempt.id
-        return self.watcher.clock if seen and self.watcher is not None else None
+        is_launched = self.attempt is not None and self.launched == self.attempt.id
+        return self.watcher.clock if is_launched and self.watcher is not None else None
 
     @property
     def asleep(self) -> bool:
@@ -137,9 +137,11 @@ class ReplicaState:
         """The instance of the live attempt; without one, a left-over instance of an ended
         attempt."""
         attempts = [*([self.attempt] if self.attempt else []), *reversed(self.history)]
-        found = {instance.name: instance for instance in instances}
+        by_name = {instance.name: instance for instance in instances}
         leftovers = [
-            found[attempt.instance_name] for attempt in attempts if attempt.instance_name in found
+            by_name[attempt.instance_name]
+            for attempt in attempts
+            if attempt.instance_name in by_name
         ]
         if not leftovers or self.attempt is None or leftovers[0].attempt == self.attempt.id:
             return leftovers[0] if leftovers else None
@@ -182,12 +184,12 @@ class ReplicaState:
 
         `asks`: a request waits already.
         """
-        then = (
+        remedy = (
             "It is loaded once other models may be unloaded"
             if asks
             else "A request loads it by this"
         )
-        self.block(f"{reason.rstrip('.')}. {then}: {'; '.join(offer.words for offer in takes)}")
+        self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in takes)}")
         self.on_request = True
 
     def end_preparation(self) -> None:
@@ -203,7 +205,7 @@ class ReplicaState:
     @property
     def stage(self) -> Stage:
         """How far its engine is, as its neighbours on the GPUs feel it."""
-        seen = self.watcher.observation if self.watcher is not None else Observation()
+        observation = self.watcher.observation if self.watcher is not None else Observation()
         if (
             self.attempt is not None
             and self.attempt.asleep is not None
@@ -211,12 +213,12 @@ class ReplicaState:
         ):
             return "loads"
         if (
-            seen.warm
-            or seen.answering
+            observation.warm
+            or observation.answering
             or (self.attempt is not None and self.attempt.state == "ready")
         ):
             return "stands"
-        return "warms" if seen.stands else "loads"
+        return "warms" if observation.stands else "loads"
 
     @property
     def measures(self) -> bool:
@@ -306,11 +308,11 @@ class ManagedModel:
     def newest(self) -> int:
         """The newest generation of its wishes, refused ones included."""
         replicas = [*self.replicas, *([self.trial] if self.trial is not None else [])]
-        known = [
+        attempts = [
             self.generation,
             *(attempt.generation for replica in replicas for attempt in replica.attempts),
         ]
-        return max([*known, *([self.change.generation] if self.change is not None else [])])
+        return max([*attempts, *([self.change.generation] if self.change is not None else [])])
 
     def wish_of(self, replica: ReplicaState) -> Wish:
         """The wish that a replica is planned by."""
@@ -329,13 +331,13 @@ class ManagedModel:
     def unsettled(self) -> bool:
         """Whether some engines are to be replaced by engines of another wish."""
         return self.wanted_generation != self.generation or any(
-            one.generation != self.wanted_generation for one in self.replicas
+            replica.generation != self.wanted_generation for replica in self.replicas
         )
 
     @property
     def needs(self) -> tuple[Place, ...]:
         """The copies of other models that must be evicted before it can be loaded."""
-        takes = (take for one in self.replicas for take in one.takes)
+        takes = (take for replica in self.replicas for take in replica.takes)
         return tuple(
             sorted({(take.model, take.replica) for take in takes if take.how != "surplus"})
         )
@@ -343,14 +345,14 @@ class ManagedModel:
     @property
     def ends(self) -> tuple[Place, ...]:
         """The needed copies that must stop, as sleep would free too little."""
-        takes = (take for one in self.replicas for take in one.takes)
+        takes = (take for replica in self.replicas for take in replica.takes)
         return tuple(sorted({(take.model, take.replica) for take in takes if take.how == "stop"}))
 
     @property
     def out_since(self) -> float:
         """When its last engine ended; when it was added, if it never had one."""
         return max(
-            (one.history[-1].ended_at or 0.0 for one in self.replicas if one.history),
+            (replica.history[-1].ended_at or 0.0 for replica in self.replicas if replica.history),
             default=self.created_at,
         )
 
@@ -379,20 +381,22 @@ class ManagedModel:
     def serving(self) -> list[Attempt]:
         """The attempts that serve clients."""
         return [
-            one.attempt for one in self.replicas if one.attempt is not None and one.attempt.serves
+            replica.attempt
+            for replica in self.replicas
+            if replica.attempt is not None and replica.attempt.serves
         ]
 
     @property
     def abilities(self) -> Abilities | None:
         """The abilities that its engine showed, now or the last time; None: never tested."""
-        tried = sorted(
+        attempts = sorted(
             (one for replica in self.replicas for one in replica.attempts),
             key=lambda one: (one.state == "ready", one.id),
         )
         return next(
             (
                 one.abilities
-                for one in reversed(tried)
+                for one in reversed(attempts)
                 if one.ready_at is not None and one.abilities
             ),
             None,

@@ -60,34 +60,34 @@ def _status(model: ManagedModel) -> tuple[str, str]:
 
 def _lacking(model: ManagedModel) -> str:
     """How many copies serve, and why the others cannot; "" if all do."""
-    away = [
+    missing = [
         replica.status
         for replica in model.replicas
         if replica.status.state
         in ("no_plan", "quarantined", "backing_off", "unreachable", "stopping", "stopped", "asleep")
     ]
     serving = sum(replica.status.state == "ready" for replica in model.replicas)
-    if not away:
+    if not missing:
         return ""
-    reason = away[0].reason or "another copy sleeps"
+    reason = missing[0].reason or "another copy sleeps"
     return f"{serving} of {len(model.replicas)} copies serve; {reason}"
 
 
 def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
-    away = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
-    why = [endpoint.detail for endpoint in away[:_SHOWN_AWAY]] + (
-        ["..."] if len(away) > _SHOWN_AWAY else []
+    unreached = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
+    why = [endpoint.detail for endpoint in unreached[:_SHOWN_AWAY]] + (
+        ["..."] if len(unreached) > _SHOWN_AWAY else []
     )
     states = [endpoint.state for endpoint in model.endpoints if endpoint.replica is not None]
     if states:
         best = min(states, key=_ORDER.index)
         words = {"ready": (), "asleep": ("the next request loads it there",)}
-        there = words.get(best, (f"it is {best.replace('_', ' ')} there",))
+        remedy = words.get(best, (f"it is {best.replace('_', ' ')} there",))
         return best, "; ".join(
-            [f"{len(states)} of {len(model.endpoints)} endpoints answer", *there, *why]
+            [f"{len(states)} of {len(model.endpoints)} endpoints answer", *remedy, *why]
         )
-    asked = model.endpoints and all(endpoint.was_contacted for endpoint in model.endpoints)
-    return "unreachable" if asked else "starting", "; ".join(
+    all_contacted = model.endpoints and all(endpoint.was_contacted for endpoint in model.endpoints)
+    return "unreachable" if all_contacted else "starting", "; ".join(
         why
     ) or "its endpoints were not checked yet"
 
@@ -113,7 +113,7 @@ def route(
         key=lambda one: not one.serves,
     )
     plan = attempts[0].plan if attempts else None
-    shown = model.abilities
+    abilities = model.abilities
     state, detail = status(model)
     # No request fails during a change: requests between two engines wait for the next one.
     between = model.unsettled or any(
@@ -132,10 +132,10 @@ def route(
         card=routing.ModelCard(
             max_model_len=plan.max_model_len.value if plan else None,
             inputs=plan.model.inputs if plan else (),
-            **{name: ability.state for name, ability in shown or Abilities()},
+            **{name: ability.state for name, ability in abilities or Abilities()},
         ),
         toolless=(
-            plan.tool_parser.reason if plan and shown and plan.tool_parser.value == NONE else ""
+            plan.tool_parser.reason if plan and abilities and plan.tool_parser.value == NONE else ""
         ),
     )
 

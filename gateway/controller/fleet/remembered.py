@@ -35,10 +35,10 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
         )
         models[wish.name] = model
         replicas = {index: past for (name, index), past in history.items() if name == wish.name}
-        known = max((index + 1 for index in replicas), default=1)
+        replica_count = max((index + 1 for index in replicas), default=1)
         live = [index for index, past in replicas.items() if any(one.live for one in past)]
         alive = max((index + 1 for index in live), default=0)
-        for index in range(max(wish.replicas or known, alive) if wish.source else 0):
+        for index in range(max(wish.replicas or replica_count, alive) if wish.source else 0):
             _restore_replica(store, model, index, replicas.get(index, []))
         model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
         # Whether running engines have requests is unknown.
@@ -76,8 +76,8 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
         model.trial = ReplicaState(
             name, index, live[1], generation=model.wanted_generation, seeks=True
         )
-    tried = model.trial.attempt if model.trial is not None else None
-    ended = [one for one in past if one is not replica.attempt and one is not tried]
+    trial_attempt = model.trial.attempt if model.trial is not None else None
+    ended = [one for one in past if one is not replica.attempt and one is not trial_attempt]
     replica.history = [_ended(store, one) if one.live else one for one in ended]
     model.replicas.append(replica)
 
@@ -93,7 +93,7 @@ def _made_room(past: list[Attempt]) -> bool:
     """Whether the last serving engine was stopped for one of the wanted wish."""
     return (
         bool(past)
-        and not any(one.live for one in past)
+        and not any(attempt.live for attempt in past)
         and past[-1].state == "stopped"
         and past[-1].ready_at is not None
     )

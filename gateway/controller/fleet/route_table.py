@@ -23,8 +23,10 @@ def route_table(
     attempts = [replica.attempt for replica in fleet.replicas() if replica.attempt is not None]
     plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
     # An engine with another plan than the recorded plan is about to be replaced.
-    own = [instance for instance in instances if instance.fingerprint == plans.get(instance.name)]
-    running = {instance.name: instance for instance in own if instance.state == "running"}
+    own_instances = [
+        instance for instance in instances if instance.fingerprint == plans.get(instance.name)
+    ]
+    running = {instance.name: instance for instance in own_instances if instance.state == "running"}
     routes = {name: _route(model, running, load_wait_s) for name, model in fleet.models.items()}
     if waits:
         routes = {
@@ -36,14 +38,16 @@ def route_table(
         for alias in model.wish.aliases
         if alias not in routes
     }
-    named = {
+    by_name = {
         alias: replace(routes[name], name=alias, alias_of=name) for alias, name in aliases.items()
     }
     for name, model in fleet.models.items():
         for adapter, source in model.wish.loras.items():
             card = replace(routes[name].card, adapter=source)
-            named.setdefault(adapter, replace(routes[name], name=adapter, alias_of=name, card=card))
-    return RouteTable({**named, **routes})
+            by_name.setdefault(
+                adapter, replace(routes[name], name=adapter, alias_of=name, card=card)
+            )
+    return RouteTable({**by_name, **routes})
 
 
 def _route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float) -> ModelRoute:

@@ -59,8 +59,8 @@ class Attempts:
             port = await self._host.allocate_port()
             if engine_ports(plan, port).isdisjoint(self._ports()):
                 break
-        made = (replica.model, replica.index, plan, port, time.time(), replica.generation)
-        return await asyncio.to_thread(self._store.add_attempt, *made)
+        fields = (replica.model, replica.index, plan, port, time.time(), replica.generation)
+        return await asyncio.to_thread(self._store.add_attempt, *fields)
 
     async def drop(self, attempt: Attempt) -> None:
         """End an attempt that is not started after all. Raises StoreError."""
@@ -78,12 +78,12 @@ class Attempts:
         now = time.time()
         phases = clock.seconds(time.monotonic()) if (clock := replica.start_clock) else {}
         ready = attempt.evolve(state="ready", ready_at=now, phases=phases)
-        cache_bytes = taken = None
+        cache_bytes = memory_bytes = None
         if attempt.plan.grade != "verified" and not self._gate.disturbance(attempt):
-            moved, taken = await self._gate.foreign_change(attempt)
+            moved, memory_bytes = await self._gate.foreign_change(attempt)
             cache_bytes = replica.watcher.cache_bytes if replica.watcher and not moved else None
         await asyncio.to_thread(
-            self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, taken)
+            self._store.save_attempt, ready, *prove_success(attempt, now, cache_bytes, memory_bytes)
         )
         replica.attempt, replica.made_room = ready, False
         if phases:
@@ -94,9 +94,9 @@ class Attempts:
         self, replica: ReplicaState, attempt: Attempt, shown: Abilities
     ) -> None:
         """Record what a serving engine has shown. Raises StoreError."""
-        known = attempt.evolve(abilities=shown)
-        await asyncio.to_thread(self._store.save_attempt, known)
-        replica.attempt = known
+        noted = attempt.evolve(abilities=shown)
+        await asyncio.to_thread(self._store.save_attempt, noted)
+        replica.attempt = noted
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
@@ -174,13 +174,13 @@ class Attempts:
 def _case(attempt: Attempt, patience_s: float) -> dict[str, Scalar]:
     """The values that a remedy may name."""
     plan = attempt.plan
-    known: dict[str, Scalar] = {
+    conditions: dict[str, Scalar] = {
         "model": attempt.model,
         "engine": str(plan.engine),
         "patience": round(patience_s),
     }
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel"):
-        known[name] = getattr(plan, name).value
+        conditions[name] = getattr(plan, name).value
     if plan.engine.image is not None:
-        known["image"] = plan.engine.image
-    return known | ({"ranks": len(plan.gpus)} if len(plan.gpus) > 1 else {})
+        conditions["image"] = plan.engine.image
+    return conditions | ({"ranks": len(plan.gpus)} if len(plan.gpus) > 1 else {})

@@ -150,13 +150,13 @@ class ChangeSteps:
 
 def _failed(model: ManagedModel, replica: ReplicaState) -> str:
     """Why no engine of the replica starts by its wish; "" where one did, or still may."""
-    own = [one for one in replica.attempts if one.generation == replica.generation]
-    if replica.attempt is not None or any(one.ready_at is not None for one in own):
+    attempts = [attempt for attempt in replica.attempts if attempt.generation == replica.generation]
+    if replica.attempt is not None or any(attempt.ready_at is not None for attempt in attempts):
         return ""
     failures = [
-        one.failure
-        for one in attempts_that_count(own, model.forgiven_at, time.time())
-        if one.failure is not None
+        attempt.failure
+        for attempt in attempts_that_count(attempts, model.forgiven_at, time.time())
+        if attempt.failure is not None
     ]
     if failures:
         return f"{failures[-1].kind}: {failures[-1].message}"
@@ -175,8 +175,10 @@ def _trial(model: ManagedModel) -> TrialStatus | None:
         # Its engines had room, and failed: no serving engine stops for another try. After a restart
         # these attempts are in the replica's history.
         past = [*model.replicas[trial.index].history, *trial.history]
-        own = (one.failure for one in reversed(past) if one.generation == trial.generation)
-        if (failure := next((one for one in own if one is not None), None)) is not None:
+        failures = (
+            attempt.failure for attempt in reversed(past) if attempt.generation == trial.generation
+        )
+        if (failure := next((cause for cause in failures if cause is not None), None)) is not None:
             return TrialStatus(
                 trial.index, trial.generation, "failed", f"{failure.kind}: {failure.message}"
             )

@@ -82,8 +82,8 @@ class Launcher:
             else None
         )
         adapters = {
-            one.name: await self._weights(one, report, allow_remote_code=False)
-            for one in plan.adapters
+            adapter.name: await self._weights(adapter, report, allow_remote_code=False)
+            for adapter in plan.adapters
         }
         await self.host.prepare(plan.engine, report)
         return LaunchFiles(weights, drafter, adapters)
@@ -106,13 +106,13 @@ class Launcher:
         ]
         async with self._reading:
             began = time.monotonic()
-            done = await read_ahead(paths, most_bytes)
-        if done.read:
+            outcome = await read_ahead(paths, most_bytes)
+        if outcome.read:
             log.info(
                 "read ahead",
                 source=plan.model.source,
-                gib=round(done.read / GIB, 2),
-                cached_gib=round(done.cached / GIB, 2),
+                gib=round(outcome.read / GIB, 2),
+                cached_gib=round(outcome.cached / GIB, 2),
                 seconds=round(time.monotonic() - began, 2),
             )
 
@@ -170,7 +170,12 @@ class Launcher:
     async def instance(self, attempt: Attempt) -> Instance | None:
         """The engine of an attempt as the host sees it. Raises HostError."""
         return next(
-            (one for one in await self.host.list() if one.name == attempt.instance_name), None
+            (
+                instance
+                for instance in await self.host.list()
+                if instance.name == attempt.instance_name
+            ),
+            None,
         )
 
     def described(
@@ -196,7 +201,7 @@ class Launcher:
 
         plan = attempt.plan
         drafter = folder(plan.drafter) if plan.drafter is not None else None
-        adapters = {one.name: folder(one) for one in plan.adapters}
+        adapters = {adapter.name: folder(adapter) for adapter in plan.adapters}
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
         files = LaunchFiles(folder(plan.model), drafter, adapters)
         exported = attempt.evolve(port=port, plan=without_skips(without_dev_endpoints(plan)))

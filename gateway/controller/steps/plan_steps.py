@@ -109,11 +109,11 @@ class PlanSteps:
     ) -> bool:
         if room().claims == instead().claims:
             return True  # what serves holds nothing that plans are made of
-        other = await self._replica_planner.decide(model, instead)
-        if other.takes or other.plan is None:
+        replacement = await self._replica_planner.decide(model, instead)
+        if replacement.takes or replacement.plan is None:
             # In its place others may give, or an engine may allow what the rules refuse.
-            return not other.takes and not other.engines_to_ask
-        return planned.plan is not None and is_as_good(planned.plan, other.plan)
+            return not replacement.takes and not replacement.engines_to_ask
+        return planned.plan is not None and is_as_good(planned.plan, replacement.plan)
 
     async def _without_plan(
         self, model: ManagedModel, replica: ReplicaState, planned: PlanResult, room: CurrentContext
@@ -160,7 +160,7 @@ def _cause_fields(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
     return {
         "after": failure.kind,
         "differs": (
-            ", ".join(one.what for one in diff_plans(history[-1].plan, plan))
+            ", ".join(difference.what for difference in diff_plans(history[-1].plan, plan))
             or "the same plan again"
         ),
     }

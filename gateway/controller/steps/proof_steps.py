@@ -41,8 +41,8 @@ class ProofSteps:
         def report(progress: str) -> None:
             replica.progress = progress
 
-        asked = watcher.client, watcher.url, attempt.served_name, attempt.plan
-        failure = await verify(*asked, self._patience_s, report, watcher.proved)
+        target = watcher.client, watcher.url, attempt.served_name, attempt.plan
+        failure = await verify(*target, self._patience_s, report, watcher.proved)
         if failure is None and replica.generation == TRIAL_GENERATION:
             # Questions about abilities would go on beside the measurement.
             watcher.note(verified=True, phase="serving")
@@ -64,13 +64,13 @@ class ProofSteps:
         self, replica: ReplicaState, attempt: Attempt, watcher: Watcher, forgiven_at: float
     ) -> None:
         """Test the abilities for apps. Answers that take longer come while the engine serves."""
-        known = abilities.earlier(attempt, replica.history, forgiven_at)
-        if known is not None:
-            self._note(replica, attempt.evolve(abilities=known))
+        earlier = abilities.earlier(attempt, replica.history, forgiven_at)
+        if earlier is not None:
+            self._note(replica, attempt.evolve(abilities=earlier))
             return
-        asked = attempt.evolve(abilities=abilities.unasked(attempt.plan))
-        await asyncio.to_thread(self._store.save_attempt, asked)
-        self._note(replica, asked)
+        untested = attempt.evolve(abilities=abilities.unasked(attempt.plan))
+        await asyncio.to_thread(self._store.save_attempt, untested)
+        self._note(replica, untested)
         questions = asyncio.create_task(self._ask(attempt, watcher))
         watcher.keep_asking(questions)
         await asyncio.wait({questions}, timeout=_ABILITIES_S)
@@ -81,11 +81,11 @@ class ProofSteps:
         """Note the abilities that the engine shows, or that it ended. Then the test is not
         repeated."""
         engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
-        known = await probe_abilities(*engine)
-        if any(one.state == "unknown" for _, one in known) and not await alive(*engine, _ALIVE_S):
+        results = await probe_abilities(*engine)
+        if any(one.state == "unknown" for _, one in results) and not await alive(*engine, _ALIVE_S):
             watcher.fail(abilities.ended())
         else:
-            watcher.note(abilities=known)
+            watcher.note(abilities=results)
 
     def _note(self, replica: ReplicaState, attempt: Attempt) -> None:
         """Replace the attempt by one with more knowledge, if it is still the replica's."""

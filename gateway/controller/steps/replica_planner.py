@@ -100,7 +100,7 @@ class ReplicaPlanner:
             holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()
         }
         cap = cap_after_giving(take, plan, {*requester, *near, *(before.models if before else ())})
-        same = {
+        fixed_choices = {
             "engines": (str(plan.engine),),
             "gpus": plan.gpus,
             "tensor_parallel": plan.tensor_parallel.value,
@@ -108,16 +108,18 @@ class ReplicaPlanner:
             "replicas": 1,
         }
         request = _request(model, room, room.sharing._replace(cap=cap, offers=(), home=plan.gpus))
-        found = await self._planner.plan(
-            replace(request, wish=room.wish.evolve(**same), running=RunningPlan(plan, held))
+        planned = await self._planner.plan(
+            replace(
+                request, wish=room.wish.evolve(**fixed_choices), running=RunningPlan(plan, held)
+            )
         )
-        if found.plan is None or found.plan.cap != cap:
+        if planned.plan is None or planned.plan.cap != cap:
             return None
-        fixed, taken = (
-            pinned(found.plan, model.pins),
-            cap.evolve(bytes=found.plan.memory.promised_bytes),
+        fixed, actual_cap = (
+            pinned(planned.plan, model.pins),
+            cap.evolve(bytes=planned.plan.memory.promised_bytes),
         )
-        return fixed.evolve(question=None, cap=taken)
+        return fixed.evolve(question=None, cap=actual_cap)
 
 
 def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) -> PlanRequest:

@@ -336,14 +336,16 @@ def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
 def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:
     """Whether another copy of the model serves and stays."""
     return any(
-        other is not replica and other.leaving is None
-        for other in model.replicas
-        if other.attempt and other.attempt.serves
+        sibling is not replica and sibling.leaving is None
+        for sibling in model.replicas
+        if sibling.attempt and sibling.attempt.serves
     )
 
 
 def _sleeps(model: ManagedModel, replica: ReplicaState) -> bool:
     """Whether the engine may sleep instead of stopping."""
     attempt = replica.attempt
-    own = attempt is not None and attempt.plan.sleep_mode.value
-    return own and replica is not model.trial and not model.unsettled and not model.deleting
+    has_sleep_mode = attempt is not None and attempt.plan.sleep_mode.value
+    return (
+        has_sleep_mode and replica is not model.trial and not model.unsettled and not model.deleting
+    )

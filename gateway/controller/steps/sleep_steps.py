@@ -170,17 +170,17 @@ class SleepSteps:
         while True:
             async with self._planning:
                 machine = await self._planner.hardware()
-                promised, gone = (
+                promised, freed = (
                     bytes_promised_away(attempt, claims(), machine),
                     bytes_occupied(attempt, machine),
                 )
-                if not promised and not gone:
+                if not promised and not freed:
                     await self._save(
                         replica, attempt.evolve(asleep=attempt.asleep.evolve(gave=None))
                     )
                     return True
-                lack = promised or (gone if time.monotonic() > end else {})
-                leaves = [one for one in offers() if one.how != "surplus"]
+                lack = promised or (freed if time.monotonic() > end else {})
+                leaves = [offer for offer in offers() if offer.how != "surplus"]
                 if takes := offers_to_wake(lack, leaves) or ():
                     if replica.wait_for(takes):
                         log.warning(
@@ -219,8 +219,10 @@ class SleepSteps:
 
         Without such data from the driver: the bytes that all processes use.
         """
-        pids = {one.pid for one in await self._launcher.host.processes(attempt.instance_name)}
-        found = {}
+        pids = {
+            process.pid for process in await self._launcher.host.processes(attempt.instance_name)
+        }
+        used = {}
         for gpu in (await self._planner.hardware()).gpus:
             if (
                 gpu.uuid not in attempt.plan.gpus
@@ -228,10 +230,12 @@ class SleepSteps:
                 or gpu.free_bytes is None
             ):
                 continue
-            own = [one.used_bytes for one in gpu.processes or () if one.pid in pids]
-            known = sum(count for count in own if count is not None)
-            found[gpu.uuid] = known if known else gpu.total_bytes - gpu.free_bytes
-        return found
+            process_bytes = [
+                process.used_bytes for process in gpu.processes or () if process.pid in pids
+            ]
+            total = sum(count for count in process_bytes if count is not None)
+            used[gpu.uuid] = total if total else gpu.total_bytes - gpu.free_bytes
+        return used
 
     async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
         """Raises NoAnswerError if the engine does not answer."""
@@ -254,9 +258,11 @@ class SleepSteps:
 
     async def _new(self, fact: Fact) -> list[Fact]:
         """A known fact is not learned again."""
-        known = await asyncio.to_thread(self._store.facts)
+        facts = await asyncio.to_thread(self._store.facts)
         return (
-            [] if any((one.kind, one.scope) == (fact.kind, fact.scope) for one in known) else [fact]
+            []
+            if any((stored.kind, stored.scope) == (fact.kind, fact.scope) for stored in facts)
+            else [fact]
         )
 
     async def _end(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:

@@ -95,9 +95,11 @@ class StartGate:
         """Note the present engines. No engine starts before the first look."""
         now, before = time.monotonic(), self._holders
         running = {instance.name for instance in instances if instance.state == "running"}
-        seen = self._engines.holders(running, self._begun, now)
-        known = (one.evolve(sized=one.instance in self._sized) for one in seen)
-        self._holders = {one.instance: _keep_since(one, before.get(one.instance)) for one in known}
+        engines = self._engines.holders(running, self._begun, now)
+        holders = (one.evolve(sized=one.instance in self._sized) for one in engines)
+        self._holders = {
+            one.instance: _keep_since(one, before.get(one.instance)) for one in holders
+        }
         # Engines that run since before the gateway's start disturb nobody by being seen.
         before = before if self._seen_once else self._holders
         self._seen_once = True
@@ -120,12 +122,12 @@ class StartGate:
 
         Such a measurement fails if another engine frees memory meanwhile.
         """
-        others = (
+        neighbours = (
             one
             for one in self._holders.values()
             if one.instance != but and one.stage == "loads" and not one.sized
         )
-        return any(not one.gpus.isdisjoint(gpus) for one in others)
+        return any(not one.gpus.isdisjoint(gpus) for one in neighbours)
 
     def waits(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting
@@ -160,14 +162,14 @@ class StartGate:
                     await self._looked.wait()
                 if (met := self._engines.copy_failure(attempt)) is not None:
                     message = f"Another copy with this plan failed first: {met.message}"
-                    told = Failure(
+                    failure = Failure(
                         kind="withdrawn",
                         phase="waiting",
                         message=message,
                         proves="nothing",
                         disturbed=start.model,
                     )
-                    raise WithdrawnError(told)
+                    raise WithdrawnError(failure)
         finally:
             self._waiting.pop(start.instance, None)
             self._restless.pop(start.instance, None)
@@ -228,7 +230,7 @@ class StartGate:
         ours = [one for one in self._holders.values() if one.gpus & start.gpus]
         since = self._restless.setdefault(start.instance, time.monotonic())
         foreign = any(
-            len(one.processes or ()) > sum(one.uuid in other.gpus for other in ours)
+            len(one.processes or ()) > sum(one.uuid in engine.gpus for engine in ours)
             for one in read.values()
         )
         if (

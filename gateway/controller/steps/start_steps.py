@@ -128,13 +128,13 @@ class StartSteps:
 
     def prepare(self, model: ManagedModel, replica: ReplicaState, plan: Plan) -> Preparation:
         """The preparation of a start by this plan, begun if it was not."""
-        found = replica.preparation
-        if found is None or not found.serves(plan):
+        preparation = replica.preparation
+        if preparation is None or not preparation.serves(plan):
             replica.end_preparation()
             code = model.wish_of(replica).policy.allow_remote_code
             bring = partial(self._launcher.bring, allow_remote_code=code)
-            found = replica.preparation = Preparation(plan, bring, self._read_ahead)
-        return found
+            preparation = replica.preparation = Preparation(plan, bring, self._read_ahead)
+        return preparation
 
     async def _read_ahead(self, plan: Plan, files: LaunchFiles) -> None:
         most_bytes = page_cache_bytes(plan, await self._hardware())
@@ -146,11 +146,11 @@ class StartSteps:
         name = str(engine)
         if not any(question.engine == name for question in model.answers):
             return False
-        here = await self._launcher.host.identity(engine)
+        identity = await self._launcher.host.identity(engine)
         old = [
-            asked
-            for asked, said in model.answers.items()
-            if asked.engine == name and said.source != here
+            engine_ref
+            for engine_ref, answer in model.answers.items()
+            if engine_ref.engine == name and answer.source != identity
         ]
         for question in old:
             del model.answers[question]

@@ -47,12 +47,12 @@ class _Model(msgspec.Struct):
     @property
     def state_there(self) -> str:
         """Its state there; "ready" where unknown."""
-        known = (
+        is_known = (
             self.owned_by == "fitserve"
             and isinstance(self.state, str)
             and self.state in _COMES | _BROUGHT | _NEVER
         )
-        return self.state if known else "ready"
+        return self.state if is_known else "ready"
 
     @property
     def state_here(self) -> str:
@@ -155,19 +155,19 @@ class EndpointWatcher:
 
     async def _ask(self) -> tuple[RoutedReplica | None, str, str]:
         """The route and the model's state there; or None and the reason."""
-        away = None, "unreachable"
+        unreachable = None, "unreachable"
         try:
             key = await self.key.read()
             answer = await self._client.with_key(key).get(
                 f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES
             )
             if answer.status != 200:
-                return *away, await self._refusal(answer, key)
+                return *unreachable, await self._refusal(answer, key)
             models = {model.id: model for model in (await answer.read(_Models)).data}
         except NoKeyError as error:
-            return *away, f"the key for {self.url} cannot be read: {error}"
+            return *unreachable, f"the key for {self.url} cannot be read: {error}"
         except NoAnswerError as error:
-            return *away, f"{self.url} {error}"
+            return *unreachable, f"{self.url} {error}"
         # A name is sent with every request, and shown to people.
         usable = [
             name
@@ -175,12 +175,12 @@ class EndpointWatcher:
             if name.isprintable() and 0 < len(name) <= _MOST_NAME
         ]
         if self._model not in models and not len(models) == len(usable) == 1:
-            return *away, f"{self.url} does not serve {self._model}" + (
+            return *unreachable, f"{self.url} does not serve {self._model}" + (
                 f" but {', '.join(usable)}" if usable else ""
             )
         name = self._model if self._model in models else usable[0]
         if not models[name].state_here:
-            return *away, f"{self.url} has {name}, which is {models[name].state_there} there"
+            return *unreachable, f"{self.url} has {name}, which is {models[name].state_there} there"
         replica = RoutedReplica(
             self.url, f"{self._model}@{self.url}", name, key=key or "", remote=True
         )
@@ -195,9 +195,9 @@ class EndpointWatcher:
                 " endpoint_key"
             )
         try:
-            said = clean((await answer.read(_Refusal)).error.message.encode())[:_SHOWN_WORDS]
+            words = clean((await answer.read(_Refusal)).error.message.encode())[:_SHOWN_WORDS]
         except NoAnswerError:
-            said = ""
+            words = ""
         # Some servers repeat the key that they refuse.
-        said = said if said.isprintable() and key not in said else ""
-        return f"{self.url} refused the key: {said or f'it answers {answer.status}'}"
+        words = words if words.isprintable() and key not in words else ""
+        return f"{self.url} refused the key: {words or f'it answers {answer.status}'}"

@@ -24,7 +24,7 @@ def tone(seconds: float = 1.0) -> bytes:
         sound.setnchannels(1)
         sound.setsampwidth(2)
         sound.setframerate(RATE)
-        sound.writeframes(b"".join(struct.pack("<h", one) for one in waves))
+        sound.writeframes(b"".join(struct.pack("<h", sample) for sample in waves))
     return file.getvalue()
 
 

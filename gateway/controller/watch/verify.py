@@ -152,9 +152,9 @@ async def verify(
     `measured` is called with the tokens of a prompt and its seconds.
     """
     try:
-        other = _OTHER_TASKS.get(plan.model.task)
-        if other is not None:
-            await other(client, url, name, plan, timeout_s)
+        probe = _OTHER_TASKS.get(plan.model.task)
+        if probe is not None:
+            await probe(client, url, name, plan, timeout_s)
         else:
             await _generates(client, url, name, plan, timeout_s, report, measured)
     except _Refuted as refuted:
@@ -164,11 +164,14 @@ async def verify(
 
 async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan) -> Abilities:
     """Test the abilities that apps rely on."""
-    asked = abilities.questions(plan)
-    found = await asyncio.gather(
-        *(_able(client, url, {**body, "model": name}, ability) for ability, body in asked.items())
+    questions = abilities.questions(plan)
+    answers = await asyncio.gather(
+        *(
+            _able(client, url, {**body, "model": name}, ability)
+            for ability, body in questions.items()
+        )
     )
-    return abilities.unasked(plan).evolve(**dict(zip(asked, found, strict=True)))
+    return abilities.unasked(plan).evolve(**dict(zip(questions, answers, strict=True)))
 
 
 async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:
@@ -183,14 +186,15 @@ async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: s
         return Ability(evidence=f"the engine {error}")
     if not choices:
         return Ability(state="not proven", evidence="its answer has no choices")
-    said = choices[0].message
+    message = choices[0].message
     calls = tuple(
-        (call.function.name or "", call.function.arguments or "") for call in said.tool_calls or ()
+        (call.function.name or "", call.function.arguments or "")
+        for call in message.tool_calls or ()
     )
-    thoughts = said.reasoning or said.reasoning_content or ""
+    thoughts = message.reasoning or message.reasoning_content or ""
     return abilities.judged(
         ability,
-        ParsedAnswer(said.content or "", thoughts, calls, choices[0].finish_reason != "length"),
+        ParsedAnswer(message.content or "", thoughts, calls, choices[0].finish_reason != "length"),
     )
 
 
@@ -283,10 +287,10 @@ async def _generates(
     long = min(plan.max_num_batched_tokens.value, context - 2)
     if long > 0:
         proofs[f"a prompt of {long} tokens"] = _reads(ask, _ids(plan, long, 0), measured)
-    many, length = _burst(plan)
-    if many > 1:
-        prompts = [_ids(plan, length, first) for first in range(many)]
-        proofs[f"{many} requests at once"] = _batches(ask, prompts)
+    burst_size, length = _burst(plan)
+    if burst_size > 1:
+        prompts = [_ids(plan, length, first) for first in range(burst_size)]
+        proofs[f"{burst_size} requests at once"] = _batches(ask, prompts)
     for adapter in plan.adapters:
         proofs[f"the adapter {adapter.name}"] = _adapts(client, url, name, plan, adapter, timeout_s)
     await _gather_proofs(proofs, report)
@@ -297,15 +301,15 @@ async def _gather_proofs(
 ) -> None:
     """Run the proofs at once, and report those without an end yet. Raises the first _Refuted, which
     ends the others."""
-    left = dict.fromkeys(proofs)
+    pending = dict.fromkeys(proofs)
 
     def show() -> None:
-        report(f"verifying: {', '.join(left)}")
+        report(f"verifying: {', '.join(pending)}")
 
     async def run(words: str, proof: Coroutine[Any, Any, None]) -> None:
         await proof
-        del left[words]
-        if left:
+        del pending[words]
+        if pending:
             show()
 
     show()
@@ -369,8 +373,8 @@ def _burst(plan: Plan) -> tuple[int, int]:
     cache."""
     context, seqs, groups = plan.max_model_len.value, plan.at_once, plan.data_parallel.value
     length = max(1, min(BURST_PROMPT, context - BURST_TOKENS))
-    held = plan.memory.kv_tokens // (length + BURST_TOKENS) * groups
-    room = held if plan.memory.kv_tokens else seqs
+    fitting = plan.memory.kv_tokens // (length + BURST_TOKENS) * groups
+    room = fitting if plan.memory.kv_tokens else seqs
     return max(1, min(seqs, room)), length
 
 

@@ -193,9 +193,9 @@ class Watcher:
             self._report_timer = asyncio.get_running_loop().call_later(
                 _REASONS_S, self._report_failure
             )
-        made = {"stands": self._reader.progress.stands, "warm": self._reader.progress.warm}
-        if made != {name: getattr(self.observation, name) for name in made}:
-            self.note(**made)
+        state = {"stands": self._reader.progress.stands, "warm": self._reader.progress.warm}
+        if state != {name: getattr(self.observation, name) for name in state}:
+            self.note(**state)
         self._tell_phase()
 
     def _tell_phase(self) -> None:
@@ -213,7 +213,7 @@ class Watcher:
             return None
         before, self._compiles = (
             self._compiles,
-            compiling(one.command for one in await self._processes()),
+            compiling(process.command for process in await self._processes()),
         )
         if before and not self._compiles and self.observation.phase.startswith(COMPILING):
             self.note(phase=PHASES.get(self._reader.progress.phase, "starting"))
@@ -316,11 +316,11 @@ class Watcher:
             time.monotonic(), waited_s, self._probe_s
         )
         if mute or doubtful:
-            asked = time.monotonic()
+            asked_at = time.monotonic()
             lives = await alive(
                 self.client, self.url, self.attempt.served_name, self.attempt.plan, self._probe_s
             )
-            self._freeze.note_probe(asked, alive=lives)
+            self._freeze.note_probe(asked_at, alive=lives)
             self._answered = time.monotonic() if lives else self._answered
             self._judge()
         if not self._freeze.silent_seconds(time.monotonic()):
@@ -384,8 +384,8 @@ class Watcher:
             ):
                 self._answered = time.monotonic()
                 return
-            still = self._silent_s(self.name)
-            if still is None or still < patience_s:
+            silent_s = self._silent_s(self.name)
+            if silent_s is None or silent_s < patience_s:
                 return
         self._hangs(
             f"The engine gave no token for {round(silent)} seconds and did not answer {_CANARIES}"

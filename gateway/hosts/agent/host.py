@@ -96,7 +96,7 @@ class AgentHost:
         return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
-        given = 0
+        line_count = 0
         while True:
             try:
                 # The agent gives the log from its first line each time.
@@ -105,8 +105,8 @@ class AgentHost:
                     async for answer in answers:
                         if isinstance(answer, LineAnswer):
                             passed += 1
-                            if passed > given:
-                                given = passed
+                            if passed > line_count:
+                                line_count = passed
                                 yield answer.text.encode("latin-1")
             except AgentAway:
                 await asyncio.sleep(_AGAIN_S)
@@ -144,12 +144,12 @@ class AgentHost:
         """Nothing to close: every call has its own connection."""
 
     async def _final_answer(self, call: Call, timeout_s: float) -> DoneAnswer:
-        done = DoneAnswer()
+        final = DoneAnswer()
         async with aclosing(self._ask(call, timeout_s)) as answers:
             async for answer in answers:
                 if isinstance(answer, DoneAnswer):
-                    done = answer
-        return done
+                    final = answer
+        return final
 
     async def _ask(self, call: Call, silence_s: float | None) -> AsyncGenerator[Answer, None]:
         """The answers of the agent, DoneAnswer as the last. Raises AgentAway, and failures reported

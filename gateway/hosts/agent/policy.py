@@ -68,12 +68,12 @@ def check_launch(
     check.
     """
     check_engine(spec.engine, engine, allowed, resolved)
-    named = (
+    field_names = (
         _NAME.fullmatch(spec.name)
         and re.fullmatch(NAME_PATTERN, spec.model)
         and _FINGERPRINT.fullmatch(spec.fingerprint)
     )
-    if not named or not 0 <= spec.attempt < 2**53:
+    if not field_names or not 0 <= spec.attempt < 2**53:
         raise _refusal(f"the name {spec.name[:80]!r} of {spec.model[:80]!r} is not valid")
     if any(mount != models for mount in spec.mounts):
         raise _refusal(

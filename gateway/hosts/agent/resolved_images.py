@@ -22,9 +22,9 @@ class ResolvedImages:
         self._path = path
         self._turn = threading.Lock()
         try:
-            said = json.loads(path.read_bytes())
+            document = json.loads(path.read_bytes())
             self.digests: dict[str, str] = {
-                str(digest): str(image) for digest, image in said.items()
+                str(digest): str(image) for digest, image in document.items()
             }
         except (OSError, ValueError, AttributeError):
             self.digests = {}
@@ -39,15 +39,15 @@ class ResolvedImages:
         ):
             return
         with self._turn:
-            others = {
+            other_images = {
                 digest: image for digest, image in self.digests.items() if digest != engine.digest
             }
-            known = {**dict([*others.items()][1 - _MOST :]), engine.digest: engine.image}
+            images = {**dict([*other_images.items()][1 - _MOST :]), engine.digest: engine.image}
             try:
-                atomic_file.write(self._path, json.dumps(known).encode())
+                atomic_file.write(self._path, json.dumps(images).encode())
             except OSError as error:
                 raise HostError(
                     f"The agent cannot write {self._path}: {error.strerror}.",
                     hint="Free disk space.",
                 ) from None
-            self.digests = known
+            self.digests = images

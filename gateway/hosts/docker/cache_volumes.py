@@ -42,8 +42,8 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
     if not spec.cache:
         return None
     name, mine = _name(image, spec.cache, owner), _volumes(client, owner)
-    others = [one for one in mine if one["Name"] != name]
-    if len(others) == len(mine):
+    other_volumes = [volume for volume in mine if volume["Name"] != name]
+    if len(other_volumes) == len(mine):
         user = _user(client, image)
         if user is None:
             return None
@@ -54,13 +54,13 @@ def cache_volume(client: APIClient, image: Attributes, spec: LaunchSpec, owner: 
             _KEY: secrets.token_hex(32),
         }
         client.create_volume(name, labels=labels)
-    _make_room(client, name, others)
+    _make_room(client, name, other_volumes)
     return name
 
 
 def has_volume(image: Attributes, cache: str, owner: str, client: APIClient) -> bool:
     """Whether an earlier start left a volume for such starts."""
-    return _name(image, cache, owner) in {one["Name"] for one in _volumes(client, owner)}
+    return _name(image, cache, owner) in {volume["Name"] for volume in _volumes(client, owner)}
 
 
 def volume_labels(client: APIClient, volume: str | None) -> dict[str, str]:
@@ -104,8 +104,8 @@ def _name(image: Attributes, cache: str, owner: str) -> str:
 
 def _volumes(client: APIClient, owner: str) -> list[Attributes]:
     """The volumes of this installation."""
-    found = client.volumes(filters={"label": f"fitserve.cache={owner}"})["Volumes"]
-    return [*(found or ())]
+    volumes = client.volumes(filters={"label": f"fitserve.cache={owner}"})["Volumes"]
+    return [*(volumes or ())]
 
 
 def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:
@@ -113,17 +113,17 @@ def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:
     from docker.errors import APIError
 
     sizes = _sizes(client) if others else {}
-    left = [one["Name"] for one in sorted(others, key=lambda one: str(one["CreatedAt"]))]
-    for name in (*left,):
+    names = [one["Name"] for one in sorted(others, key=lambda one: str(one["CreatedAt"]))]
+    for name in (*names,):
         if (
-            sum(sizes.get(one, 0) for one in (kept, *left)) <= MOST_BYTES
+            sum(sizes.get(one, 0) for one in (kept, *names)) <= MOST_BYTES
             if sizes
-            else len(left) < MOST_UNMEASURED
+            else len(names) < MOST_UNMEASURED
         ):
             return
         try:
             client.remove_volume(name)
-            left.remove(name)
+            names.remove(name)
         except APIError as error:
             if error.status_code not in (404, 409):  # gone, or used by a container
                 raise
@@ -138,8 +138,8 @@ def _sizes(client: APIClient) -> dict[str, int]:
         place = f"{client.base_url}/v{client.api_version}/system/df"
         answer = client.get(place, params={"type": "volume"}, timeout=client.timeout)
         answer.raise_for_status()
-        found = answer.json()["Volumes"] or []
-        return {one["Name"]: max(0, one["UsageData"]["Size"]) for one in found}
+        volumes = answer.json()["Volumes"] or []
+        return {volume["Name"]: max(0, volume["UsageData"]["Size"]) for volume in volumes}
     except (RequestException, ValueError, KeyError, TypeError):
         return {}
 
@@ -154,9 +154,11 @@ def _user(client: APIClient, image: Attributes) -> int | None:
     from docker.errors import APIError
 
     # The container never runs: Docker gives files of a created container.
-    made = client.create_container(image["Id"], ["true"], labels={"fitserve.reading": name})["Id"]
+    container = client.create_container(image["Id"], ["true"], labels={"fitserve.reading": name})[
+        "Id"
+    ]
     try:
-        pieces, _ = client.get_archive(made, _PASSWD)
+        pieces, _ = client.get_archive(container, _PASSWD)
         packed = b""
         for piece in pieces:
             packed += piece
@@ -168,6 +170,6 @@ def _user(client: APIClient, image: Attributes) -> int | None:
     except (APIError, tarfile.TarError, KeyError):
         return None
     finally:
-        client.remove_container(made, v=True, force=True)
-    found = re.search(rf"^{re.escape(name)}:[^:\n]*:(\d+):", lines, re.MULTILINE)
-    return int(found[1]) if found else None
+        client.remove_container(container, v=True, force=True)
+    match = re.search(rf"^{re.escape(name)}:[^:\n]*:(\d+):", lines, re.MULTILINE)
+    return int(match[1]) if match else None

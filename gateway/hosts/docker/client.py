@@ -71,10 +71,10 @@ def information(base_url: str | None = None) -> dict[str, Any] | None:
         with contextlib.closing(
             APIClient(f"unix://{socket_path(base_url)}", version="auto", timeout=5)
         ) as client:
-            found: dict[str, Any] = client.info()
+            info: dict[str, Any] = client.info()
     except (HostError, DockerException, OSError):
         return None
-    return found
+    return info
 
 
 def cgroup_driver(base_url: str | None = None) -> str | None:

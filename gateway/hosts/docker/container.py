@@ -68,13 +68,13 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
     cache = cache_volume(client, client.inspect_image(image_of(spec.engine)), spec, owner)  # type: ignore[no-untyped-call]
     labels = volume_labels(client, cache)
     key = engine_key(labels)
-    kept = (
+    mounted = (
         {name: f"{FOLDER}/{folder}" for name, folder in spec.caches.items()}
         if cache is not None
         else {}
     )
     volumes = (Mount(source=cache, target=FOLDER, read_only=False),) if cache is not None else ()
-    made = client.create_container(
+    container = client.create_container(
         image_of(spec.engine),
         # argv is the whole command: it replaces the image's entry point.
         entrypoint=[spec.argv[0]],
@@ -83,7 +83,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         detach=True,
         # CUDA would number mixed GPUs by speed; stages are assigned in bus order.
         environment=spec.env
-        | kept
+        | mounted
         | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if spec.gpus else {})
         | ({spec.key_env: key} if spec.key_env is not None else {}),
         # Proxies in the Docker client's configuration may carry passwords.
@@ -101,8 +101,8 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         host_config=_host_config(client, spec, network, volumes),
     )
     if cache is not None:
-        give_folders(client, made["Id"], labels, spec)
-    return str(made["Id"])
+        give_folders(client, container["Id"], labels, spec)
+    return str(container["Id"])
 
 
 def _host_config(
@@ -154,8 +154,8 @@ def gpu_request(info: Attributes, gpus: tuple[str, ...]) -> DeviceRequest:
     from docker.types import DeviceRequest
 
     devices = [f"nvidia.com/gpu={uuid}" for uuid in gpus]
-    known = {device["ID"] for device in info.get("DiscoveredDevices") or ()}
-    if "nvidia" not in info["Runtimes"] and known.issuperset(devices):
+    device_ids = {device["ID"] for device in info.get("DiscoveredDevices") or ()}
+    if "nvidia" not in info["Runtimes"] and device_ids.issuperset(devices):
         return DeviceRequest(driver="cdi", device_ids=devices)
     return DeviceRequest(device_ids=[*gpus], capabilities=[["gpu"]])
 

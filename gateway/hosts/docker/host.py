@@ -106,41 +106,41 @@ class DockerHost:
         return await self._docker.call(self._list)
 
     async def stop(self, name: str, grace_s: float) -> None:
-        found = await self._docker.call(partial(self._find, name))
-        if found is None:
+        attributes = await self._docker.call(partial(self._find, name))
+        if attributes is None:
             return
-        container = found["Id"]
-        if found["State"]["Status"] in RUNNING:
+        container = attributes["Id"]
+        if attributes["State"]["Status"] in RUNNING:
             await self._docker.call(partial(_terminate, container))
             deadline, pause = time.monotonic() + grace_s, 0.05
-            while (left := deadline - time.monotonic()) > 0 and await self._docker.call(
+            while (left_s := deadline - time.monotonic()) > 0 and await self._docker.call(
                 partial(_runs, container)
             ):
-                await asyncio.sleep(min(pause, left))
+                await asyncio.sleep(min(pause, left_s))
                 pause = min(pause * 1.5, 0.5)
         await self._docker.call(partial(_remove, container), _SLOW_S)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        found = await self._docker.call(partial(self._find, name))
-        if found is None or found["State"]["Status"] not in RUNNING:
+        container = await self._docker.call(partial(self._find, name))
+        if container is None or container["State"]["Status"] not in RUNNING:
             return ()
         return await self._docker.call(
-            partial(_processes, found["Id"], found["State"]["Status"] == "paused")
+            partial(_processes, container["Id"], container["State"]["Status"] == "paused")
         )
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         image = await self._images.inspect(engine)
-        kept = await self._docker.call(partial(has_volume, image, cache, self._owner))
-        return StartConditions(origin="container", is_cache_empty=not (cache and kept))
+        has_cache = await self._docker.call(partial(has_volume, image, cache, self._owner))
+        return StartConditions(origin="container", is_cache_empty=not (cache and has_cache))
 
     async def prepared(self) -> tuple[PreparedView, ...]:
         return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
-        found = await self._docker.call(partial(self._find, name))
-        if found is None:
+        attributes = await self._docker.call(partial(self._find, name))
+        if attributes is None:
             return
-        container, lines = found["Id"], LogLines()
+        container, lines = attributes["Id"], LogLines()
         while True:
             # The state is read before the log: a log read after the exit is complete, a followed
             # log may lack its end. So there are two passes or more. A broken pass is repeated, also
@@ -176,8 +176,8 @@ class DockerHost:
         return ENGINE_PORT
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
-        found = await self._images.inspect(engine)
-        return engine.evolve(digest=engine.digest or digest_of(found, engine.image or ""))
+        image = await self._images.inspect(engine)
+        return engine.evolve(digest=engine.digest or digest_of(image, engine.image or ""))
 
     async def identity(self, engine: EngineRef) -> str:
         return str((await self._images.inspect(engine))["Id"])
@@ -193,16 +193,19 @@ class DockerHost:
         attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
         try:
             async with (
-                conversation(path, attach, head_s=self._docker.timeout_s) as (said, told),
+                conversation(path, attach, head_s=self._docker.timeout_s) as (
+                    answer_stream,
+                    log_stream,
+                ),
                 conversation(
                     path, f"{place}/wait?condition=next-exit", head_s=self._docker.timeout_s
                 ) as (ended, _),
             ):
                 await self._docker.call(partial(_start_inquiry, container, image), _SLOW_S)
                 # The input is written while output is read.
-                told.write(script.input_bytes(asked))
+                log_stream.write(script.input_bytes(asked))
                 frames = bytearray()
-                while chunk := await said.read(CHUNK):
+                while chunk := await answer_stream.read(CHUNK):
                     frames += chunk
                     for source, text in whole_frames(frames):
                         if source == 2:
@@ -239,18 +242,18 @@ class DockerHost:
             except APIError as error:
                 if error.status_code != 409 or late:
                     raise start_error(spec, error) from error
-                found = self._find(spec.name, client)
-                if found is None:
+                attributes = self._find(spec.name, client)
+                if attributes is None:
                     time.sleep(_AGAIN_S)
                     continue
-                if found["Config"]["Labels"]["fitserve.fingerprint"] != spec.fingerprint:
+                if attributes["Config"]["Labels"]["fitserve.fingerprint"] != spec.fingerprint:
                     raise Conflict(
                         f"An engine with another plan has the name {spec.name}.",
                         hint="Stop it first.",
                     ) from error
-                container, status = found["Id"], found["State"]["Status"]
+                container, status = attributes["Id"], attributes["State"]["Status"]
                 if status in RUNNING:
-                    return instance_of(found, self._network)
+                    return instance_of(attributes, self._network)
                 if status != "created":
                     _remove(container, client)
                     continue
@@ -295,12 +298,12 @@ class DockerHost:
         from docker.errors import NotFound
 
         try:
-            found: Attributes = client.inspect_container(container_name(name, self._owner))
+            attributes: Attributes = client.inspect_container(container_name(name, self._owner))
         except NotFound:
             return None
-        labels = found["Config"]["Labels"] or {}
+        labels = attributes["Config"]["Labels"] or {}
         if labels.get("fitserve.instance") == self._owner and labels.get("fitserve.name") == name:
-            return found
+            return attributes
         raise ForeignInstance(
             f"A container named {container_name(name, self._owner)} exists, and this gateway did"
             " not make it.",
@@ -342,7 +345,7 @@ def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineP
     from docker.errors import APIError
 
     try:
-        shown = client.top(container, ps_args="-ww -eo pid,stat,cputimes,args")["Processes"]
+        rows = client.top(container, ps_args="-ww -eo pid,stat,cputimes,args")["Processes"]
     except APIError:
         return ()
     return tuple(
@@ -352,7 +355,7 @@ def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineP
             cpu_s=float(cpu),
             command=command[:MOST_COMMAND],
         )
-        for pid, stat, cpu, command in shown
+        for pid, stat, cpu, command in rows
         if stat[0] not in "ZX"
     )
 

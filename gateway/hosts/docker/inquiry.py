@@ -38,7 +38,7 @@ def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, .
     memory = script.MOST_MEMORY + len(gpus) * _BYTES_OF_A_GPU
     # A default NVIDIA runtime would give an image the GPUs that it names.
     hidden = {} if gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}
-    made = client.create_container(
+    container = client.create_container(
         image,
         entrypoint=[python],
         command=arguments,
@@ -70,7 +70,7 @@ def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, .
             log_config=LogConfig(type="none"),
         ),
     )
-    return str(made["Id"])
+    return str(container["Id"])
 
 
 def start_inquiry(client: APIClient, container: str, image: str) -> None:
@@ -93,10 +93,10 @@ def remove_lost(client: APIClient, owner: str, older_s: float = _LOST_S) -> None
     end."""
     from docker.errors import APIError
 
-    for found in client.containers(all=True, filters={"label": [f"fitserve.inquiry={owner}"]}):
-        if time.time() - found["Created"] >= older_s:
+    for container in client.containers(all=True, filters={"label": [f"fitserve.inquiry={owner}"]}):
+        if time.time() - container["Created"] >= older_s:
             try:
-                client.remove_container(found["Id"], v=True, force=True)
+                client.remove_container(container["Id"], v=True, force=True)
             except APIError as error:
                 if error.status_code not in (
                     404,

@@ -33,23 +33,23 @@ class LocalImages:
     def name_of(self, engine: EngineRef) -> str:
         """As `image_of`. Raises HostError for an image that may not be started."""
         name = engine.image or ""
-        known = engine.digest is None or is_digest_of(engine.digest, name)
-        if name and self._allowed is not None and not (known and self._allowed.allows(name)):
+        is_tagged = engine.digest is None or is_digest_of(engine.digest, name)
+        if name and self._allowed is not None and not (is_tagged and self._allowed.allows(name)):
             message, hint = self._allowed.refusal(name)
             raise HostError(message, hint=hint)
         return image_of(engine)
 
     async def inspect(self, engine: EngineRef) -> Attributes:
         """The inspected image. Raises HostError if it is not here."""
-        found = await self._docker.call(partial(_image, self.name_of(engine)))
-        if found is None:
+        image = await self._docker.call(partial(_image, self.name_of(engine)))
+        if image is None:
             if engine.digest is not None:
                 raise _missing_image(engine)
             raise HostError(
                 f"The image {engine.image} is not on this machine yet.",
                 hint=f"Pull it: `docker pull {engine.image}`.",
             )
-        return found
+        return image
 
     async def bring(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         """Pull the image of an engine if it is not here. Raises HostError."""
@@ -100,10 +100,10 @@ def _image(image: str, client: APIClient) -> Attributes | None:
     from docker.errors import NotFound
 
     try:
-        found: Attributes = client.inspect_image(image)  # type: ignore[no-untyped-call]
+        attributes: Attributes = client.inspect_image(image)  # type: ignore[no-untyped-call]
     except NotFound:
         return None
-    return found
+    return attributes
 
 
 def _missing_image(engine: EngineRef) -> HostError:

@@ -23,11 +23,11 @@ def ensure_network(client: APIClient, name: str, owner: str) -> None:
     removed.
     """
     with _LOCK:
-        found = _networks(client, name) or _make(client, name, owner)
-        for extra in found[1:]:
+        network = _networks(client, name) or _make(client, name, owner)
+        for extra in network[1:]:
             if (extra["Labels"] or {}).get("fitserve.instance") == owner:
                 client.remove_network(extra["Id"])
-    if found[0]["Driver"] != "bridge" or not found[0]["Internal"]:
+    if network[0]["Driver"] != "bridge" or not network[0]["Internal"]:
         raise HostError(
             f"The Docker network {name} is not an internal bridge: engines on it could be reached"
             " from outside,"
@@ -60,7 +60,7 @@ def _make(client: APIClient, name: str, owner: str) -> list[dict[str, Any]]:
 
 def _networks(client: APIClient, name: str) -> list[dict[str, Any]]:
     """The networks of exactly that name, oldest first."""
-    found = (network for network in client.networks(names=[name]) if network["Name"] == name)
+    networks = (network for network in client.networks(names=[name]) if network["Name"] == name)
     return sorted(
-        found, key=lambda network: (datetime.fromisoformat(network["Created"]), network["Id"])
+        networks, key=lambda network: (datetime.fromisoformat(network["Created"]), network["Id"])
     )

@@ -186,17 +186,17 @@ class PullProgress:
 
     def words(self) -> str:
         """The progress with its figures, where they are known."""
-        done, total = sum(self._done.values()), sum(self._total.values())
+        done_bytes, total = sum(self._done.values()), sum(self._total.values())
         if not total:
             return f"pulling {self._image}"
-        if done == total and not self._unknown:
+        if done_bytes == total and not self._unknown:
             return f"unpacking {self._image}: {_gib(total)} GiB"
         # Docker reports the size of a layer when its download begins, a few at a time.
-        told = (
-            f"pulling {self._image}: {_gib(done)} of"
+        parts = (
+            f"pulling {self._image}: {_gib(done_bytes)} of"
             f" {'more than ' if self._unknown else ''}{_gib(total)} GiB"
         )
-        return told if self._unknown else TransferProgress(told, done, total)
+        return parts if self._unknown else TransferProgress(parts, done_bytes, total)
 
 
 def _gib(size: int) -> str:

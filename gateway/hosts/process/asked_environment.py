@@ -37,9 +37,9 @@ def _temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
     """A new folder below `folder`. Left-overs of killed gateways are removed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.iterdir():
-            if time.time() - left.stat().st_mtime > script.LONGEST_S:
-                shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.iterdir():
+            if time.time() - leftover.stat().st_mtime > script.LONGEST_S:
+                shutil.rmtree(leftover, ignore_errors=True)
         return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
     except OSError as error:
         raise HostError(

@@ -48,13 +48,13 @@ class Caches:
 
     def trim(self, used: Collection[Path]) -> None:
         """Remove the unused folders with the oldest use, until the rest is small enough."""
-        left = {path: _size(path) for path in self._folder.glob("*/*")}
-        for path in sorted(left, key=_last_use):
-            if sum(left.values()) <= self._most_bytes:
+        sizes = {path: _size(path) for path in self._folder.glob("*/*")}
+        for path in sorted(sizes, key=_last_use):
+            if sum(sizes.values()) <= self._most_bytes:
                 return
             if path not in used:
                 shutil.rmtree(path, ignore_errors=True)
-                left[path] = 0
+                sizes[path] = 0
 
     def remove(self, environment: Path) -> None:
         """Remove all caches of one version."""

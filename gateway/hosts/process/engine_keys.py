@@ -33,9 +33,9 @@ class EngineKeys:
 
     def _secret(self) -> bytes:
         with suppress(FileNotFoundError):
-            found = self._file.read_bytes()
-            if len(found) == _BYTES:
-                return found
-        made = secrets.token_bytes(_BYTES)
-        atomic_file.write(self._file, made)
-        return made
+            content = self._file.read_bytes()
+            if len(content) == _BYTES:
+                return content
+        new_secret = secrets.token_bytes(_BYTES)
+        atomic_file.write(self._file, new_secret)
+        return new_secret

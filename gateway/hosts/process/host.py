@@ -169,11 +169,13 @@ class ProcessHost:
 
     async def allocate_port(self) -> int:
         # An engine may listen minutes after its start: allocated ports look free, but are not.
-        taken = self._given_ports | {record.port for record in await run_to_end(self._find_all)}
+        used_ports = self._given_ports | {
+            record.port for record in await run_to_end(self._find_all)
+        }
         first = int(self._id, 16) % len(_PORTS)
         ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
         for port in ports:
-            if port not in taken and _free(port):
+            if port not in used_ports and _free(port):
                 self._given_ports.add(port)
                 return port
         raise HostError(
@@ -202,13 +204,13 @@ class ProcessHost:
 
     def _identities(self) -> dict[str, str]:
         """The identity of each installed environment, by engine."""
-        found = {}
+        identities = {}
         for folder in installed(self._data):
             kind, _, version = folder.rpartition("-")
             engine = EngineRef(kind=kind, version=version)
             with suppress(HostError):
-                found[str(engine)] = self._identity(engine)
-        return found
+                identities[str(engine)] = self._identity(engine)
+        return identities
 
     def _identity(self, engine: EngineRef) -> str:
         environment = engine_dir(self._data, engine)
@@ -231,24 +233,27 @@ class ProcessHost:
             return self._resolve_spawn(record) if record.pid is None else self._observe(record)
 
     def _find_all(self) -> Sequence[Record]:
-        found = []
+        records = []
         with as_host_error(), self._lock:
             for name in self._records.names():
                 with suppress(ForeignInstance):
                     record = self._find(name)
                     if record is not None and record.pid is not None:
-                        found.append(record)
+                        records.append(record)
                         trim(self._log(name))
-        return found
+        return records
 
     def _processes(self, name: str) -> tuple[EngineProcess, ...]:
         record = self._find(name)
         family = record.family() if record is not None else []
         return tuple(
             EngineProcess(
-                pid=one.pid, stopped=one.stopped, cpu_s=one.cpu_s, command=one.command(MOST_COMMAND)
+                pid=process.pid,
+                stopped=process.stopped,
+                cpu_s=process.cpu_s,
+                command=process.command(MOST_COMMAND),
             )
-            for one in family
+            for process in family
         )
 
     def _conditions(self, engine: EngineRef, cache: str) -> StartConditions:
@@ -345,26 +350,26 @@ class ProcessHost:
     def _spawn_recorded(self, spec: LaunchSpec, record: Record) -> Record:
         for folder in (self._logs, self._home, self._run / spec.name):
             folder.mkdir(parents=True, exist_ok=True)
-        kept: dict[str, str] = {}
+        inherited: dict[str, str] = {}
         if record.cache is not None:
-            kept = self._caches.make(Path(record.cache), spec.caches)
-            used = {Path(record.cache)}
+            inherited = self._caches.make(Path(record.cache), spec.caches)
+            used_caches = {Path(record.cache)}
             for name in self._records.names():
                 with suppress(ForeignInstance):
-                    other = self._records.read(name)
-                    used |= (
-                        {Path(other.cache)}
-                        if other is not None and other.cache is not None
+                    record_now = self._records.read(name)
+                    used_caches |= (
+                        {Path(record_now.cache)}
+                        if record_now is not None and record_now.cache is not None
                         else set()
                     )
-            self._caches.trim(used)
+            self._caches.trim(used_caches)
         log = self._log(spec.name)
         log.unlink(missing_ok=True)
         self._records.write(record)
         child: subprocess.Popen[bytes] | None = None
         try:
             argv = self._argv(spec, record.key)
-            env = variables(argv[0], self._home) | kept | _engine_variables(spec, record.key)
+            env = variables(argv[0], self._home) | inherited | _engine_variables(spec, record.key)
             if (forked := self._fork(spec, record, argv, env)) is not None:
                 return forked
             # Several writers, and `trim`, can share the file only if all append.
@@ -507,8 +512,12 @@ def as_host_error() -> Iterator[None]:
 
 def _engine_variables(spec: LaunchSpec, key: str | None) -> dict[str, str]:
     """Additional variables of the engine: its own, its GPUs, its key."""
-    given = {**spec.env, **_visible(spec.gpus)}
-    return {**given, spec.key_env: key} if key is not None and spec.key_env is not None else given
+    engine_env = {**spec.env, **_visible(spec.gpus)}
+    return (
+        {**engine_env, spec.key_env: key}
+        if key is not None and spec.key_env is not None
+        else engine_env
+    )
 
 
 def _visible(gpus: Sequence[str]) -> dict[str, str]:

@@ -105,9 +105,9 @@ def writers(file: Path) -> list[ProcessStat]:
     """The processes that have this file open for writing. Processes of other users are invisible,
     and no engines of ours."""
     with suppress(FileNotFoundError):
-        wanted = file.stat()
+        target = file.stat()
         return [
-            process for process in everything() if process.alive and _writes(process.pid, wanted)
+            process for process in everything() if process.alive and _writes(process.pid, target)
         ]
     return []
 

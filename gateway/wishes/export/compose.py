@@ -41,8 +41,8 @@ def compose(start: EngineStart) -> dict[str, Any]:
         devices = [{"driver": "nvidia", "device_ids": list(start.gpus), "capabilities": ["gpu"]}]
         service["deploy"] = {"resources": {"reservations": {"devices": devices}}}
     volumes = {mount.source: {"external": True} for mount in start.mounts if mount.kind == "volume"}
-    kept = {key: value for key, value in service.items() if value not in ([], {}, False)}
-    return {"services": {start.name: kept}, **({"volumes": volumes} if volumes else {})}
+    fields = {key: value for key, value in service.items() if value not in ([], {}, False)}
+    return {"services": {start.name: fields}, **({"volumes": volumes} if volumes else {})}
 
 
 def _literal(text: str) -> str:

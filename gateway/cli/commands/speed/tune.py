@@ -70,14 +70,14 @@ def _begin(path: str, body: dict[str, Any]) -> Any:
 
 def _watch(path: str, report: Any, *, quiet: bool) -> Any:
     """The report of the ended search; each measured plan is shown when it is."""
-    shown = 0
+    shown_count = 0
     with status() as show_step:
         while report["state"] == "running":
             if not quiet:
-                for plan in report["tried"][shown:]:
+                for plan in report["tried"][shown_count:]:
                     say(_line(plan), err=True)
-                shown = len(report["tried"])
-                best = report["tried"][report["best"]]["change"] if shown else "-"
+                shown_count = len(report["tried"])
+                best = report["tried"][report["best"]]["change"] if shown_count else "-"
                 left_s = max(0.0, report["seconds"] - report["elapsed_s"])
                 rest = f"; at most {left_s:.0f} s more" if sys.stderr.isatty() else ""
                 show_step(f"{report['phase']}; best: {best}{rest}")

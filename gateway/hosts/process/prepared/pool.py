@@ -168,8 +168,8 @@ class PreparedEngines:
 
     def _agreeing(self, start: ProcessStart) -> str | None:
         """The slot whose process may become this engine."""
-        wanted = start.slot(program_identity())
-        slots = [wanted, *(slot for slot in self._slots() if slot != wanted)]
+        wanted_slot = start.slot(program_identity())
+        slots = [wanted_slot, *(slot for slot in self._slots() if slot != wanted_slot)]
         for slot in slots:
             order, client = self._order(slot), self._connect(slot)
             if (
@@ -228,16 +228,16 @@ class PreparedEngines:
                 log.warning("prepared.failed", slot=slot, code=process.returncode)
         self._children = [process for process in self._children if process.poll() is None]
         due = self._due(identities)
-        wanted = due if available_bytes() >= FREE_TO_KEEP else []
+        missing = due if available_bytes() >= FREE_TO_KEEP else []
         for slot in self._slots():
             client = self._connect(slot)
-            if slot not in wanted:
+            if slot not in missing:
                 self._drop(slot)
                 if slot not in due:
                     shutil.rmtree(self._folder / slot, ignore_errors=True)
             elif client is not None and is_calm and self._has_learned(slot):
                 self._drop(slot)
-        for slot in wanted:
+        for slot in missing:
             is_due = (
                 slot not in self._clients
                 and slot not in self._broken
@@ -324,10 +324,10 @@ class PreparedEngines:
         """Whether engines imported much after their fork."""
         folder = self._folder / slot
         try:
-            known = int((folder / "used").read_text())
+            last_use = int((folder / "used").read_text())
         except (OSError, ValueError):
             return False
-        return len(_learned(folder)) >= known + MANY_NEW_MODULES
+        return len(_learned(folder)) >= last_use + MANY_NEW_MODULES
 
 
 def _learned(folder: Path) -> list[str]:

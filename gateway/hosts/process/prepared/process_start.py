@@ -40,8 +40,8 @@ class ProcessStart:
             return None
         if self.argv[1] == "-m":
             return self.argv[2]
-        found = _MODULE.search(self.argv[2])
-        return found[1] if found is not None else None
+        match = _MODULE.search(self.argv[2])
+        return match[1] if match is not None else None
 
     @property
     def open_env(self) -> dict[str, str]:

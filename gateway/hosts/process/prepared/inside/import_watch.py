@@ -73,8 +73,8 @@ class ImportWatch:
     @property
     def is_current(self) -> bool:
         """Whether the files of all imported modules, and the folders of packages, are unchanged."""
-        return all(_identity(path) == seen for path, seen in self._files.items()) and all(
-            _modified(path) == seen for path, seen in self._folders.items()
+        return all(_identity(path) == identity for path, identity in self._files.items()) and all(
+            _modified(path) == identity for path, identity in self._folders.items()
         )
 
     def _learned(self) -> list[str]:

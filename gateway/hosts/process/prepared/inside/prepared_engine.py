@@ -200,9 +200,9 @@ class ForkServer:
         self._listener.close()
         os.close(self._woken)
         os.close(self._waker)
-        for other, _ in self._connections.values():
-            if other is not connection:
-                other.close()
+        for open_connection, _ in self._connections.values():
+            if open_connection is not connection:
+                open_connection.close()
         self._connections.clear()
         self.engines.clear()
 
@@ -211,11 +211,11 @@ def begin_engine(connection: socket.socket, request: dict[str, Any], oom_score: 
     """Give this fork what a plain start would have, and wait until it may go on."""
     _OOM_SCORE.write_text(oom_score)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    for source, target in ((nothing, 0), (log, 1), (log, 2)):
+    devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    for source, target in ((devnull, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(log)
-    os.close(nothing)
+    os.close(devnull)
     os.environ.clear()
     os.environ.update(request["env"])
     connection.settimeout(GO_S)
