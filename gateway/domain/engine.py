@@ -203,6 +203,12 @@ class Engine(Value):
         ),
     )
     architectures: tuple[str, ...] = Field((), description="architectures this version can load")
+    stand_ins: tuple[str, ...] = Field(
+        (),
+        description=(
+            "architectures without a class of this version, which it builds by that of transformers"
+        ),
+    )
     config_classes: tuple[str, ...] = Field(
         (),
         description=(

@@ -54,7 +54,10 @@ _PACKED = (
 
 def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     spec = given.spec
-    if engine.architectures and not rules.builds(spec.architecture, engine):
+    known = rules.builds(spec.architecture, engine) or (
+        spec.architecture in engine.stand_ins and stands_in(spec, engine)
+    )
+    if engine.architectures and not known:
         reason = f"{engine.ref} does not know {spec.architecture}"
         if stands_in(spec, engine):
             reason = (

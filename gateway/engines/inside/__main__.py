@@ -11,6 +11,7 @@ that a limit of time costs only what had not been answered:
 
     {"engine": {"kind": "vllm", "version": "0.30.0"}}           only where the kind is null
     {"version": {...}}                                          vllm_facts.py, sglang_facts.py
+    {"stand_ins": [...]}                                        only where "stand_ins": true asks
     {"model": 0, "question": 0, "answer": {...}}                vllm_answers.py, sglang_answers.py
     {"model": 0, "question": 1, "refused": "ValueError: ..."}   the engine's own words
     {"done": true}
@@ -69,7 +70,10 @@ def main() -> None:
     boot(asked)
     kind = asked["kind"].removesuffix("-cpu")
     if asked.get("version"):
-        say(out, version=importlib.import_module(f"..{kind}.inside.facts", __package__).facts())
+        described = importlib.import_module(f"..{kind}.inside.facts", __package__)
+        say(out, version=described.facts())
+        if asked.get("stand_ins") and hasattr(described, "stand_ins"):
+            say(out, stand_ins=described.stand_ins())
     for index, model in enumerate(asked.get("models", ())):
         ask(importlib.import_module(f"..{kind}.inside.answers", __package__), out, index, model)
     say(out, done=True)

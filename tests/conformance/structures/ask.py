@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,7 +58,16 @@ def answers(version: str) -> dict[str, dict[str, str]]:
         for architecture in getattr(registry, listed):
             if architecture not in found and (not named or architecture in named):
                 found |= _answers(architecture, f"vllm=={version}", arguments)
+    for architecture in _unlisted(registry, named):
+        found |= _answers(architecture, f"vllm=={version}", {})
     return found
+
+
+def _unlisted(registry: Any, named: Sequence[str]) -> list[str]:
+    """Architectures with a known config that the engine builds by transformers' class."""
+    known = {config["architectures"][0] for config in family_configs().values()}
+    others = (known | {*named}) - {*registry.ModelRegistry.get_supported_archs()}
+    return sorted(others if not named else others & {*named})
 
 
 def _prepare() -> None:

@@ -61,7 +61,9 @@ def facts_of(
             if "Unquantized" in row.get("method", "")
         }
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
-    model = registry.ModelRegistry.models[base["architectures"][0]].load_model_cls()
+    # An architecture that is not listed is built by transformers' class, layer by layer.
+    listed = registry.ModelRegistry.models.get(base["architectures"][0])
+    model = listed.load_model_cls() if listed else None
     packed = getattr(model, "packed_modules_mapping", None) or {}
     cut: Mapping[str, Mapping[str, Any]] = {}
     with suppress(Exception):

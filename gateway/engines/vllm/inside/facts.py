@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import ast
 import enum
+import json
 import tempfile
 import typing
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +21,7 @@ from typing import Any
 from ...inside.compiled import common, compiled, cuda_major
 from ...inside.installed import config_classes, installed
 from . import boot as vllm_boot
-from .model import parser
+from .model import built, parser, prepare
 
 GIB = 1024**3
 
@@ -177,6 +179,39 @@ def _architectures() -> dict[str, list[str]]:
     if known:
         tables["others"] = sorted(known)
     return {name: table for name, table in tables.items() if table}
+
+
+def stand_ins() -> list[str]:
+    """Architectures of text models without a class here that this version builds by transformers'
+    class, from the defaults of their configuration. Takes minutes."""
+    prepare()
+    auto: Any = import_module("transformers.models.auto.modeling_auto")
+    registry: Any = import_module("vllm.model_executor.models.registry")
+    listed = {*registry.ModelRegistry.get_supported_archs()}
+    names = {
+        (model_type, name)
+        for model_type, classes in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+        for name in ([classes] if isinstance(classes, str) else classes)
+        if name.endswith("ForCausalLM") and name not in listed
+    }
+    return sorted({name for model_type, name in sorted(names) if _builds(model_type, name)})
+
+
+def _builds(model_type: str, architecture: str) -> bool:
+    """Whether this version builds the model that the defaults describe, also with experts where
+    they leave their number open."""
+    configs: Any = import_module("transformers.models.auto.configuration_auto").CONFIG_MAPPING
+    with suppress(Exception):  # no defaults at all
+        plain = json.loads(configs[model_type]().to_json_string(use_diff=False))
+        plain["architectures"] = [architecture]
+        sparse = {
+            name: 8 if value is None and "experts" in name else value
+            for name, value in plain.items()
+        }
+        for fields in (plain, sparse):
+            with suppress(Exception), built(fields, 1, max_model_len=128):
+                return True
+    return False
 
 
 def _configs() -> dict[str, str]:

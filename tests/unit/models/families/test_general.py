@@ -180,12 +180,15 @@ def decided(
     *,
     hardware: str = "2x3090",
     listed: bool = True,
+    stands_in: bool = False,
     **wanted: Any,
 ) -> Decision:
     engine = PROFILES.engine(VLLM_REF)
     if listed:
         engine = engine.evolve(architectures=(*engine.architectures, "UnheardForCausalLM"))
     engine = engine.evolve(config_classes=(*engine.config_classes, "unheard"))
+    if stands_in:
+        engine = engine.evolve(stand_ins=("UnheardForCausalLM",))
     here, rules = PROFILES.hardware(hardware), PROFILES.rules([engine])
     return decide(spec, here, [engine], wish(**wanted), rules=rules, answers=answers)
 
@@ -252,6 +255,14 @@ def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_
     hostile = unheard().evolve(remote_code=("auto_map in config.json",))
     closed = decided(hostile, listed=False)
     assert asked(closed) == [], "the class would be the repository's"
+
+
+def test_an_architecture_that_is_not_listed_has_a_plan_where_transformers_class_stands_in() -> None:
+    best = decided(unheard(), listed=False, stands_in=True).plans[0]
+    assert best.grade == "guess"
+    hostile = unheard().evolve(remote_code=("auto_map in config.json",))
+    closed = decided(hostile, listed=False, stands_in=True)
+    assert not closed.plans, "the class would be the repository's"
 
 
 def test_the_weights_are_those_of_the_headers_where_there_are_any() -> None:
