@@ -242,6 +242,13 @@ class Settings(BaseModel):
             " one address"
         ),
     )
+    end_revoked: bool = Field(
+        False,
+        description=(
+            "end running inference requests of a key that is revoked, or that loses their model;"
+            " else they are finished"
+        ),
+    )
     keep_alive_s: float = Field(
         75, gt=0, description="longest time a connection stays open without a request"
     )

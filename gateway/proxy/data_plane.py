@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from gateway.proxy.access.auth import Keys
+from gateway.proxy import refusals
+from gateway.proxy.access.auth import ANYONE, Keys
 from gateway.proxy.access.media_hosts import MediaHosts
 from gateway.proxy.access.origins import Origins
 from gateway.proxy.access.rate_limits import RateLimiter
@@ -60,6 +61,7 @@ class DataPlane:
         self._timer: asyncio.TimerHandle | None = None
         self._dated: list[tuple[bytes, bytes]] = []
         self._date = b""
+        self._checked = keys.table  # the keys whose requests were looked at last
         self._ahead = 0.0  # seconds by which Unix time is ahead of the loop's clock
 
     def opened(self, connection: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
@@ -116,6 +118,20 @@ class DataPlane:
             exchange.cancel()
         return len(exchanges)
 
+    def _end_revoked(self) -> None:
+        """Ends the requests whose keys may no longer send them."""
+        self._checked = table = self.keys.table
+        for exchange in [connection.exchange for connection in self.connections]:
+            if exchange is None or exchange.key is ANYONE:
+                continue
+            key = table.keys.get(exchange.key.digest)
+            if (
+                key is None
+                or "inference" not in key.scopes
+                or (exchange.model and not key.may_use(exchange.model))
+            ):
+                exchange.fail(refusals.revoked())
+
     def close(self) -> None:
         """Ends all requests and connections to engines."""
         for connection in list(self.connections):
@@ -136,6 +152,8 @@ class DataPlane:
                 log.exception(
                     "internal error in the data plane"
                 )  # An error in one connection leaves the limits of the others in force.
+        if self.limits.end_revoked and self.keys.table is not self._checked:
+            self._end_revoked()
         self.body_budget.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):

@@ -98,6 +98,8 @@ class Limits:
     waiting_comment_s: float = 10.0
     origins: tuple[str, ...] = ()
     media_hosts: tuple[str, ...] = ("public",)
+    end_revoked: bool = False
+    """Whether running requests end with their key."""
 
 
 def read_head(

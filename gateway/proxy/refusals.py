@@ -97,6 +97,13 @@ def cancelled() -> Cancelled:
     )
 
 
+def revoked() -> Cancelled:
+    return Cancelled(
+        "The key of this request was revoked, or may no longer use its model.",
+        hint="Send the request again with another key.",
+    )
+
+
 def stops() -> NotReady:
     return NotReady("The gateway is stopping.", hint="Try again in a moment.", retry_after_s=5)
 

@@ -189,6 +189,7 @@ def build_front(
         waiting_comment_s=settings.waiting_comment_s,
         origins=settings.web_origins,
         media_hosts=settings.hosts_of_media,
+        end_revoked=settings.end_revoked,
     )
     metrics = AccessLog() if settings.access_log else Metrics()
     workers = _workers(settings, limits, keys, metrics, shared) if shared is not None else None

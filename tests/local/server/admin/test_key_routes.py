@@ -17,8 +17,9 @@ import pytest
 
 from gateway.domain import LaunchSpec
 from gateway.proxy.access.rate_limits import Bucket
+from gateway.proxy.limits import SWEEP_S
 from tests.local.cli.test_main import fitserve
-from tests.support.dataplane import until
+from tests.support.dataplane import streams_for_ever, until
 from tests.support.patience import hang_s
 from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript
@@ -255,6 +256,35 @@ async def test_streams_of_a_key_end_with_the_key(tmp_path: Path, path: str) -> N
                 assert not answers[1].done()
             for answer in answers[1:]:
                 answer.cancel()
+
+
+@pytest.mark.parametrize("end", [True, False])
+async def test_requests_end_with_their_key_by_choice(tmp_path: Path, end: bool) -> None:
+    async with (
+        gateway(tmp_path, streams_for_ever, end_revoked=end) as (one, upstream),
+        contextlib.AsyncExitStack() as stack,
+    ):
+        answers = []
+        for name in ("leaked", "other"):
+            stream = one.client.stream(
+                "POST",
+                "/v1/chat/completions",
+                json={"model": "a", "messages": MESSAGES, "stream": True},
+                headers={"authorization": f"Bearer {await make(one, name)}"},
+            )
+            answers.append(asyncio.create_task((await stack.enter_async_context(stream)).aread()))
+        await until(lambda: posts(upstream) == 2)
+        assert (await one.client.delete("/admin/keys/leaked")).status_code < 300
+        if end:
+            async with asyncio.timeout(hang_s()):
+                assert b"was revoked" in await answers[0]
+        else:
+            # Requests of the admin API go on for longer than the data plane takes to look.
+            await asyncio.sleep(2 * SWEEP_S)
+            assert not answers[0].done()
+        assert not answers[1].done()
+        for answer in answers:
+            answer.cancel()
 
 
 async def test_requests_per_minute(tmp_path: Path) -> None:
