@@ -5,7 +5,6 @@ and is held to a call or a schema by the engine's grammars."""
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from gateway.cli.demo.checkpoint import make_model
 from gateway.cli.demo.tokenizer import CHAT_TEMPLATE, THOUGHT
-from tests.e2e.conftest import START_S, Gateway
+from tests.e2e.conftest import START_S, Gateway, wait_for
 from tests.support.sdk_calls import openai_client
 
 pytestmark = pytest.mark.engine
@@ -56,14 +55,13 @@ def ready(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway
 
 def answered(gateway: Gateway) -> Any:
     """The model once each test of an ability has its answer, which may come while it serves."""
-    until = time.monotonic() + START_S
-    while True:
+    waits = "the engine was asked, and has not answered"
+
+    def told() -> Any:
         shown = gateway.show("thinking")
-        waits = "the engine was asked, and has not answered"
-        if all(one["evidence"] != waits for one in shown["abilities"].values()):
-            return shown
-        assert time.monotonic() < until, shown["abilities"]
-        time.sleep(0.5)
+        return all(one["evidence"] != waits for one in shown["abilities"].values()) and shown
+
+    return wait_for("each ability has an answer", told, START_S, every_s=0.5)
 
 
 def test_the_model_says_what_it_does(ready: Gateway) -> None:
