@@ -66,11 +66,16 @@ def start_text(start: Any) -> str:
         passed = f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
         low, high = (in_words(expected[name]) for name in ("low_s", "high_s"))
         words.append(f"{passed}{low if low == high else f'{low} to {high}'} in all")
-        if expected["grade"] != "measured":
-            words.append("an estimate")
+        words += _GRADES.get(expected["grade"], ())
     if start["conditions"]["is_cache_empty"]:
         words.append("nothing is compiled yet")
     return ", ".join(words)
+
+
+_GRADES = {
+    "estimate": ("an estimate",),
+    "elsewhere": ("measured on another machine", "without reading weights"),
+}
 
 
 def expected_start_text(start: Any) -> str:

@@ -47,7 +47,7 @@ def expected_start(
     names = dict.fromkeys(name for one in chosen for name in one.phases)
     return StartTime(
         phases={
-            name: round(_median([one.phases.get(name, 0.0) for one in chosen]), 1) for name in names
+            name: round(median([one.phases.get(name, 0.0) for one in chosen]), 1) for name in names
         },
         low_s=round(min(totals), 1),
         high_s=round(max(totals), 1),
@@ -62,7 +62,8 @@ def _agree(wanted: StartConditions, met: StartConditions) -> bool:
     return all(a is None or b is None or a == b for a, b in pairs)
 
 
-def _median(seconds: list[float]) -> float:
+def median(seconds: list[float]) -> float:
+    """The middle of a list that is not empty."""
     # `statistics` imports random, which no decision may reach.
     low, high = (len(seconds) - 1) // 2, len(seconds) // 2
     ordered = sorted(seconds)

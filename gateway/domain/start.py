@@ -52,10 +52,11 @@ class StartTime(Value):
     low_s: float = Field(description="of the shortest start that it is from")
     high_s: float = Field(description="of the longest")
     starts: int = Field(description="the number of starts that it is from")
-    grade: Literal["measured", "estimate"] = Field(
+    grade: Literal["measured", "estimate", "elsewhere"] = Field(
         description=(
             "measured: of starts by the same plan under the same conditions; estimate: of other"
-            " starts of the model"
+            " starts of the model; elsewhere: of other models on another machine, without reading"
+            " weights"
         )
     )
 

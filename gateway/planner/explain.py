@@ -132,6 +132,10 @@ def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
     basis = {
         "measured": f"the last {time.starts} of this plan here",
         "estimate": f"{time.starts} other starts of this model here",
+        "elsewhere": (
+            f"{time.starts} starts of other models on another machine (H200), without reading"
+            " weights"
+        ),
     }
     rows = [(name, f"{seconds:,g} s") for name, seconds in time.phases.items()]
     band = f"{time.low_s:,g} s" + (f" to {time.high_s:,g} s" if time.high_s != time.low_s else "")

@@ -97,12 +97,14 @@ def _plan_here(wish: Any) -> Any:
 def _with_start(decision: Any, starts: Any) -> Any:
     """The decision with the expected start of its first plan, by the record of a gateway."""
     from gateway.diagnosis.start_times import expected_start
+    from gateway.diagnosis.starts_elsewhere import start_elsewhere
     from gateway.domain import ExpectedStart, StartConditions
 
     if not decision.plans:
         return decision
     conditions = StartConditions()
-    time = expected_start(decision.plans[0], conditions, starts)
+    plan = decision.plans[0]
+    time = expected_start(plan, conditions, starts) or start_elsewhere(plan, conditions)
     return decision.evolve(start=ExpectedStart(conditions=conditions, time=time))
 
 

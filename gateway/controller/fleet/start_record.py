@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.diagnosis.start_times import expected_start, measured_start
+from gateway.diagnosis.starts_elsewhere import start_elsewhere
 from gateway.domain import Attempt, Plan, StartConditions, StartTime
 from gateway.store.start_table import KEPT
 from gateway.store.store import Store
@@ -25,5 +26,6 @@ class StartRecord:
         await asyncio.to_thread(self._table.add, start)
 
     def expected(self, plan: Plan, conditions: StartConditions) -> StartTime | None:
-        """The expected time of a start; None: unknown."""
-        return expected_start(plan, conditions, self._starts)
+        """The expected time of a start, by starts on this machine or another; None: unknown."""
+        own = expected_start(plan, conditions, self._starts)
+        return own or start_elsewhere(plan, conditions)

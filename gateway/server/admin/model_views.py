@@ -69,7 +69,7 @@ class StartView(Value):
     elapsed_s: float = Field(description="seconds in this phase")
     total_s: float = Field(description="seconds since the start of the process")
     conditions: StartConditions
-    expected: StartTime | None = Field(description="None: no start of the model was measured here")
+    expected: StartTime | None = Field(description="None: unknown")
 
 
 class ReplicaView(Value):

@@ -27,6 +27,10 @@ def test_a_start_that_has_not_begun_tells_its_time_or_that_nobody_knows_it() -> 
     assert expected_start_text({"conditions": cold, "time": time}) == (
         "The start takes 1m to 2m30s in all, an estimate, nothing is compiled yet."
     )
+    assert expected_start_text({"conditions": cold, "time": time | {"grade": "elsewhere"}}) == (
+        "The start takes 1m to 2m30s in all, measured on another machine, without reading weights,"
+        " nothing is compiled yet."
+    )
     assert expected_start_text({"conditions": cold, "time": None}) == (
         "Nothing is compiled yet, no start like it was measured here, so its time is unknown."
     )

@@ -28,7 +28,8 @@ function startWords(start, at) {
     const high = duration(start.high_s);
     const whole = low === high ? low : `${low} to ${high}`;
     words.push(`${start.since === null ? "the start takes" : `${duration(at - start.since)} of`} ${whole} in all`);
-    if (start.grade !== "measured") words.push("an estimate");
+    if (start.grade === "estimate") words.push("an estimate");
+    if (start.grade === "elsewhere") words.push("measured on another machine", "without reading weights");
   }
   if (start.is_cache_empty) words.push("nothing is compiled yet");
   return words.join(", ");

@@ -1,0 +1,53 @@
+"""The band of starts on another machine: what logs of real starts say, for starts like them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+import pytest
+
+from gateway.diagnosis.log_reader import LogReader
+from gateway.diagnosis.start_clock import StartClock
+from gateway.diagnosis.starts_elsewhere import STARTS, start_elsewhere
+from gateway.domain import StartConditions
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import plan
+from tests.support.paths import ROOT
+
+LOGS = ROOT / "tests" / "logs"
+NOW = re.compile(r"INFO (\d\d-\d\d \d\d:\d\d:\d\d)")
+UNKNOWN = StartConditions()
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_seconds_are_those_of_a_log(name: str) -> None:
+    reader, clock, now_s = LogReader(Profiles().signatures), None, 0.0
+    for line in (LOGS / f"healthy-{name}.log").read_text(errors="replace").splitlines():
+        if found := NOW.search(line):
+            at = datetime.fromisoformat(f"2026-{found[1]}+00:00")
+            now_s = at.timestamp()
+            clock = clock or StartClock(now_s)
+        if "Application startup complete" in line:
+            break
+        reader.feed(line.encode() + b"\n")
+        if clock is not None:
+            clock.enter(reader.progress.phase, now_s)
+    assert clock is not None
+    seconds = {phase: round(took) for phase, took in clock.seconds(now_s).items()}
+    seconds.pop("load", None)  # of weights that were made up
+    assert seconds == STARTS[name]
+
+
+def test_a_start_like_them_has_their_band_and_another_one_none() -> None:
+    made = plan()
+    found = start_elsewhere(made, UNKNOWN)
+    assert found is not None
+    assert (found.low_s, found.high_s, found.starts, found.grade) == (56, 141, 4, "elsewhere")
+    assert found.phases["compile"] == 32.5
+    assert "load" not in found.phases
+    assert start_elsewhere(made, StartConditions(origin="fork")) is None
+    assert start_elsewhere(made.evolve(gpus=("a", "b", "c", "d")), UNKNOWN) is None
+    assert start_elsewhere(made.evolve(gpus=()), UNKNOWN) is None
+    sglang = made.engine.evolve(kind="sglang")
+    assert start_elsewhere(made.evolve(engine=sglang), UNKNOWN) is None
