@@ -155,6 +155,7 @@ def test_the_forecast_from_config_alone_is_what_the_engine_builds() -> None:
     assert found["kernels wrong"] <= 0.02
     assert found["backends wrong"] <= 0.02
     assert found["guessed"] <= 0.02
+    assert found["refused"] == 0
 
 
 def test_what_is_no_guess_has_the_weights_of_the_engine() -> None:

@@ -457,7 +457,8 @@ def test_an_advisory_is_of_this_version_and_has_a_source(ref: str) -> None:
 def generate(profile: Path, facts: dict[str, object]) -> subprocess.CompletedProcess[str]:
     """Run the generator with an engine that answers `facts`."""
     python = profile.with_name("python")
-    python.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps({'version': facts})}\nEND\n")
+    answers = (json.dumps({"version": facts}), json.dumps({"stand_ins": ["OddForCausalLM"]}))
+    python.write_text("\n".join(["#!/bin/sh", "cat <<'END'", *answers, "END", ""]))
     python.chmod(0o755)
     command = [sys.executable, str(GENERATOR), str(profile), "--python", str(python)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -516,6 +517,7 @@ def test_the_generator_replaces_the_tail_and_closes_what_nobody_reviewed(
     engine: Engine = Profiles(tmp_path / "root").engine(VLLM_REF)
     assert {name for name, flag in engine.flags.items() if flag.ours} == {"new-text", "new-port"}
     assert (engine.config_classes, engine.tokenizers) == (("llama", "new-type"), ("llama",))
+    assert engine.stand_ins == ("OddForCausalLM",)
     assert engine.flags["new-words"].choices == ("off", "1.5")
     assert engine.flags["new-number"].default == 1e-05
     assert engine.flags["new-switch"].choices == ("True",)
