@@ -5,7 +5,6 @@ Never writes, never decides.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from itertools import islice
@@ -15,6 +14,7 @@ import msgspec
 
 from gateway.controller.watch.engine_client import EngineClient, EngineResponse, NoAnswerError
 from gateway.diagnosis.lines.log_lines import clean
+from gateway.file_reading import PATIENCE_S, FileReader
 from gateway.proxy.access.endpoint_keys import EndpointKeys, NoKeyError
 from gateway.proxy.routing.table import RoutedReplica
 from gateway.supervision import SupervisedTask
@@ -80,18 +80,15 @@ class _Refusal(msgspec.Struct):
 
 class EndpointKey(NamedTuple):
     """Where the key of an endpoint is kept. `reference` is that of the wish; None: no key is
-    needed."""
+    needed. `patience_s`: for its file system."""
 
     keys: EndpointKeys
     reference: str | None
+    patience_s: float = PATIENCE_S
 
-    async def read(self) -> str | None:
-        """The key, or None. Raises NoKeyError."""
-        return (
-            None
-            if self.reference is None
-            else await asyncio.to_thread(self.keys.read, self.reference)
-        )
+    def read(self) -> str | None:
+        """The key, or None. Blocks. Raises NoKeyError."""
+        return None if self.reference is None else self.keys.read(self.reference)
 
 
 class EndpointWatcher:
@@ -120,6 +117,7 @@ class EndpointWatcher:
         self.state = "unreachable"
         self.was_contacted = False
         self._detail = f"{self.url} was not checked yet"
+        self._key_reader = FileReader(key.read, key.patience_s)
         self._model = model
         self._client = client
         self._interval_s = interval_s
@@ -129,6 +127,16 @@ class EndpointWatcher:
         self._work = SupervisedTask(
             self._look, "watching an endpoint", wake, model=model, endpoint=self.url
         )
+
+    async def _read_key(self) -> str | None:
+        """The key, read by a thread of this watcher alone, so that a hanging mount stops nothing
+        else. Raises NoKeyError."""
+        if self.key.reference is None:
+            return None
+        try:
+            return await self._key_reader.result()
+        except OSError as error:
+            raise NoKeyError(f"its file: {error.strerror}") from None
 
     @property
     def detail(self) -> str:
@@ -157,7 +165,7 @@ class EndpointWatcher:
         """The route and the model's state there; or None and the reason."""
         unreachable = None, "unreachable"
         try:
-            key = await self.key.read()
+            key = await self._read_key()
             answer = await self._client.with_key(key).get(
                 f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES
             )

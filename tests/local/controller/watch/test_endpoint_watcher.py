@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import json
 import random
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -377,3 +378,40 @@ async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Pa
             if line.startswith("fitserve_requests_total{")
         )
         assert count == 3 * 5
+
+
+class HangingKeys(EndpointKeys):
+    """Keys on a mount that does not answer."""
+
+    def read(self, reference: str) -> str:
+        del reference
+        FREE.wait()
+        return "key"
+
+
+FREE = threading.Event()
+
+
+async def test_keys_on_a_mount_that_hangs_stop_nothing_else() -> None:
+    """More watchers than the loop has threads for files wait, and other threads go on."""
+    client = EngineClient(4)
+    watchers = [
+        EndpointWatcher(
+            "m",
+            f"{refused_url()}/v1",
+            client,
+            0.01,
+            lambda: 1.0,
+            lambda: None,
+            EndpointKey(HangingKeys(Path("/nowhere")), "file:a", 0.01),
+        )
+        for _ in range(64)
+    ]
+    try:
+        await until(lambda: all("no answer of the file system" in one.detail for one in watchers))
+        async with asyncio.timeout(hang_s()):
+            assert await asyncio.to_thread(lambda: 1) == 1
+    finally:
+        FREE.set()
+        for watcher in watchers:
+            await watcher.close()
