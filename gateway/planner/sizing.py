@@ -317,7 +317,7 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
         runner,
         query,
     )
-    resident = candidate.weights_bytes() + candidate.adapter_bytes
+    resident = candidate.weights_bytes() + candidate.adapter_bytes + candidate.kept_bytes
     return Footprint(candidate, resident, candidate.cache, load)
 
 

@@ -17,7 +17,7 @@ from gateway.profiles.profiles import Profiles
 from tests.conformance import start_questions
 from tests.conformance.golden import pairs
 from tests.conformance.start_cases import CAPABILITIES, Start, config
-from tests.conformance.test_whole_models import machine
+from tests.conformance.test_whole_models import kept_scales, machine
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.support.versions import VLLM, since
@@ -53,13 +53,20 @@ def started(start: Start) -> Decision:
     return decided(model, quant, capability, **flags)
 
 
+def experts_of(start: Start) -> int:
+    found: int = config(start[0], start[1]).get("num_local_experts", 0)
+    return found
+
+
 def outcome(decision: Decision, version: str) -> Plan | Rejected:
     """What became of the way in which nothing is changed."""
     plain = [plan for plan in decision.plans if plan.engine.version == version and plan.cost == 0]
     return (plain + [one for one in decision.rejected if one.engine.version == version])[0]
 
 
-def difference(version: str, mine: Plan | Rejected, answer: dict[str, Any]) -> str:
+def difference(
+    version: str, mine: Plan | Rejected, answer: dict[str, Any], experts: int = 0
+) -> str:
     """What the planner says otherwise; "": nothing."""
     if isinstance(mine, Rejected):
         starts = "refused" not in answer and not (
@@ -77,7 +84,7 @@ def difference(version: str, mine: Plan | Rejected, answer: dict[str, Any]) -> s
         for name, said in ours.items()
         if answer[name] != said
     ]
-    held = mine.memory.weights_bytes
+    held = mine.memory.weights_bytes - kept_scales(version, mine.kernels, experts)
     return "; ".join(
         found
         + (
@@ -106,7 +113,9 @@ def test_every_start_is_what_the_engine_makes_of_it(version: str) -> None:
         for capability in CAPABILITIES
         for start, answer in pairs(start_questions, version, capability)
         if answer is not None
-        and (said := difference(version, outcome(started(start), version), answer))
+        and (
+            said := difference(version, outcome(started(start), version), answer, experts_of(start))
+        )
     ]
     assert wrong == []
 

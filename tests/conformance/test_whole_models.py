@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
-from gateway.domain import Decision, Gpu, Hardware, Plan, Rejected
+from gateway.domain import Decision, Gpu, Hardware, LayerKernel, Plan, Rejected
 from gateway.models.spec import read_model
 from gateway.profiles.profiles import Profiles
 from tests.conformance import model_questions
@@ -182,15 +182,14 @@ def ungrown(
     return found
 
 
-def kept_scales(version: str, model: str, quant: str, mine: PlanOutcome) -> int:
+def kept_scales(version: str, kernels: Sequence[LayerKernel], experts: int) -> int:
     """Bytes of scales in Triton's order, which these versions make while they load beside the
     checkpoint's."""
     if version not in ("0.18.0", "0.19.1"):
         return 0
-    experts = config(model, quant).get("num_local_experts", 0)
     return sum(
         row.count * (row.k or 0) * (row.n or 0) // 32 * experts
-        for row in mine.kernels
+        for row in kernels
         if row.kernel == "TRITON" and row.scheme.startswith("mxfp4")
     )
 
@@ -229,7 +228,8 @@ def built_alike(
     tiles = sum(
         row.count * (math.prod(row.padded_to or ()) - (row.k or 0) * (row.n or 0)) for row in filled
     )
-    off = memory.weights_bytes - weights - kept_scales(version, model, quant, mine)
+    experts = config(model, quant).get("num_local_experts", 0)
+    off = memory.weights_bytes - weights - kept_scales(version, mine.kernels, experts)
     if quant not in UNLOADED and not -0.005 * weights <= off <= 0.005 * weights + tiles:
         found.append(f"weights: theirs {weights}, ours {memory.weights_bytes}")
     kv = answer.get("kv", "")

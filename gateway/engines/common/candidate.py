@@ -184,9 +184,8 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         shrunk = bool(self.variant.quantization) and self.given.spec.quant is None
         # The engine counted for stages with equal numbers of layers.
         answer = answer if self.whole is None else None
-        beside = self._kept_bytes() + self.speculation.weights_bytes
         if answer is not None and not shrunk:
-            return answer.weights + beside
+            return answer.weights + self.speculation.weights_bytes
         rows = {
             (row.layer, row.scheme): row.padded_to for row in self.evidence.kernels if row.padded_to
         }
@@ -198,17 +197,18 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         }
         stored = weights_bytes(self.stage, self.rank, frozenset(self.engine.traits), padded)
         if stored is None and answer is not None:
-            return answer.weights + beside
+            return answer.weights + self.speculation.weights_bytes
         if stored is None:
             raise Refused(
                 "unsupported_quantization",
                 "the size of its quantized weights is not known",
                 self.source,
             )
-        return stored + beside
+        return stored + self.speculation.weights_bytes
 
-    def _kept_bytes(self) -> int:
-        """Bytes of the checkpoint that stay though the chosen kernel reads a copy."""
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the checkpoint on one rank that stay though the chosen kernel reads a copy."""
         if KEPT_SCALES not in self.engine.traits:
             return 0
         names = {row.layer for row in self.evidence.kernels if row.kernel == "TRITON"}
