@@ -35,10 +35,11 @@ _RETRY_S = 3600.0
 
 
 class _Search(NamedTuple):
-    """The running search. began: monotonic seconds."""
+    """The running search. began: monotonic seconds. plans: what served then, and its rival."""
 
     name: str
     began: float
+    plans: frozenset[str]
 
 
 class AutomaticTuning:
@@ -95,7 +96,7 @@ class AutomaticTuning:
         if report.state != "done":
             self._retry_at[name] = time.monotonic() + _RETRY_S
             return
-        self._tuned.setdefault(name, set()).update(_plans(model))
+        self._tuned.setdefault(name, set()).update(search.plans | _plans(model))
         if report.wish is not None:
             try:
                 await self._tunings.apply(name)
@@ -115,7 +116,7 @@ class AutomaticTuning:
         )
 
     async def _begin(self, name: str) -> None:
-        options = SearchOptions(_SEARCH_S, automatic=True)
+        options, plans = SearchOptions(_SEARCH_S, automatic=True), _plans(self._fleet.model(name))
         try:
             try:
                 await self._tunings.begin(name, options)
@@ -129,7 +130,7 @@ class AutomaticTuning:
             log.info("an idle model was not tuned", model=name, reason=str(error))
             return
         log.info("an idle model is tuned", model=name, offline=options.offline)
-        self._search = _Search(name, time.monotonic())
+        self._search = _Search(name, time.monotonic(), plans)
 
     def _seconds_idle(self, model: ManagedModel) -> float:
         """Seconds since the last request; running and waiting requests count as now."""
@@ -142,7 +143,8 @@ class AutomaticTuning:
         return now_s - last_s
 
 
-def _plans(model: ManagedModel) -> set[str]:
+def _plans(model: ManagedModel) -> frozenset[str]:
     """The fingerprints of the served plan and of the plan that should be better."""
     better = {model.rival.plan.fingerprint} if model.rival is not None else set()
-    return {model.serving[0].fingerprint, *better} if model.serving else better
+    served = {attempt.fingerprint for attempt in model.serving}
+    return frozenset(served | better)

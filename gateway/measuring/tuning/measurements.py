@@ -81,6 +81,9 @@ class Measurements:
             await asyncio.to_thread(self._store.learn_speeds, facts)
         if model.serving:
             await self._compare_plans(model, model.serving[0])
+        else:
+            # Compared when it serves again.
+            self._compared_plans.pop(name, None)
 
     async def tried_speed(self, plan: Plan) -> Speed | None:
         """The speed of all copies of a plan, if it was measured earlier."""
