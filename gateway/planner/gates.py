@@ -54,8 +54,10 @@ _PACKED = (
 
 def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     spec = given.spec
+    # A reader of the family describes a class of the engine's own, not that of transformers.
+    described = bool(spec.structure or spec.guessed)
     known = rules.builds(spec.architecture, engine) or (
-        spec.architecture in engine.stand_ins and stands_in(spec, engine)
+        described and spec.architecture in engine.stand_ins and stands_in(spec, engine)
     )
     if engine.architectures and not known:
         reason = f"{engine.ref} does not know {spec.architecture}"

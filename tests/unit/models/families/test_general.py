@@ -265,6 +265,13 @@ def test_an_architecture_that_is_not_listed_has_a_plan_where_transformers_class_
     assert not closed.plans, "the class would be the repository's"
 
 
+def test_a_reader_of_a_family_does_not_describe_transformers_class_of_it() -> None:
+    fields = config("qwen3-8b", architectures=["UnheardForCausalLM"])
+    read = read_model("m", None, fields, None, None, (), None)
+    assert not read.guessed
+    assert not decided(read, listed=False, stands_in=True).plans
+
+
 def test_the_weights_are_those_of_the_headers_where_there_are_any() -> None:
     headers = tensors({f"a.layers.{number}.odd.weight": (4096, 1000) for number in range(4)})
     best = decided(unheard(headers=headers), tensor_parallel=1).plans[0]
