@@ -36,10 +36,10 @@ class Built(FrozenRecord, frozen=True):
     quantizable: bool = True
     heads: int = 0
     kv_heads: int = 0
-    units: tuple[int, ...] = ()
     experts: int = 0
     bias: bool = False
     exact: bool = False
+    units: tuple[int, ...] = ()
 
 
 class Blueprint(FrozenRecord, frozen=True):

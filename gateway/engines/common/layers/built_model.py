@@ -38,11 +38,11 @@ class Linear:
     scheme: LayerScheme
     heads: int = 0
     kv_heads: int = 0
-    units: tuple[int, ...] = ()
     experts: int = 0
     bias: bool = False
     exact: bool = False
     numbers: Sequence[int] = field(default=(), compare=False)
+    units: tuple[int, ...] = ()
 
     def part(self, numbers: Sequence[int]) -> Linear:
         """The same in these of the model's layers alone. The constructor of a frozen value would
