@@ -32,7 +32,7 @@ def defaults(
     package: Path,
     kind: str,
     planned: Collection[str],
-    choices: Mapping[str, Collection[str]],
+    choices: Mapping[str, Collection[Any]],
     files: Collection[str],
 ) -> dict[str, Any]:
     """The default of each option that is not among `planned`; OneOf: what these files of the
