@@ -64,20 +64,20 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
         best.setdefault(plan.engine, []).append(plan.question)
         if plan.question is not None:
             starts.setdefault(plan.question, start_of(plan))
-    for one in decision.rejected:
-        if one.question is not None:
-            refused.setdefault(one.engine, []).append(one.question)
+    for rejection in decision.rejected:
+        if rejection.question is not None:
+            refused.setdefault(rejection.engine, []).append(rejection.question)
     found = []
     for engine in dict.fromkeys([*best, *refused]):
         plans = best.get(engine, [])
         if plans and plans[0] is None:
             break
-        asked = [
-            *[one for one in plans if one is not None][:_AT_ONCE],
+        unanswered = [
+            *[question for question in plans if question is not None][:_AT_ONCE],
             *refused.get(engine, [])[:_AT_ONCE],
         ]
-        open_ones = tuple(dict.fromkeys(asked))
-        begun = tuple((one, starts[one]) for one in open_ones if one in starts)
+        open_ones = tuple(dict.fromkeys(unanswered))
+        begun = tuple((question, starts[question]) for question in open_ones if question in starts)
         found.append(OpenQuestions(engine, open_ones, begun))
     return tuple(found)
 
@@ -98,18 +98,18 @@ def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvide
 
 def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> LayerAttention:
     """The row, with refusals that only happen after the Python code of the start, by the rules."""
-    for one in forecast:
-        refused = one.status == "none" and any(
-            no.at_start and no.kernel == row.backend for no in one.refused
+    for group in forecast:
+        refused = group.status == "none" and any(
+            no.at_start and no.kernel == row.backend for no in group.refused
         )
-        if refused and (one.kind, one.head_dim) == (row.kind, row.head_dim):
-            return one.evolve(layers=row.layers)
+        if refused and (group.kind, group.head_dim) == (row.kind, row.head_dim):
+            return group.evolve(layers=row.layers)
     # Engines give recurrent layers no size of heads.
-    known = next((one.head_dim for one in forecast if one.kind == row.kind), 0)
+    head_dim = next((group.head_dim for group in forecast if group.kind == row.kind), 0)
     return LayerAttention(
         kind=row.kind,
         layers=row.layers,
-        head_dim=row.head_dim or known,
+        head_dim=row.head_dim or head_dim,
         backend=row.backend,
         status="ok",
         version=row.version or None,
@@ -118,23 +118,26 @@ def _attention(row: AskedAttention, forecast: Sequence[LayerAttention]) -> Layer
 
 def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> LayerKernel:
     """The row, with flaws of its kernel by the rules: a crash at the first request, or slowness."""
-    same = [one for one in forecast if _name(one.layer) == _name(row.layer)]
+    same_layer = [candidate for candidate in forecast if _name(candidate.layer) == _name(row.layer)]
     # The answer is of Python code alone: refusals at a start still hold for this kernel.
-    for one in same:
-        refused = one.status == "none" and any(
-            no.at_start and no.kernel == row.kernel for no in one.refused
+    for candidate in same_layer:
+        refused = candidate.status == "none" and any(
+            no.at_start and no.kernel == row.kernel for no in candidate.refused
         )
-        if refused and (one.k, one.n) == (row.k, row.n):
-            return one.evolve(layer=row.layer, count=row.count)
-    alike = [one for one in same if one.kernel == row.kernel]
+        if refused and (candidate.k, candidate.n) == (row.k, row.n):
+            return candidate.evolve(layer=row.layer, count=row.count)
+    same_kernel = [candidate for candidate in same_layer if candidate.kernel == row.kernel]
     # Of the two products of experts, which are one row here, the one that fails counts.
-    known = next((one for one in alike if one.status != "ok"), alike[0] if alike else None)
+    known = next(
+        (candidate for candidate in same_kernel if candidate.status != "ok"),
+        same_kernel[0] if same_kernel else None,
+    )
     return LayerKernel(
         layer=row.layer,
         count=row.count,
         k=row.k,
         n=row.n,
-        scheme=same[0].scheme if same else loaded,
+        scheme=same_layer[0].scheme if same_layer else loaded,
         kernel=row.kernel,
         status=known.status if known else "ok",
         padded_to=known.padded_to if known and not row.experts else None,
@@ -158,8 +161,11 @@ def gaps(
             capability=question.capability,
             model=signature(forecast),
             argv=tuple(
-                _without_paths(one)
-                for one in (*(f"{name}={value}" for name, value in question.env), *question.argv)
+                _without_paths(setting)
+                for setting in (
+                    *(f"{name}={value}" for name, value in question.env),
+                    *question.argv,
+                )
             ),
             about=subject,
             forecast=_without_paths(forecasted),
@@ -183,35 +189,39 @@ def _differences(
         if bool(ruled_out) != bool(answer.refused):
             yield "refusal", ruled_out or "loads", answer.refused or "loads"
         return
-    known = {_layer(row.layer) for row in evidence.kernels if row.status != "unknown"}
+    known_layers = {_layer(row.layer) for row in evidence.kernels if row.status != "unknown"}
     yield from _contradictions(
-        "kernel", _kernels(evidence.kernels), _kernels(answer.kernels), known
+        "kernel", _kernels(evidence.kernels), _kernels(answer.kernels), known_layers
     )
-    known = {_kind(row) for row in evidence.attention if row.status != "unknown"}
+    known_kinds = {_kind(row) for row in evidence.attention if row.status != "unknown"}
     yield from _contradictions(
-        "attention", _backends(evidence.attention), _backends(answer.attention), known
+        "attention", _backends(evidence.attention), _backends(answer.attention), known_kinds
     )
-    if evidence.kernels or not forecast.given.spec.quant:
+    if evidence.kernels or not forecast.inputs.spec.quant:
         yield from _sizes(forecast, answer)
 
 
 def _sizes(forecast: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
     try:
-        held = forecast.weights_bytes() - forecast.speculation.weights_bytes
+        weights_bytes = forecast.weights_bytes() - forecast.speculation.weights_bytes
         cache = forecast.cache
     except Refused:  # the rules say nothing of it, so that nothing is contradicted
         return
     online = (
-        forecast.variant.quantization and forecast.given.spec.quant is None
+        forecast.variant.quantization and forecast.inputs.spec.quant is None
     )  # the engine's parameters are those from before
-    if not online and _differ(held, answer.weights):
-        yield "weights", f"{held} bytes on a rank", f"{answer.weights} bytes on a rank"
-    for length, needed in (
+    if not online and _differ(weights_bytes, answer.weights):
+        yield "weights", f"{weights_bytes} bytes on a rank", f"{answer.weights} bytes on a rank"
+    for length, needed_bytes in (
         [(n, size) for n, size in answer.kv.needed if n >= _LEAST_LENGTH] if answer.kv else ()
     ):
         batched = answer.settled.max_num_batched_tokens if answer.settled else 0
-        if _differ(said := cache.bytes_for(length, batched), needed):
-            yield "KV cache", f"{said} bytes for a request of {length} tokens", f"{needed} bytes"
+        if _differ(forecast_bytes := cache.bytes_for(length, batched), needed_bytes):
+            yield (
+                "KV cache",
+                f"{forecast_bytes} bytes for a request of {length} tokens",
+                f"{needed_bytes} bytes",
+            )
             return
 
 
@@ -237,10 +247,10 @@ def _contradictions(
 
 
 def _kernels(rows: Iterable[LayerKernel | AskedKernel]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    kernels_by_layer: dict[str, set[str]] = {}
     for row in rows:
-        found.setdefault(_layer(row.layer), set()).add(row.kernel or "none")
-    return found
+        kernels_by_layer.setdefault(_layer(row.layer), set()).add(row.kernel or "none")
+    return kernels_by_layer
 
 
 def _layer(name: str) -> str:
@@ -248,10 +258,10 @@ def _layer(name: str) -> str:
 
 
 def _backends(rows: Iterable[LayerAttention | AskedAttention]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
+    backends_by_group: dict[str, set[str]] = {}
     for row in rows:
-        found.setdefault(_kind(row), set()).add(f"{row.backend}{row.version or ''}")
-    return found
+        backends_by_group.setdefault(_kind(row), set()).add(f"{row.backend}{row.version or ''}")
+    return backends_by_group
 
 
 def _kind(row: LayerAttention | AskedAttention) -> str:
@@ -260,7 +270,7 @@ def _kind(row: LayerAttention | AskedAttention) -> str:
 
 def signature(forecast: Candidate) -> str:
     """The model as far as an engine's choices follow from it, without its name and its place."""
-    spec = forecast.given.spec
+    spec = forecast.inputs.spec
     config = {**spec.config, **(spec.config.get("text_config") or {})}
     shapes = [
         f"{name}={config[name]}"

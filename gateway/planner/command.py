@@ -51,21 +51,23 @@ def check_command(
         if opened
         else engine.container_command
     )
-    own = {engine.spelling.get(name, name): name for name in OWN}
+    own_names = {engine.spelling.get(name, name): name for name in OWN}
     skipping = expert_warmups.wrap_command(program, engine, ",".join(engine.expert_warmups))
     program = skipping if argv[: len(skipping)] == skipping else program
     if argv[: len(program)] != program:
         raise BadFlag(f"The command is not that of {engine.ref}.", param="argv")
-    given, quiet = argv[len(program) :], quieted(engine)
+    arguments, quiet = argv[len(program) :], quieted(engine)
     flags, ends = (
-        given[len(quiet) if quiet and given[: len(quiet)] == quiet else 0 : -len(own)],
-        given[-len(own) :],
+        arguments[
+            len(quiet) if quiet and arguments[: len(quiet)] == quiet else 0 : -len(own_names)
+        ],
+        arguments[-len(own_names) :],
     )
     flags = _without_adapters(engine, flags, folder)
     for item in flags:
-        _check_flag(engine, item, own, folder)
+        _check_flag(engine, item, own_names, folder)
     last = [_split(item) for item in ends]
-    if [own.get(name) for name, _ in last] != [*OWN]:
+    if [own_names.get(name) for name, _ in last] != [*OWN]:
         raise BadFlag(
             f"The command of {engine.ref} does not end with the model, its name, and where it"
             " listens.",
@@ -96,21 +98,25 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
         raise BadFlag(f"{engine.ref} has no flag {flag!r}.", param="argv")
     for item in flags[at + 1 :]:
         try:
-            told = json.loads(item)
+            adapter = json.loads(item)
         except (ValueError, RecursionError):
-            told = None
+            adapter = None
         if (
-            not isinstance(told, dict)
-            or told.keys() != {name, path}
-            or not all(isinstance(value, str) for value in told.values())
+            not isinstance(adapter, dict)
+            or adapter.keys() != {name, path}
+            or not all(isinstance(value, str) for value in adapter.values())
         ):
             raise BadFlag(
                 f"--{flag} of {engine.ref} names an adapter as no plan does: {item[:80]!r}.",
                 param="argv",
             )
         check_text(f"--{flag}", item, param="argv")
-        if re.fullmatch(NAME_PATTERN, told[name]) is None or not _is_below(told[path], folder):
-            raise BadFlag(f"The adapter {told[path][:80]!r} is not below {folder}.", param="argv")
+        if re.fullmatch(NAME_PATTERN, adapter[name]) is None or not _is_below(
+            adapter[path], folder
+        ):
+            raise BadFlag(
+                f"The adapter {adapter[path][:80]!r} is not below {folder}.", param="argv"
+            )
     return flags[:at]
 
 

@@ -19,7 +19,7 @@ def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
     for plan in plans:
         best.setdefault(gpus_of(plan), plan)
     chosen = gpus_of(plans[0])
-    other = next(
+    other_plan = next(
         (
             plan
             for plan in plans
@@ -27,13 +27,13 @@ def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
         ),
         None,
     )
-    told = [_figures(plan) for plan in (plans[0], other) if plan is not None]
+    figures = [_figures(plan) for plan in (plans[0], other_plan) if plan is not None]
     fewer = max((count for count in best if count < chosen), default=None)
-    more = min((count for count in best if count > chosen), default=None)
-    told += [_figures(best[count]) for count in (fewer, more) if count]
+    larger = min((count for count in best if count > chosen), default=None)
+    figures += [_figures(best[count]) for count in (fewer, larger) if count]
     if fewer is None and (refused := _refused_below(chosen, plans[0], rejected)):
-        told.append(refused)
-    return "; ".join(told)
+        figures.append(refused)
+    return "; ".join(figures)
 
 
 def gpus_of(plan: Plan) -> int:
@@ -62,8 +62,8 @@ def _figures(plan: Plan) -> str:
         parts.append(f"{speed.total.value:,g} of {speed.concurrency:,} at once")
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
-        held = memory.full_requests * plan.replicas.value * plan.data_parallel.value
-        parts.append(f"{held:,.3g} requests of {context}")
+        full_requests = memory.full_requests * plan.replicas.value * plan.data_parallel.value
+        parts.append(f"{full_requests:,.3g} requests of {context}")
     else:
         parts.append(context)
     if plan.drops:
@@ -73,14 +73,16 @@ def _figures(plan: Plan) -> str:
 
 def _refused_below(chosen: int, plan: Plan, rejected: Sequence[Rejected]) -> str:
     """The refusal of the next smaller number of GPUs by the engine of the first plan; "": none."""
-    below = [
-        one
-        for one in rejected
-        if str(one.engine) == str(plan.engine)
-        and one.tensor_parallel * one.pipeline_parallel < chosen
+    smaller = [
+        rejection
+        for rejection in rejected
+        if str(rejection.engine) == str(plan.engine)
+        and rejection.tensor_parallel * rejection.pipeline_parallel < chosen
     ]
-    if not below:
+    if not smaller:
         return ""
-    nearest = max(below, key=lambda one: one.tensor_parallel * one.pipeline_parallel)
+    nearest = max(
+        smaller, key=lambda rejection: rejection.tensor_parallel * rejection.pipeline_parallel
+    )
     count = nearest.tensor_parallel * nearest.pipeline_parallel
     return f"{_words(count)}: {nearest.verdict}, {nearest.reasons[0]}"

@@ -25,78 +25,80 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
 
     direct: ranks read each other's memory.
     """
-    given, size, memory, context = (
-        candidate.given,
+    inputs, size, memory, context = (
+        candidate.inputs,
         len(candidate.group),
         sizes.memory,
         sizes.context.value,
     )
-    wish, clock = given.wish, _clock(candidate, sizes, direct=direct)
+    wish, clock = inputs.wish, _clock(candidate, sizes, direct=direct)
     groups = candidate.variant.dp
-    evidence, known = candidate.evidence, given.corrections
+    evidence, corrections = candidate.evidence, inputs.corrections
     near = (
         measurement_scope(
             candidate.scope, evidence.kernels, evidence.attention, clock.machine.source
         )
-        if known and clock
+        if corrections and clock
         else {}
     )
-    ratios = known.ratios(near) if near else {}
+    ratios = corrections.ratios(near) if near else {}
 
     def speed(count: int) -> Speed | None:
         if clock is None:
             return None
         seqs, tokens = sizes.batch.seqs.value, sizes.batch.tokens.value
-        kept = memory.kv_tokens if memory.kv_bytes_per_token else 0
-        load = PlanLoad(concurrency(wish), count * groups, seqs, tokens, kept, context)
+        kv_tokens = memory.kv_tokens if memory.kv_bytes_per_token else 0
+        load = PlanLoad(concurrency(wish), count * groups, seqs, tokens, kv_tokens, context)
         return expected(load, clock, ratios)
 
     if wish.replicas:
         return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
-    alone, most = speed(1), spare_groups(given, size, memory.budget_bytes)
+    alone, most = speed(1), spare_groups(inputs, size, memory.budget_bytes)
     most = min(most, wish.gpus // size) if isinstance(wish.gpus, int) and size else most
-    one = int_choice(1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner")
-    if most < 2 or alone is None or (many := speed(most)) is None:
-        return one, alone
-    needed, cost = needed_tokens(wish, given.spec), gpu_discount(wish.gpus)
+    single_copy = int_choice(
+        1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner"
+    )
+    if most < 2 or alone is None or (speed_of_most := speed(most)) is None:
+        return single_copy, alone
+    tokens_needed, cost = needed_tokens(wish, inputs.spec), gpu_discount(wish.gpus)
     both = (
-        plan_outcome(memory, alone, context, size, 1, needed, groups),
-        plan_outcome(memory, many, context, size, most, needed, groups),
+        plan_outcome(memory, alone, context, size, 1, tokens_needed, groups),
+        plan_outcome(memory, speed_of_most, context, size, most, tokens_needed, groups),
     )
     if score(both[1], wish.goal, cost) <= score(both[0], wish.goal, cost):
-        return one, alone
-    gain = many.total.value / alone.total.value
+        return single_copy, alone
+    gain = speed_of_most.total.value / alone.total.value
     reason = (
         f"{most} copies on {size * most} GPUs answer {gain:.1f} times as much as one, with"
-        f" {many.concurrency} requests at once"
+        f" {speed_of_most.concurrency} requests at once"
     )
-    return int_choice(most, reason, "speed model"), many
+    return int_choice(most, reason, "speed model"), speed_of_most
 
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
-    given, group, pace, rows = (
-        candidate.given,
+    inputs, group, pace, rows = (
+        candidate.inputs,
         candidate.group,
-        candidate.given.pace,
+        candidate.inputs.pace,
         candidate.evidence.kernels,
     )
-    if not pace or not given.spec.generates:
+    if not pace or not inputs.spec.generates:
         return None
     if parts := [_clock(part, sizes, direct=direct) for part in candidate.parts]:
-        known = [clock for clock in parts if clock is not None]
-        if len(known) < len(parts):
+        clocks = [clock for clock in parts if clock is not None]
+        if len(clocks) < len(parts):
             return None
-        sources = " and ".join(dict.fromkeys(clock.machine.source for clock in known))
+        sources = " and ".join(dict.fromkeys(clock.machine.source for clock in clocks))
         return replace(
-            known[0], machine=known[0].machine.evolve(source=sources), beside=tuple(known[1:])
+            clocks[0], machine=clocks[0].machine.evolve(source=sources), beside=tuple(clocks[1:])
         )
     work = work_with(
-        given.spec,
+        inputs.spec,
         candidate.stage,
         candidate.rank,
         rows,
-        given.gpus,
+        inputs.gpus,
         candidate.engine.traits,
         pace.table,
     )
@@ -105,22 +107,22 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
         engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value
     )
     key = work, tuple([gpu.index for gpu in group]), graphs, direct, engine.kind
-    if key not in given.clocks:
+    if key not in inputs.clocks:
         place = "machine", key[1], direct
-        if place not in given.clocks:
-            given.clocks[place] = machine_of(
-                group, given.links, pace, given.measured, direct=direct
+        if place not in inputs.clocks:
+            inputs.clocks[place] = machine_of(
+                group, inputs.links, pace, inputs.measured, direct=direct
             )
-        machine = given.clocks[place]
-        given.clocks[key] = (
-            StepClock(work, machine, _table(given, pace, engine.kind), graphs) if machine else None
+        machine = inputs.clocks[place]
+        inputs.clocks[key] = (
+            StepClock(work, machine, _table(inputs, pace, engine.kind), graphs) if machine else None
         )
-    clock: StepClock | None = given.clocks[key]
+    clock: StepClock | None = inputs.clocks[key]
     return clock
 
 
-def _table(given: PlanningInput, pace: SpeedKnowledge, kind: str) -> SpeedTable:
-    if ("table", kind) not in given.clocks:
-        given.clocks["table", kind] = pace.table.for_kind(kind)
-    table: SpeedTable = given.clocks["table", kind]
+def _table(inputs: PlanningInput, pace: SpeedKnowledge, kind: str) -> SpeedTable:
+    if ("table", kind) not in inputs.clocks:
+        inputs.clocks["table", kind] = pace.table.for_kind(kind)
+    table: SpeedTable = inputs.clocks["table", kind]
     return table

@@ -39,7 +39,7 @@ _LONGER = 1.1
 
 
 def decide(
-    given: PlanningInput,
+    inputs: PlanningInput,
     engines: Sequence[Engine],
     rules: Mapping[str, EngineRules] | None = None,
 ) -> Decision:
@@ -50,23 +50,24 @@ def decide(
     Raises BadFlag if the wish names a flag that no engine has, and BadRequest if it names a GPU
     that is absent or unused.
     """
-    given = given.changed(
-        hardware=_usable(given.hardware, given.wish), spec=overridden(given.spec, given.wish.args)
+    inputs = inputs.changed(
+        hardware=_usable(inputs.hardware, inputs.wish),
+        spec=overridden(inputs.spec, inputs.wish.args),
     )
-    plans, rejected, gaps = _search(given, engines, rules or {})
-    ranked = _ranked(given, plans, _engine_order(engines))
-    if ranked and given.claims and any(_losses(ranked[0], given)):
+    plans, rejected, gaps = _search(inputs, engines, rules or {})
+    ranked = _ranked(inputs, plans, _engine_order(engines))
+    if ranked and inputs.claims and any(_losses(ranked[0], inputs)):
         # Either the model itself is that large, or the claims of other models cause the loss.
-        empty = freed(given.hardware, given.claims)
+        empty = freed(inputs.hardware, inputs.claims)
         alone = decide(
-            given.changed(hardware=empty, claims={}, sharing=ALONE), engines, rules
+            inputs.changed(hardware=empty, claims={}, sharing=ALONE), engines, rules
         ).plans
-        if alone and _losses(alone[0], given) < _losses(ranked[0], given):
+        if alone and _losses(alone[0], inputs) < _losses(ranked[0], inputs):
             rejected.insert(0, _crowded_out(ranked[0], alone[0]))
             ranked = []
     return Decision(
-        model=given.spec.source,
-        hardware=given.hardware_name,
+        model=inputs.spec.source,
+        hardware=inputs.hardware_name,
         plans=tuple(plan.evolve(rank=index) for index, plan in enumerate(ranked, start=1)),
         why_gpus=gpu_comparison(ranked, rejected),
         rejected=tuple(rejected),
@@ -75,20 +76,20 @@ def decide(
 
 
 def _search(
-    given: PlanningInput, engines: Sequence[Engine], rules: Mapping[str, EngineRules]
+    inputs: PlanningInput, engines: Sequence[Engine], rules: Mapping[str, EngineRules]
 ) -> tuple[list[Plan], list[Rejected], list[RuleGap]]:
     """The plans, refusals and gaps of all engine versions. Raises BadFlag."""
-    wish = given.wish
+    wish = inputs.wish
     plans: list[Plan] = []
     rejected: list[Rejected] = []
     gaps: list[RuleGap] = []
     wrong_flags: list[BadFlag] = []
-    layouts = SharedLayouts(given)
+    layouts = SharedLayouts(inputs)
     for engine in engines:
         try:
             args, env = (
                 check_args(engine, wish.args),
-                engine_env(engine, wish.env, given.global_env),
+                engine_env(engine, wish.env, inputs.global_env),
             )
         except BadFlag as error:
             wrong_flags.append(error)
@@ -96,7 +97,7 @@ def _search(
             rejected.append(rejection(engine, Variant(tp=wish.tensor_parallel or 1), refusal))
             continue
         known_rules = rules.get(engine.ref) or rules_without_files(engine.kind)
-        read = given.with_spec(with_limit(given.spec, engine.traits))
+        read = inputs.with_spec(with_limit(inputs.spec, engine.traits))
         search = Search(read.with_env(env), engine, known_rules, args, env, layouts)
         search.run()
         plans += search.plans
@@ -137,28 +138,34 @@ def _engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:
 
 
 def _ranked(
-    given: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]
+    inputs: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]
 ) -> list[Plan]:
     """The plans, best first.
 
     A plan to restore comes first. Then count the properties that matter for every goal
     (`_class`), and among equal plans the rating for the goal of the wish.
     """
-    wish = given.wish
-    longest = wanted_context(given.spec, wish, {})
-    wanted = _context_goal(plans, order, longest)
+    wish = inputs.wish
+    longest = wanted_context(inputs.spec, wish, {})
+    goal_context = _context_goal(plans, order, longest)
     useful = _context_goal(plans, order, min(LEAST_USEFUL, longest))
-    cost, needed = gpu_discount(wish.gpus), needed_tokens(wish, given.spec)
-    restored = given.sharing.again.fingerprint if given.sharing.again is not None else None
+    cost, tokens_needed = gpu_discount(wish.gpus), needed_tokens(wish, inputs.spec)
+    restored = inputs.sharing.again.fingerprint if inputs.sharing.again is not None else None
 
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
-        crowded = size * count > len(given.hardware.gpus) and size > 0
+        crowded = size * count > len(inputs.hardware.gpus) and size > 0
         # Of plans with too little context the longer one is better.
-        goal = wish.goal if context >= wanted else "context"
+        goal = wish.goal if context >= goal_context else "context"
         value = score(
             plan_outcome(
-                plan.memory, plan.speed, context, size, count, needed, plan.data_parallel.value
+                plan.memory,
+                plan.speed,
+                context,
+                size,
+                count,
+                tokens_needed,
+                plan.data_parallel.value,
             ),
             goal,
             cost,
@@ -169,7 +176,7 @@ def _ranked(
         return (
             restored is not None and plan.fingerprint != restored,
             crowded,
-            *_class(plan, wanted, useful),
+            *_class(plan, goal_context, useful),
             -rated,
             weak,
             plan.cost,
@@ -200,9 +207,9 @@ def _context_goal(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], 
     return sound if longest[True] and sound < wanted <= sound * _LONGER else wanted
 
 
-def _losses(plan: Plan, given: PlanningInput) -> tuple[bool, ...]:
+def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
     """The losses that no neighbour justifies: a useful context, and the weights as they are."""
-    return lacks(plan, wanted_context(given.spec, given.wish, {}))[:2]
+    return lacks(plan, wanted_context(inputs.spec, inputs.wish, {}))[:2]
 
 
 def _crowded_out(plan: Plan, alone: Plan) -> Rejected:

@@ -162,15 +162,16 @@ def why_no_speed(plan: Plan) -> str:
 
 def rival_words(rival: Rival) -> str:
     """The comparison of the running plan with a better one, in numbers."""
-    ours, other, plan = rival.speed, rival.plan.speed, rival.plan
-    if other is None:
+    ours, rival_speed, plan = rival.speed, rival.plan.speed, rival.plan
+    if rival_speed is None:
         return ""
     extra = f" ({changes(plan)})" if changes(plan) else ""
     return (
         f"It gives {ours.stream.value:,g} tokens/s alone and {ours.total.value:,g} of"
         f" {ours.concurrency} at once ({ours.grade}). {plan.engine} with {layout_of(plan)}{extra}"
-        f" should give {other.stream.value:,g} and {other.total.value:,g} of {other.concurrency}"
-        f" ({other.grade}): {rival.gain:.2f} times as good for what the model is for."
+        f" should give {rival_speed.stream.value:,g} and {rival_speed.total.value:,g} of"
+        f" {rival_speed.concurrency} ({rival_speed.grade}): {rival.gain:.2f} times as good for what"
+        " the model is for."
     )
 
 
@@ -188,11 +189,11 @@ class Layers(NamedTuple):
 
 def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
     """The kernel of each layer, with the passed-over ones; plain matrix products are left out."""
-    told = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
-    under = _shared([row.layer for row in told])
+    shown_rows = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
+    under = _shared([row.layer for row in shown_rows])
     found: list[tuple[str, ...]] = []
     notes: list[str] = []
-    for row in told:
+    for row in shown_rows:
         size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
         texts = (
             [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
@@ -203,7 +204,7 @@ def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
         found.append(
             (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
         )
-    if plain := sum(row.count for row in rows) - sum(row.count for row in told):
+    if plain := sum(row.count for row in rows) - sum(row.count for row in shown_rows):
         found.append(
             (
                 f"{plain} other layers" if found else f"all {plain} layers",
@@ -224,8 +225,8 @@ def attention(rows: tuple[LayerAttention, ...]) -> Layers:
     found: list[tuple[str, ...]] = []
     for row in rows:
         name = f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
-        shown = f"{name}{_numbered(passed_over(row.refused), notes)}"
-        found.append((f"{row.kind} x{row.layers}", str(row.head_dim), shown))
+        cell = f"{name}{_numbered(passed_over(row.refused), notes)}"
+        found.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
     return Layers("", found, notes)
 
 
@@ -445,7 +446,7 @@ def machine(hardware: Hardware) -> list[Row]:
     ]
     for gpu in hardware.gpus:
         kind = " unified" if gpu.memory_kind == "unified" else ""
-        lost = (
+        lost_gpus = (
             f", kept from fitserve: {gpu.kept}"
             if gpu.kept
             else f", not used: {gpu.lost}"
@@ -457,7 +458,7 @@ def machine(hardware: Hardware) -> list[Row]:
                 f"GPU {gpu.index}",
                 gpu.name,
                 f"sm {gpu.capability}, {gib(gpu.total_bytes)}{kind}, {gib(gpu.free_bytes)}"
-                f" free{lost}",
+                f" free{lost_gpus}",
                 gpu.uuid,
             )
         )
@@ -475,22 +476,22 @@ def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...
     """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest
     first."""
     numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
-    told = []
+    sentences = []
     for holder in sorted(holders, key=lambda one: -sum(one.gives.values())):
         parts = ", ".join(
             f"{gib(count)} of {'RAM' if uuid == RAM else f'GPU {numbers[uuid]}'}"
             for uuid, count in sorted(holder.gives.items(), key=lambda one: numbers.get(one[0], 0))
             if uuid in numbers or (uuid == RAM and not numbers)
         )
-        told += [holder.evolve(words=f"{holder.model} holds {parts}")] if parts else []
-    return tuple(told)
+        sentences += [holder.evolve(words=f"{holder.model} holds {parts}")] if parts else []
+    return tuple(sentences)
 
 
 def ways_out(decision: Decision) -> str:
     """The models that hold the GPUs or RAM if there is no plan, and remedies; "": no model does."""
     if decision.plans or not decision.holders:
         return ""
-    held = "; ".join(one.words for one in decision.holders[:_MOST_HOLDERS])
+    holders_text = "; ".join(holding.words for holding in decision.holders[:_MOST_HOLDERS])
     name, pinned = decision.holders[0].model, decision.holders[0].pinned
     second = f"let it leave for others (`fitserve set {name} --no-pinned`)"
     if not pinned:
@@ -501,9 +502,8 @@ def ways_out(decision: Decision) -> str:
         if on_cpu
         else "use other GPUs (--gpus)"
     )
-    return (
-        f"{held}. Make {name} smaller (`fitserve set {name} --context 8192`), {second}, or {third}"
-    )
+    first = f"Make {name} smaller (`fitserve set {name} --context 8192`)"
+    return f"{holders_text}. {first}, {second}, or {third}"
 
 
 _MOST_HOLDERS = 4
@@ -511,32 +511,32 @@ _MOST_HOLDERS = 4
 
 def would_fit(decision: Decision) -> list[str]:
     """The numbers of a missing plan: sizes, context, and forms of the model that would fit."""
-    found = decision.would_fit
-    if found is None:
+    fitting = decision.would_fit
+    if fitting is None:
         return []
     lines = []
-    if found.weights_bytes and found.room_bytes < found.weights_bytes:
+    if fitting.weights_bytes and fitting.room_bytes < fitting.weights_bytes:
         empty = (
-            f", and {gib(found.room_empty_bytes)} without the engines that run"
-            if found.room_empty_bytes is not None
+            f", and {gib(fitting.room_empty_bytes)} without the engines that run"
+            if fitting.room_empty_bytes is not None
             else ""
         )
         lines.append(
-            f"Its weights have {gib(found.weights_bytes)}; at most {gib(found.room_bytes)} have"
+            f"Its weights have {gib(fitting.weights_bytes)}; at most {gib(fitting.room_bytes)} have"
             f" room here now{empty}."
         )
-    if found.fits_empty:
+    if fitting.fits_empty:
         lines.append("Without the engines that run it would fit.")
-    if found.context is not None:
-        lines.append(f"With a context of {found.context:,} tokens it fits.")
-    if found.forms:
+    if fitting.context is not None:
+        lines.append(f"With a context of {fitting.context:,} tokens it fits.")
+    if fitting.forms:
         lines.append("Forms of it that fit, best first:")
-    for form in found.forms:
-        where = f"on {form.gpus} GPU{'s' if form.gpus > 1 else ''}" if form.gpus else "on the CPU"
+    for form in fitting.forms:
+        place = f"on {form.gpus} GPU{'s' if form.gpus > 1 else ''}" if form.gpus else "on the CPU"
         name = f"{form.source} ({form.what})" if form.source else form.what
         lines.append(
             f"  {name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context,"
-            f" {form.engine} {where}"
+            f" {form.engine} {place}"
         )
     return lines
 
@@ -548,14 +548,20 @@ def offer_words(decision: Decision) -> list[str]:
 
 def why_no_plan(decision: Decision) -> str:
     """All refusals in one line, nearest miss first; each reason once."""
-    seen: dict[str, list[str]] = {}
+    engines_by_reason: dict[str, list[str]] = {}
     for refusal in decision.rejected:
-        seen.setdefault(refusal.reasons[0], []).append(
+        engines_by_reason.setdefault(refusal.reasons[0], []).append(
             f"{refusal.engine} TP={refusal.tensor_parallel}"
         )
-    if not seen:
+    if not engines_by_reason:
         return "; ".join(
-            ["no engine profile fits this machine", *([out] if (out := ways_out(decision)) else [])]
+            [
+                "no engine profile fits this machine",
+                *([remedy] if (remedy := ways_out(decision)) else []),
+            ]
         )
-    reasons = [f"{reason} ({', '.join(where[:3])})" for reason, where in list(seen.items())[:4]]
-    return "; ".join([*reasons, *([out] if (out := ways_out(decision)) else [])])
+    reasons = [
+        f"{reason} ({', '.join(engines[:3])})"
+        for reason, engines in list(engines_by_reason.items())[:4]
+    ]
+    return "; ".join([*reasons, *([remedy] if (remedy := ways_out(decision)) else [])])

@@ -71,7 +71,7 @@ def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
 def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Checked flags by the planner's names, which are vLLM's, where the planner has one; the others
     keep the engine's."""
-    names = {own: planned for planned, own in engine.spelling.items()}
+    names = {spelled_name: planned for planned, spelled_name in engine.spelling.items()}
     return {names.get(name, name): value for name, value in args.items()}
 
 
@@ -82,16 +82,16 @@ def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
     """
     spelling, known = engine.spelling, engine.flags
-    own = {
+    own_names = {
         name: value
         for planned, value in flags.items()
         if (name := spelling.get(planned, planned)) in known
     }
-    ranks = own.get(spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
+    ranks = own_names.get(spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
     return arguments(
         {
             name: ranks if value is True and known[name].type == "int" else value
-            for name, value in own.items()
+            for name, value in own_names.items()
         }
     )
 
@@ -217,18 +217,18 @@ def _placed(item: str, drafter: str | None, templates: str | None) -> str:
 
 
 def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
-    own = {engine.spelling.get(name, name) for name in OWN}
-    seen: set[str] = set()
-    for given, value in args.items():
-        name = given.removeprefix("--").replace("_", "-")
+    own_names = {engine.spelling.get(name, name) for name in OWN}
+    used_names: set[str] = set()
+    for option, value in args.items():
+        name = option.removeprefix("--").replace("_", "-")
         if name not in engine.flags:
-            what = f"{engine.ref} has no flag {given[:80]!r}"
-            meant = engine.spelling.get(name) or _OF_OTHERS.get(name)
+            mistake = f"{engine.ref} has no flag {option[:80]!r}"
+            likely = engine.spelling.get(name) or _OF_OTHERS.get(name)
             raise BadFlag(
                 (
-                    f"{what}; here it is {meant}."
-                    if meant in engine.flags
-                    else _unknown(what, name, engine.flags)
+                    f"{mistake}; here it is {likely}."
+                    if likely in engine.flags
+                    else _unknown(mistake, name, engine.flags)
                 ),
                 param="args",
             )
@@ -236,20 +236,20 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
         if engine.flags[name].ours and planned in engine.flags:
             # SGLang's flag of this name is for replicas, the planner's for groups of ranks.
             name = planned
-        if engine.flags[name].ours or name in own:
+        if engine.flags[name].ours or name in own_names:
             why, instead = why_closed(name)
             raise BadFlag(
                 f"The flag --{name} of {engine.ref} cannot be given: {why}.",
                 hint=instead,
                 param="args",
             )
-        if name in seen:
+        if name in used_names:
             raise BadFlag(
                 f"The flag --{name} is given twice, in two spellings.",
                 hint="Give it once.",
                 param="args",
             )
-        seen.add(name)
+        used_names.add(name)
         yield name, value
 
 

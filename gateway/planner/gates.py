@@ -52,14 +52,14 @@ _PACKED = (
 )
 
 
-def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
-    spec = given.spec
+def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
+    spec = inputs.spec
     # A reader of the family describes a class of the engine's own, not that of transformers.
     described = bool(spec.structure or spec.guessed)
-    known = rules.builds(spec.architecture, engine) or (
+    builds = rules.builds(spec.architecture, engine) or (
         described and spec.architecture in engine.stand_ins and stands_in(spec, engine)
     )
-    if engine.architectures and not known:
+    if engine.architectures and not builds:
         reason = f"{engine.ref} does not know {spec.architecture}"
         if stands_in(spec, engine):
             reason = (
@@ -68,19 +68,19 @@ def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None
                 " where it is installed"
             )
         raise Refused("unsupported_architecture", reason, f"profile {engine.ref}")
-    if not given.wish.policy.allow_remote_code and (needed := _foreign(spec, engine)):
+    if not inputs.wish.policy.allow_remote_code and (foreign_code := _foreign(spec, engine)):
         reason = (
             f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}):"
-            f" it has no {needed} of its own"
+            f" it has no {foreign_code} of its own"
         )
         raise Refused("untrusted_code", reason, "policy.allow_remote_code")
-    if given.template.digest and template.FLAG not in engine.flags:
+    if inputs.template.digest and template.FLAG not in engine.flags:
         raise Refused(
             "bad_flag",
             f"{engine.ref} takes no chat template but the model's own",
             f"profile {engine.ref}",
         )
-    gate_adapters(given, engine)
+    gate_adapters(inputs, engine)
     unfit = (
         {group.head_dim for group in spec.attention} - set(engine.head_dims)
         if engine.head_dims
@@ -94,28 +94,28 @@ def gate_model(given: PlanningInput, engine: Engine, rules: EngineRules) -> None
         )
 
 
-def gate_adapters(given: PlanningInput, engine: Engine) -> None:
+def gate_adapters(inputs: PlanningInput, engine: Engine) -> None:
     """Refuse adapters of a rank, or beside a model, that the engine does not take.
 
     Support for the architecture is known by the engine's own code, which is asked later.
     """
-    if not given.adapters:
+    if not inputs.adapters:
         return
     source = f"profile {engine.ref}"
     if "enable-lora" not in engine.flags or not LIST_FLAGS.keys() & engine.flags.keys():
         raise Refused("unsupported_lora", f"{engine.ref} serves no adapters", source)
-    if given.spec.architecture in engine.no_lora:
-        reason = f"{engine.ref} has no adapters for {given.spec.architecture}"
+    if inputs.spec.architecture in engine.no_lora:
+        reason = f"{engine.ref} has no adapters for {inputs.spec.architecture}"
         raise Refused("unsupported_lora", reason, engine.sources.get("no_lora", source))
-    if supported_rank(engine, given.adapters) is None:
-        highest = max(given.adapters, key=lambda adapter: adapter.rank)
+    if supported_rank(engine, inputs.adapters) is None:
+        highest = max(inputs.adapters, key=lambda adapter: adapter.rank)
         most = max(map(int, engine.flags["max-lora-rank"].choices or ("0",)))
         reason = (
             f"the adapter {highest.name} has rank {highest.rank}, and {engine.ref} takes at most"
             f" {most}"
         )
         raise Refused("unsupported_lora", reason, source)
-    if given.spec.experts:
+    if inputs.spec.experts:
         # vLLM wraps experts whether an adapter changes them or not, and refuses those whose kernel
         # has no LoRA (lora/layers/fused_moe.py).
         reason = (
@@ -123,7 +123,7 @@ def gate_adapters(given: PlanningInput, engine: Engine) -> None:
             " not known here"
         )
         raise Refused("unsupported_lora", reason, "vllm/lora/layers/fused_moe.py")
-    if not given.spec.generates:
+    if not inputs.spec.generates:
         raise Refused(
             "unsupported_lora",
             "adapters of a model that does not generate are not served here",
@@ -135,11 +135,11 @@ def stands_in(spec: ModelSpec, engine: Engine) -> bool:
     """Whether the engine would try transformers' class of an architecture that it lacks, and none
     of the repository's: _try_resolve_transformers
     in vllm/model_executor/models/registry.py."""
-    own = (
+    own_classes = (
         "TransformersForCausalLM" in engine.architectures
         and spec.model_type in engine.config_classes
     )
-    return own and not spec.remote_code
+    return own_classes and not spec.remote_code
 
 
 def _foreign(spec: ModelSpec, engine: Engine) -> str:
@@ -181,9 +181,9 @@ def gate_kv(spec: ModelSpec, engine: Engine, rules: EngineRules, kv_dtype: str) 
         raise Refused("no_backend", reason, f"profile {engine.ref}")
 
 
-def gate_peers(given: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> None:
+def gate_peers(inputs: PlanningInput, engine: Engine, group: tuple[Gpu, ...]) -> None:
     """Refuse GPUs that cannot communicate, even without peer-to-peer access."""
-    if fact := failing_links(given.facts, engine, group).get(NCCL):
+    if fact := failing_links(inputs.facts, engine, group).get(NCCL):
         names = ", ".join(str(gpu.index) for gpu in group)
         reason = (
             f"GPUs {names} could not talk to each other here, also without peer-to-peer access:"
@@ -308,40 +308,40 @@ def _matching_fact(facts: KnownFacts, kind: str, about: Mapping[str, str | None]
     )
 
 
-def gate_driver(given: PlanningInput, engine: Engine) -> None:
+def gate_driver(inputs: PlanningInput, engine: Engine) -> None:
     """Refuse an old driver, another processor, and a version that failed at this task before."""
     source = f"profile {engine.ref}"
-    for capability in {gpu.capability for gpu in given.hardware.gpus} or {None}:
+    for capability in {gpu.capability for gpu in inputs.hardware.gpus} or {None}:
         about = {
             "engine": engine.ref,
             "capability": capability,
-            "architecture": given.spec.architecture,
-            "model": given.spec.versioned_source,
-            "task": given.spec.task,
+            "architecture": inputs.spec.architecture,
+            "model": inputs.spec.versioned_source,
+            "task": inputs.spec.task,
         }
-        about |= {"quantization": given.spec.quant.method if given.spec.quant else None}
-        if fact := _matching_fact(given.facts, "engine_fails", about):
+        about |= {"quantization": inputs.spec.quant.method if inputs.spec.quant else None}
+        if fact := _matching_fact(inputs.facts, "engine_fails", about):
             raise Refused(
                 "known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact"
             )
-    if engine.machines and given.hardware.arch not in engine.machines:
+    if engine.machines and inputs.hardware.arch not in engine.machines:
         built = " and ".join(engine.machines)
         raise Refused(
             "unsupported_platform",
-            f"its image is built for {built}, this machine is {given.hardware.arch}",
+            f"its image is built for {built}, this machine is {inputs.hardware.arch}",
             source,
         )
-    driver, least = given.hardware.driver, engine.min_driver
+    driver, least = inputs.hardware.driver, engine.min_driver
     if driver and least and release(driver) < release(least):
         reason = f"CUDA {engine.cuda} needs driver {least} or newer, this machine has {driver}"
         raise Refused("driver_too_old", reason, source)
 
 
 def gate_devices(
-    given: PlanningInput, engine: Engine, built: BuiltModel, variant: Variant, groups: GpuGroups
+    inputs: PlanningInput, engine: Engine, built: BuiltModel, variant: Variant, groups: GpuGroups
 ) -> tuple[Gpu, ...]:
     """The GPUs of the variant; none on a CPU. Raises Refused."""
-    gpus, tp, pp, ranks = given.hardware.gpus, variant.tp, variant.pp, variant.ranks
+    gpus, tp, pp, ranks = inputs.hardware.gpus, variant.tp, variant.pp, variant.ranks
     if engine.device == "cpu":
         if ranks > 1:
             raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
@@ -352,20 +352,20 @@ def gate_devices(
             f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
             "probe",
         )
-    if problem := groups.illegal(given.spec, built, tp, ep=variant.ep, dp=variant.dp):
+    if problem := groups.illegal(inputs.spec, built, tp, ep=variant.ep, dp=variant.dp):
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)
-    _gate_tower(given, engine, built, tp)
-    layers = sum(group.layers for group in given.spec.attention if group.kind != "vision")
+    _gate_tower(inputs, engine, built, tp)
+    layers = sum(group.layers for group in inputs.spec.attention if group.kind != "vision")
     if pp > layers:
         raise Refused(
             "illegal_parallelism",
             f"{layers} layers cannot be shared by {pp} stages",
             "vllm/distributed/utils.py",
         )
-    if pp > 1 and (field := unshared(built, engine, given.spec.architecture)):
-        reason = f"{engine.ref} cannot share {given.spec.architecture} by stages of a pipeline"
+    if pp > 1 and (field := unshared(built, engine, inputs.spec.architecture)):
+        reason = f"{engine.ref} cannot share {inputs.spec.architecture} by stages of a pipeline"
         raise Refused(
             "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
         )
@@ -379,25 +379,27 @@ def gate_devices(
     return group
 
 
-def _gate_tower(given: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> None:
+def _gate_tower(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> None:
     """Refuse ranks that cannot share the vision tower, unless each holds all of it."""
     flag = next(
         (name for name in _WHOLE_TOWER if engine.spelling.get(name, name) in engine.flags), ""
     )
-    asked = {name.replace("_", "-"): value for name, value in given.wish.args.items()}
-    if given.wish.text_only or (flag and asked.get(flag) == _WHOLE_TOWER[flag]):
+    options = {name.replace("_", "-"): value for name, value in inputs.wish.args.items()}
+    if inputs.wish.text_only or (flag and options.get(flag) == _WHOLE_TOWER[flag]):
         return
-    if reason := tower_cut(built, given.spec.architecture, tp):
+    if reason := tower_cut(built, inputs.spec.architecture, tp):
         value = str(_WHOLE_TOWER.get(flag, "")).lower()
         cure = f"; --arg {flag}={value} keeps it whole on every GPU" if flag else ""
         raise Refused("illegal_parallelism", reason + cure, f"profile {engine.ref}")
 
 
-def gate_groups(given: PlanningInput, engine: Engine, rules: EngineRules, variant: Variant) -> None:
+def gate_groups(
+    inputs: PlanningInput, engine: Engine, rules: EngineRules, variant: Variant
+) -> None:
     """Refuse groups of ranks with requests of their own where the model or version has none."""
     if variant.dp == 1:
         return
-    reason = rules.grouped_refusal(given.spec, engine, variant.tp * variant.dp)
+    reason = rules.grouped_refusal(inputs.spec, engine, variant.tp * variant.dp)
     if not reason and variant.pp > 1:
         reason = "data parallel groups with stages of a pipeline are not planned"
     if reason:
@@ -415,9 +417,10 @@ def _computed_for(engine: Engine, gpu: Gpu) -> None:
             f"profile {engine.ref}",
         )
     if engine.compiled and capability and runs(engine.compiled, capability) == "no":
-        made = ", ".join(capabilities(engine.compiled))
+        compiled_for = ", ".join(capabilities(engine.compiled))
         reason = (
-            f"{engine.ref} is compiled for compute capability {made}; {gpu.name} has {capability}"
+            f"{engine.ref} is compiled for compute capability {compiled_for};"
+            f" {gpu.name} has {capability}"
         )
         raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
 
@@ -441,7 +444,7 @@ def gate_alike(first: VariantEvidence, other: VariantEvidence, gpu: Gpu) -> None
 
 
 def gate_method(
-    given: PlanningInput,
+    inputs: PlanningInput,
     engine: Engine,
     args: Mapping[str, Scalar],
     variant: Variant,
@@ -453,7 +456,7 @@ def gate_method(
     Raises Refused if the version lacks the method, or the method does not take this GPU or these
     activations.
     """
-    spec, source = given.spec, f"profile {engine.ref}"
+    spec, source = inputs.spec, f"profile {engine.ref}"
     if spec.quant is None and "quantization" not in args:
         _check_described(spec)
     deprecated = bool(args.get("allow-deprecated-quantization", False))
@@ -489,7 +492,7 @@ def _check_described(spec: ModelSpec) -> None:
 
 
 def gate_dtype(
-    given: PlanningInput,
+    inputs: PlanningInput,
     engine: Engine,
     group: tuple[Gpu, ...],
     args: Mapping[str, Scalar],
@@ -497,8 +500,8 @@ def gate_dtype(
 ) -> Choice[str]:
     """The dtype of activations: of a change, of the user, or by default. Raises Refused."""
     capability = group[0].capability if group else None
-    without = _not_computed(given.spec, engine, group)
-    wanted = variant.dtype or str(args.get("dtype", given.wish.dtype))
+    without = _not_computed(inputs.spec, engine, group)
+    wanted = variant.dtype or str(args.get("dtype", inputs.wish.dtype))
     wanted = {"half": "float16", "float": "float32"}.get(wanted, wanted)
     if wanted in without:
         reason, source = without[wanted]
@@ -508,11 +511,11 @@ def gate_dtype(
         return str_choice(variant.dtype, reason, source)
     if wanted != "auto":
         return str_choice(wanted, "set by the user", "user")
-    stored = given.spec.dtype
-    first = ("bfloat16", "float16") if given.spec.generates else ("float16", "bfloat16")
+    stored = inputs.spec.dtype
+    first = ("bfloat16", "float16") if inputs.spec.generates else ("float16", "bfloat16")
     preferred = next(dtype for dtype in (*first, "float32") if dtype not in without)
     if stored == "float32" != preferred:
-        source = given.spec.sources.get("dtype", "")
+        source = inputs.spec.sources.get("dtype", "")
         reason = (
             "no file names a dtype, and the engine itself would choose this"
             if "default" in source
@@ -526,20 +529,20 @@ def gate_dtype(
             reason, source = without["float16"]
             reason += "; it takes twice the memory and time" if preferred == "float32" else ""
         return str_choice(preferred, reason, source)
-    return str_choice(stored, "the dtype of the weights", given.spec.sources.get("dtype", ""))
+    return str_choice(stored, "the dtype of the weights", inputs.spec.sources.get("dtype", ""))
 
 
 def _not_computed(
     spec: ModelSpec, engine: Engine, group: tuple[Gpu, ...]
 ) -> dict[str, tuple[str, str]]:
     """Dtypes that the engine cannot compute on these GPUs: the reason and its source."""
-    found = {}
+    dtypes = {}
     if old := next(
         (gpu for gpu in group if gpu.capability is not None and float(gpu.capability) < 8.0), None
     ):
         reason = f"bfloat16 needs compute capability 8.0, {old.name} has {old.capability}"
-        found["bfloat16"] = reason, "vllm/platforms/cuda.py check_if_supports_dtype"
+        dtypes["bfloat16"] = reason, "vllm/platforms/cuda.py check_if_supports_dtype"
     if spec.model_type in engine.no_float16:
         reason = f"{engine.ref} refuses float16 for {spec.model_type}: it is numerically unstable"
-        found["float16"] = reason, engine.sources.get("no_float16", f"profile {engine.ref}")
-    return found
+        dtypes["float16"] = reason, engine.sources.get("no_float16", f"profile {engine.ref}")
+    return dtypes

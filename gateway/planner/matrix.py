@@ -30,9 +30,9 @@ class Cell(Value):
 def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
     """A cell for each of these engines ("kind==version"): its best plan, or the refusal that says
     most."""
-    found = []
+    cells_found = []
     for engine in engines:
-        where = {"model": decision.model, "hardware": decision.hardware}
+        place = {"model": decision.model, "hardware": decision.hardware}
         plan = next((plan for plan in decision.plans if str(plan.engine) == engine), None)
         if plan is not None:
             why = " ".join(plan.warnings)
@@ -40,9 +40,9 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
                 "tensor_parallel": plan.tensor_parallel.value,
                 "pipeline_parallel": plan.pipeline_parallel.value,
             }
-            found.append(
+            cells_found.append(
                 Cell(
-                    **where,
+                    **place,
                     **sizes,
                     engine=plan.engine,
                     state=plan.verdict,
@@ -51,11 +51,13 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
                     why=why,
                 )
             )
-        elif refused := [one for one in decision.rejected if str(one.engine) == engine]:
+        elif refused := [
+            rejection for rejection in decision.rejected if str(rejection.engine) == engine
+        ]:
             worst = _telling(refused)
-            found.append(
+            cells_found.append(
                 Cell(
-                    **where,
+                    **place,
                     engine=worst.engine,
                     state="failing",
                     verdict=worst.verdict,
@@ -64,7 +66,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
                     why="; ".join(worst.reasons),
                 )
             )
-    return found
+    return cells_found
 
 
 def _telling(refused: list[Rejected]) -> Rejected:

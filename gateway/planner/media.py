@@ -21,9 +21,9 @@ _LIMITS = ("limit-mm-per-prompt", "limit-mm-data-per-request")
 _TEXT_ALONE = "language-model-only"
 
 
-def gate_media(given: PlanningInput, engine: Engine, rules: EngineRules) -> None:
+def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     """Refuse an engine version that would drop media which the user did not give up."""
-    spec, named = given.spec, _named(given.wish.args)
+    spec, named = inputs.spec, _named(inputs.wish.args)
     media = _media(spec, rules)
     if not media or not engine.text_only:
         return
@@ -38,7 +38,7 @@ def gate_media(given: PlanningInput, engine: Engine, rules: EngineRules) -> None
             raise Refused("unsafe_media", reason, source)
     if spec.task == "transcribe":
         raise Refused("unsafe_media", f"{opens}, and this model takes nothing else", source)
-    if not given.wish.text_only and not engine.text_only.keys() <= named.keys():
+    if not inputs.wish.text_only and not engine.text_only.keys() <= named.keys():
         reason = (
             f"it would serve text only, and this model also takes {_words(media)}: {opens};"
             " --text-only (text_only) accepts that"
@@ -46,9 +46,9 @@ def gate_media(given: PlanningInput, engine: Engine, rules: EngineRules) -> None
         raise Refused("text_only", reason, f"profile {engine.ref}")
 
 
-def without_media(given: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
+def without_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
     """The plan with the media that it drops, and the flags that make its engine refuse them."""
-    media, named = _media(given.spec, rules), _named(given.wish.args)
+    media, named = _media(inputs.spec, rules), _named(inputs.wish.args)
     missing = {flag: value for flag, value in engine.text_only.items() if flag not in named}
     drops = media if media and engine.text_only else _given_up(media, named)
     if not drops:

@@ -49,10 +49,10 @@ def overridden(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
 def _object(value: Scalar | None) -> Mapping[str, Any]:
     """The JSON object of the flag. Flags of another form are refused elsewhere."""
     try:
-        found = json.loads(value) if isinstance(value, str) else None
+        document = json.loads(value) if isinstance(value, str) else None
     except ValueError:
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return document if isinstance(document, Mapping) else {}
 
 
 def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,18 +60,18 @@ def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     merged = dict(config)
     for name, value in changes.items():
         inner = merged.get(name)
-        both = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        merged[name] = _merged(inner, value) if both else value  # type: ignore[arg-type]
+        is_nested = isinstance(value, Mapping) and isinstance(inner, Mapping)
+        merged[name] = _merged(inner, value) if is_nested else value  # type: ignore[arg-type]
     return merged
 
 
 def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
     hint = spec.task if "sentence-transformers" in spec.sources.get("task", "") else None
     # Another architecture has another structure.
-    kept = config.get("architectures") == spec.config.get("architectures")
+    same_class = config.get("architectures") == spec.config.get("architectures")
     facts = (spec.source, spec.revision, config, None, spec.file_bytes, spec.remote_code, hint)
     try:
-        read = read_model(*facts, spec.structure if kept else "")
+        read = read_model(*facts, spec.structure if same_class else "")
     except BadModel as error:
         raise BadRequest(
             f"--{_CONFIG} makes no model of {spec.source}: {error.message}",

@@ -79,7 +79,7 @@ def tower_cut(built: BuiltModel, architecture: str, tp: int) -> str:
     ):
         return ""
     heads = next(
-        (one.heads for one in built.attention if one.kind == "vision" and one.heads % tp), 0
+        (group.heads for group in built.attention if group.kind == "vision" and group.heads % tp), 0
     )
     return f"the {heads} heads of its vision tower cannot be shared by {tp} GPUs" if heads else ""
 
@@ -89,12 +89,12 @@ def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:
 
     One for latents, else the number of KV heads.
     """
-    kept = [
+    kv_heads = [
         1 if group.kind == "mla" else group.kv_heads
         for group in attention
         if group.kind in ("full", "sliding", "mla")
     ]
-    most = min(kept, default=ranks)
+    most = min(kv_heads, default=ranks)
     return max(size for size in range(1, ranks + 1) if ranks % size == 0 and size <= max(1, most))
 
 
@@ -119,12 +119,12 @@ def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
     def free(gpu: Gpu) -> Gpu:
         if gpu.free_bytes is None or gpu.uuid not in held:
             return gpu
-        both = gpu.free_bytes + held[gpu.uuid]
+        total = gpu.free_bytes + held[gpu.uuid]
         # More than there is: they do not have all of it yet, and what the driver and others have is
         # in what is not free.
         return gpu.evolve(
             free_bytes=(
-                both if both <= (gpu.total_bytes or 0) else max(gpu.free_bytes, held[gpu.uuid])
+                total if total <= (gpu.total_bytes or 0) else max(gpu.free_bytes, held[gpu.uuid])
             )
         )
 
@@ -136,11 +136,11 @@ def rooms(hardware: Hardware, claims: Mapping[str, int]) -> dict[str, int]:
     return {gpu.uuid: room_bytes(gpu, claims) for gpu in hardware.gpus}
 
 
-def spare_groups(given: PlanningInput, size: int, budget_bytes: int) -> int:
+def spare_groups(inputs: PlanningInput, size: int, budget_bytes: int) -> int:
     """How many groups of `size` alike GPUs have this much room on each."""
     kinds: dict[tuple[str, str | None, int | None], int] = {}
-    for gpu in given.hardware.gpus:
-        if given.available[gpu.uuid] >= budget_bytes:
+    for gpu in inputs.hardware.gpus:
+        if inputs.available[gpu.uuid] >= budget_bytes:
             kind = (gpu.name, gpu.capability, gpu.total_bytes)
             kinds[kind] = kinds.get(kind, 0) + 1
     return sum(count // size for count in kinds.values()) if size else 0
@@ -151,14 +151,14 @@ def dealt_layers(
 ) -> tuple[int, ...] | None:
     """How many of so many layers each stage has: by `shares`, and none more than `most` of it.
     None: they do not hold all."""
-    found = [1] * len(shares)
+    layer_counts = [1] * len(shares)
     for _ in range(layers - len(shares)):
-        free = [stage for stage, count in enumerate(found) if count + 1 <= most[stage]]
+        free = [stage for stage, count in enumerate(layer_counts) if count + 1 <= most[stage]]
         if not free:
             return None
-        next_ = min(free, key=lambda stage: (found[stage] + 1) / shares[stage])
-        found[next_] += 1
-    return tuple(found) if len(shares) <= layers and min(shares) > 0 else None
+        next_ = min(free, key=lambda stage: (layer_counts[stage] + 1) / shares[stage])
+        layer_counts[next_] += 1
+    return tuple(layer_counts) if len(shares) <= layers and min(shares) > 0 else None
 
 
 class GpuGroups:
@@ -169,12 +169,12 @@ class GpuGroups:
         self._hardware, self._claims = hardware, claims
         # Groups are many: what is asked of each is made of plain numbers, and counted without a
         # step of Python for each.
-        found = {
+        groups = {
             pair: link.nvlinks or 0
             for link in hardware.links
             for pair in ((link.a, link.b), (link.b, link.a))
         }
-        self._links = defaultdict(int, found)
+        self._links = defaultdict(int, groups)
         self._by_index = {gpu.index: gpu for gpu in hardware.gpus}
         self._room = {gpu.index: available_bytes(gpu, claims) for gpu in hardware.gpus}
         self._kinds: dict[tuple[str, str | None, int | None], list[int]] = {}
@@ -207,8 +207,8 @@ class GpuGroups:
     def _of_size(self, size: int) -> tuple[Gpu, ...] | None:
         groups = [
             group
-            for alike in self._kinds.values()
-            for group in _groups(alike, size, self._room, self._links)
+            for same_kind in self._kinds.values()
+            for group in _groups(same_kind, size, self._room, self._links)
         ]
         least = [min(map(self._room.__getitem__, group)) for group in groups]
         most = max(least, default=0)
@@ -237,10 +237,10 @@ class GpuGroups:
             for gpu in self._hardware.gpus
             if gpu.total_bytes and gpu.capability
         }
-        known = [
+        candidates = [
             gpu
             for gpu in self._hardware.gpus
             if gpu.uuid in room and gpu.memory_kind == "dedicated"
         ]
-        most = sorted(known, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
+        most = sorted(candidates, key=lambda gpu: (-room[gpu.uuid], gpu.index))[:size]
         return tuple(sorted(most, key=lambda gpu: gpu.index)) if len(most) == size else None

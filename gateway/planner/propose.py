@@ -56,7 +56,7 @@ _DECLARED_CACHE = "what the checkpoint says of its cache"
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     """The plan of a candidate with these sizes. env: the operator's, and that of the variant."""
     engine, speculation = candidate.engine, candidate.speculation
-    silent = failing_links(candidate.given.facts, engine, candidate.group)
+    silent = failing_links(candidate.inputs.facts, engine, candidate.group)
     reduce = _all_reduce(candidate, silent)
     replicas, speed = copies(candidate, sizes, direct=reduce.value)
     sleeps = _sleep_mode(candidate, sizes, env)
@@ -65,12 +65,12 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
     tools, reasoning = _parsers(candidate)
     flags = {
         **_flags(candidate, sizes.batch, sizes, reduce=reduce.value),
-        **_reading(tools, reasoning, candidate.given.template),
+        **_reading(tools, reasoning, candidate.inputs.template),
         **_asleep(candidate, sleeps),
         **candidate.args,
     }
     return Plan(
-        model=candidate.given.model,
+        model=candidate.inputs.model,
         engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
         gpus=tuple([gpu.uuid for gpu in candidate.group]),
         tensor_parallel=_tensor_parallel(candidate),
@@ -88,7 +88,7 @@ def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
         drafter=_drafter(candidate),
         adapters=_adapter_refs(candidate),
         loras=_loras(candidate),
-        chat_template=candidate.given.template.choice,
+        chat_template=candidate.inputs.template.choice,
         tool_parser=tools,
         reasoning_parser=reasoning,
         max_model_len=sizes.context,
@@ -133,7 +133,7 @@ def _plan_warnings(
 def _adapter_refs(candidate: Candidate) -> tuple[AdapterRef, ...]:
     return tuple(
         AdapterRef(name=adapter.name, source=adapter.source, revision=adapter.revision)
-        for adapter in candidate.given.adapters
+        for adapter in candidate.inputs.adapters
     )
 
 
@@ -144,19 +144,19 @@ def _pipeline_parallel(candidate: Candidate) -> Choice[int]:
 
 def _data_parallel(candidate: Candidate, sizes: Sizes) -> Choice[int]:
     dp, tp = candidate.variant.dp, candidate.variant.tp
-    if candidate.given.wish.data_parallel or "data-parallel-size" in candidate.args:
+    if candidate.inputs.wish.data_parallel or "data-parallel-size" in candidate.args:
         return int_choice(dp, "set by the user", "user")
     if dp == 1:
         return int_choice(1, "all ranks work on the same requests", "planner")
-    each = "each GPU" if tp == 1 else f"each group of {tp} GPUs"
+    rank_words = "each GPU" if tp == 1 else f"each group of {tp} GPUs"
     tokens = f"{sizes.memory.kv_tokens * dp:,} tokens in all"
     return int_choice(
-        dp, f"{each} keeps the KV cache of its own requests, {tokens}", "memory model"
+        dp, f"{rank_words} keeps the KV cache of its own requests, {tokens}", "memory model"
     )
 
 
 def _expert_parallel(candidate: Candidate) -> Choice[bool]:
-    whole = "experts are cut like other layers" if candidate.given.spec.experts else "no experts"
+    whole = "experts are cut like other layers" if candidate.inputs.spec.experts else "no experts"
     if candidate.variant.dp > 1 and candidate.variant.ep:
         whole = "whole experts on each GPU, beside attention of its own"
     return bool_choice(
@@ -166,27 +166,27 @@ def _expert_parallel(candidate: Candidate) -> Choice[bool]:
 
 def _software(candidate: Candidate) -> dict[str, Any]:
     """The image and driver that the plan holds for."""
-    driver = candidate.given.hardware.driver
+    driver = candidate.inputs.hardware.driver
     return {"image": candidate.engine.image} | ({"driver": driver} if driver else {})
 
 
 def _kv_cache_dtype(candidate: Candidate) -> Choice[str]:
-    value, spec, engine = candidate.variant.kv_dtype, candidate.given.spec, candidate.engine
+    value, spec, engine = candidate.variant.kv_dtype, candidate.inputs.spec, candidate.engine
     plain = "the dtype of the activations" if value == "auto" else _DECLARED_CACHE
     reason, source = _reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", plain)
     if reason != _DECLARED_CACHE:
         return str_choice(value, reason, source)
-    own = [row for row in engine.cache_defaults if spec.architecture in row.architectures]
-    if own and own[0].dtype == value:
+    cache_rows = [row for row in engine.cache_defaults if spec.architecture in row.architectures]
+    if cache_rows and cache_rows[0].dtype == value:
         reason = f"what {engine.ref} gives {spec.architecture} on this GPU"
-        return str_choice(value, reason, own[0].source)
+        return str_choice(value, reason, cache_rows[0].source)
     return str_choice(value, reason, spec.quant.file if spec.quant else source)
 
 
 def _grade(candidate: Candidate) -> Grade:
     if candidate.evidence.answer:
         return "checked"
-    if candidate.engine.guessed_from or candidate.given.spec.guessed:
+    if candidate.engine.guessed_from or candidate.inputs.spec.guessed:
         return "guess"
     return "predicted"
 
@@ -194,20 +194,20 @@ def _grade(candidate: Candidate) -> Grade:
 def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Question:
     """The question to the engine's code: the plan's command line without values from the answer."""
     reduce = _all_reduce(
-        candidate, failing_links(candidate.given.facts, candidate.engine, candidate.group)
+        candidate, failing_links(candidate.inputs.facts, candidate.engine, candidate.group)
     )
     flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
-    asked = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}
-    if not (spec := candidate.given.spec).generates:
+    asked_flags = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}
+    if not (spec := candidate.inputs.spec).generates:
         # Of positions that a model keeps for itself the engine counts all, and refuses a batch that
         # is smaller than its longest request.
-        asked["max-model-len"] = min(
-            spec.max_position, candidate.given.wish.max_context or spec.max_position
+        asked_flags["max-model-len"] = min(
+            spec.max_position, candidate.inputs.wish.max_context or spec.max_position
         )
     return Question(
         engine=candidate.engine.ref,
         capability=candidate.group[0].capability if candidate.group else None,
-        argv=tuple(sorted(spelled(candidate.engine, asked))),
+        argv=tuple(sorted(spelled(candidate.engine, asked_flags))),
         env=tuple(sorted(env.items())),
     )
 
@@ -217,37 +217,40 @@ def _flags(
 ) -> dict[str, Scalar]:
     """The flags by canonical names. sizes: None before the candidate is sized."""
     variant = candidate.variant
-    own: dict[str, Scalar] = {"tensor-parallel-size": variant.tp, "dtype": candidate.dtype.value}
-    own |= {"max-model-len": sizes.context.value} if sizes else {}
-    own |= {"pipeline-parallel-size": variant.pp} if variant.pp > 1 else {}
-    own |= {"enable-expert-parallel": True} if variant.ep else {}
-    own |= candidate.rules.layout_flags(variant, candidate.engine)
-    own |= {
+    planned_flags: dict[str, Scalar] = {
+        "tensor-parallel-size": variant.tp,
+        "dtype": candidate.dtype.value,
+    }
+    planned_flags |= {"max-model-len": sizes.context.value} if sizes else {}
+    planned_flags |= {"pipeline-parallel-size": variant.pp} if variant.pp > 1 else {}
+    planned_flags |= {"enable-expert-parallel": True} if variant.ep else {}
+    planned_flags |= candidate.rules.layout_flags(variant, candidate.engine)
+    planned_flags |= {
         "max-num-seqs": batch.seqs.value * candidate.counted_groups,
         "max-num-batched-tokens": batch.tokens.value * candidate.counted_groups,
         **(sizes.flags if sizes else {}),
     }
-    own |= {"kv-cache-dtype": variant.kv_dtype} if variant.kv_dtype != "auto" else {}
-    own |= {"quantization": variant.quantization} if variant.quantization else {}
-    own |= dict(variant.backends)
+    planned_flags |= {"kv-cache-dtype": variant.kv_dtype} if variant.kv_dtype != "auto" else {}
+    planned_flags |= {"quantization": variant.quantization} if variant.quantization else {}
+    planned_flags |= dict(variant.backends)
     # Only SGLang has to be told; the flag is left out where an engine does not have it.
-    own |= {"is-embedding": True} if not candidate.given.spec.generates else {}
+    planned_flags |= {"is-embedding": True} if not candidate.inputs.spec.generates else {}
     config = candidate.speculation.config
-    own |= {"speculative-config": json.dumps(config)} if config else {}
-    own |= (
+    planned_flags |= {"speculative-config": json.dumps(config)} if config else {}
+    planned_flags |= (
         {"enforce-eager": True}
         if batch.eager.value
         else candidate.rules.graph_flags(candidate, batch.seqs.value)
     )
-    own |= capacity_flags(candidate.engine, candidate.given.adapters)
-    return own | ({} if reduce else {"disable-custom-all-reduce": True})
+    planned_flags |= capacity_flags(candidate.engine, candidate.inputs.adapters)
+    return planned_flags | ({} if reduce else {"disable-custom-all-reduce": True})
 
 
 def _drafter(candidate: Candidate) -> ModelRef | None:
     config = candidate.speculation.config
     if "model" not in config:
         return None
-    vocab = candidate.given.spec.vocab
+    vocab = candidate.inputs.spec.vocab
     return ModelRef(
         source=config["model"], revision=config.get("revision"), task="generate", vocab=vocab
     )
@@ -255,7 +258,7 @@ def _drafter(candidate: Candidate) -> ModelRef | None:
 
 def _degraded(candidate: Candidate) -> bool:
     rows = candidate.evidence.kernels
-    guessed = bool(candidate.given.spec.guessed) or not candidate.built.is_known
+    guessed = bool(candidate.inputs.spec.guessed) or not candidate.built.is_known
     unread = guessed and candidate.evidence.answer is None
     unsure = candidate.variant.conservative or bool(_replaced(candidate)) or unread
     return unsure or any(row.status == "unknown" or row.note for row in rows)
@@ -277,17 +280,17 @@ def _beside_host(candidate: Candidate, memory: Memory) -> list[str]:
         return []
     total, free = (
         min(gpu.total_bytes or 0 for gpu in candidate.group),
-        min(candidate.given.available[gpu.uuid] for gpu in candidate.group),
+        min(candidate.inputs.available[gpu.uuid] for gpu in candidate.group),
     )
-    pages = min(candidate.given.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
-    kept, taken = max(map(left_bytes, candidate.group)), memory.promised_bytes
+    pages = min(candidate.inputs.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
+    kept_bytes, promised_bytes = max(map(left_bytes, candidate.group)), memory.promised_bytes
     figures = (
         f"GPU and host share {gib(total)}, of which {gib(free)} are free: the engine takes"
-        f" {gib(taken)}, and {gib(max(0, free - taken))} stay for the host"
+        f" {gib(promised_bytes)}, and {gib(max(0, free - promised_bytes))} stay for the host"
     )
-    if free - taken < kept:
+    if free - promised_bytes < kept_bytes:
         return [
-            f"{figures}. That is less than the {gib(kept)} that the host should keep"
+            f"{figures}. That is less than the {gib(kept_bytes)} that the host should keep"
             " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts."
         ]
     loads = memory.weights_bytes + memory.beside_bytes + pages
@@ -303,7 +306,7 @@ def _layers_without(candidate: Candidate, kernel: str) -> int:
     passed = [
         row
         for row in candidate.evidence.kernels
-        if any(one.kernel == kernel and one.reason == DISABLED for one in row.refused)
+        if any(refusal.kernel == kernel and refusal.reason == DISABLED for refusal in row.refused)
     ]
     return sum(row.count for row in passed)
 
@@ -344,7 +347,7 @@ def _kernel_warnings(candidate: Candidate) -> list[str]:
 
 def _rule_warnings(candidate: Candidate) -> list[str]:
     """The warnings about guesses and missing rules."""
-    spec, evidence, built = candidate.given.spec, candidate.evidence, candidate.built
+    spec, evidence, built = candidate.inputs.spec, candidate.evidence, candidate.built
     warnings = []
     if (spec.guessed or not built.is_known) and evidence.answer is None:
         guessed = (
@@ -386,7 +389,7 @@ def _rule_warnings(candidate: Candidate) -> list[str]:
 
 def _load_warnings(candidate: Candidate) -> list[str]:
     """The warnings about quantization while loading, unequal stages, and expected speed."""
-    spec, warnings = candidate.given.spec, []
+    spec, warnings = candidate.inputs.spec, []
     if candidate.variant.quantization and spec.quant is None:
         quantization = candidate.variant.quantization
         warnings.append(
@@ -402,7 +405,7 @@ def _load_warnings(candidate: Candidate) -> list[str]:
             f"Its stages are on unlike GPUs ({names}): {details}. Kernels are told of"
             f" {candidate.group[0].name}."
         )
-    if candidate.given.adapters and candidate.given.pace:
+    if candidate.inputs.adapters and candidate.inputs.pace:
         warnings.append(
             "Its expected speed is that of the model alone; requests to adapters are slower."
         )
@@ -411,7 +414,7 @@ def _load_warnings(candidate: Candidate) -> list[str]:
 
 def _widened(candidate: Candidate) -> list[str]:
     """The warning that this GPU has no products in the format of the weights."""
-    table, group = candidate.given.gpus, candidate.group
+    table, group = candidate.inputs.gpus, candidate.group
     if table is None or not group:
         return []
     formats = sorted(
@@ -421,9 +424,9 @@ def _widened(candidate: Candidate) -> list[str]:
             if (lacking := table.widened(kind, group[0].capability))
         }
     )
-    where = f"{group[0].name} (compute capability {group[0].capability})"
+    card = f"{group[0].name} (compute capability {group[0].capability})"
     return [
-        f"The {name.upper()} weights are smaller, not faster: {where} widens them to 16 bits for"
+        f"The {name.upper()} weights are smaller, not faster: {card} widens them to 16 bits for"
         " every product."
         for name in formats
     ]
@@ -441,7 +444,7 @@ def _reason_and_source(candidate: Candidate, name: str, flag: str, plain: str) -
 
 def _tensor_parallel(candidate: Candidate) -> Choice[int]:
     tp = candidate.variant.tp
-    if candidate.given.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
+    if candidate.inputs.wish.tensor_parallel or "tensor-parallel-size" in candidate.args:
         return int_choice(tp, "set by the user", "user")
     if candidate.engine.device == "cpu":
         return int_choice(1, "the engine runs on the CPU", candidate.source)
@@ -456,17 +459,19 @@ def _tensor_parallel(candidate: Candidate) -> Choice[int]:
         if group.kind not in ("vision", "recurrent")
     )
     reason = f"{heads} attention heads and the weights divide by {tp}"
-    return int_choice(tp, reason, candidate.given.spec.sources.get("heads", "planner"))
+    return int_choice(tp, reason, candidate.inputs.spec.sources.get("heads", "planner"))
 
 
 def _loaded_as(candidate: Candidate, named: str) -> str:
     method = candidate.evidence.method
-    other = f"; {candidate.engine.ref} loads it as {method}" if method not in ("", named) else ""
-    return f"what the checkpoint says of itself{other}"
+    loaded_words = (
+        f"; {candidate.engine.ref} loads it as {method}" if method not in ("", named) else ""
+    )
+    return f"what the checkpoint says of itself{loaded_words}"
 
 
 def _quantization(candidate: Candidate) -> Choice[str]:
-    quant, variant = candidate.given.spec.quant, candidate.variant
+    quant, variant = candidate.inputs.spec.quant, candidate.variant
     if "quantization" in candidate.args:
         return str_choice(variant.quantization, "set by the user", "user")
     if variant.quantization:
@@ -482,18 +487,22 @@ def _variables(
 ) -> dict[str, Choice[str]]:
     """Why the engine gets each of its variables; `env` are the operator's, and what the variant
     adds to them."""
-    engine, own, everywhere = candidate.engine, candidate.given.wish.env, candidate.given.global_env
-    found = _start_method(candidate, sizes.scope, env)
+    engine, wish_env, everywhere = (
+        candidate.engine,
+        candidate.inputs.wish.env,
+        candidate.inputs.global_env,
+    )
+    variables_found = _start_method(candidate, sizes.scope, env)
     for name, value in engine.eager_env.items() if sizes.batch.eager.value else ():
-        found[name] = str_choice(value, "goes with no graphs", f"profile {engine.ref}")
+        variables_found[name] = str_choice(value, "goes with no graphs", f"profile {engine.ref}")
     if P2P in silent:
-        found[P2P_OFF[0]] = str_choice(
+        variables_found[P2P_OFF[0]] = str_choice(
             P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
         )
     for name, value in env.items():
         if name == candidate.rules.stage_layers_env and candidate.variant.layers:
             reason, source = candidate.variant.reasons["layers"]
-        elif own.get(name) != value:
+        elif wish_env.get(name) != value:
             reason, source = candidate.variant.reasons.get(
                 "disabled", ("kernels that the engine is kept from", "planner")
             )
@@ -503,8 +512,8 @@ def _variables(
             reason, source = "the engine asks itself over loopback, past the proxy", "planner"
         else:
             reason, source = "set by the user", "user"
-        found[name] = str_choice(value, reason, source)
-    return found
+        variables_found[name] = str_choice(value, reason, source)
+    return variables_found
 
 
 def _start_method(
@@ -512,31 +521,31 @@ def _start_method(
 ) -> dict[str, Choice[str]]:
     """How the engine starts its processes, and what forks of it leave out. A failure of a fork here
     leaves that to the engine."""
-    if next(candidate.given.facts.holding("fork_fails", scope), None) is not None:
+    if next(candidate.inputs.facts.holding("fork_fails", scope), None) is not None:
         return {}
     chosen = candidate.rules.start_method(
-        candidate.engine, candidate.args, candidate.given.spec.architecture
+        candidate.engine, candidate.args, candidate.inputs.spec.architecture
     )
-    found = {name: choice for name, choice in chosen.items() if name not in env}
-    if found and candidate.group:
-        spec = candidate.given.spec
-        found |= expert_warmups.skipped_warmups(
+    choices = {name: choice for name, choice in chosen.items() if name not in env}
+    if choices and candidate.group:
+        spec = candidate.inputs.spec
+        choices |= expert_warmups.skipped_warmups(
             candidate.engine,
             candidate.group[0].capability,
             # A guessed family may have experts under names that no reader knows.
             has_experts=spec.experts is not None or bool(spec.guessed),
         )
-    return found
+    return choices
 
 
 def _left_out(candidate: Candidate) -> list[str]:
     """The warning for variables of FITSERVE_ENGINE_ENV with this engine's prefix that it lacks."""
-    engine, given = candidate.engine, candidate.given
+    engine, inputs = candidate.engine, candidate.inputs
     prefixes = candidate.rules.env_prefixes
     missing = [
         name
-        for name in given.global_env
-        if name.startswith(prefixes) and name not in given.wish.env
+        for name in inputs.global_env
+        if name.startswith(prefixes) and name not in inputs.wish.env
     ]
     return (
         [
@@ -550,7 +559,7 @@ def _left_out(candidate: Candidate) -> list[str]:
 
 def _short_answers(candidate: Candidate, sizes: Sizes) -> list[str]:
     """The warning that the model's own files end answers early."""
-    limit, args = candidate.given.spec.answer_limit, candidate.args
+    limit, args = candidate.inputs.spec.answer_limit, candidate.args
     if (
         limit is None
         or limit >= sizes.context.value
@@ -568,7 +577,7 @@ def _short_answers(candidate: Candidate, sizes: Sizes) -> list[str]:
 
 def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
     """The parser of tool calls, and that of thoughts."""
-    writing, engine = candidate.given.writing, candidate.engine
+    writing, engine = candidate.inputs.writing, candidate.engine
     if writing is None:
         tools = reasoning = str_choice(NONE, "no table of parsers is at hand", "planner")
     else:
@@ -584,23 +593,23 @@ def _reading(
 ) -> dict[str, Scalar]:
     """No part of a question: what makes prompts and reads the answers of a model does not change
     how it is computed."""
-    own: dict[str, Scalar] = (
+    reading_flags: dict[str, Scalar] = (
         {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NONE else {}
     )
-    own |= {template.FLAG: template.file_name(used.digest)} if used.digest else {}
-    return own | ({REASONING: reasoning.value} if reasoning.value != NONE else {})
+    reading_flags |= {template.FLAG: template.file_name(used.digest)} if used.digest else {}
+    return reading_flags | ({REASONING: reasoning.value} if reasoning.value != NONE else {})
 
 
 def _sleep_mode(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> Choice[bool]:
-    given, ranks = candidate.given, max(1, len(candidate.group))
-    known = (given.facts, sizes.scope, sizes.memory, ranks, given.hardware.ram_total_bytes)
+    inputs, ranks = candidate.inputs, max(1, len(candidate.group))
+    evidence = (inputs.facts, sizes.scope, sizes.memory, ranks, inputs.hardware.ram_total_bytes)
     return sleep_mode.chosen(
         candidate.engine,
-        given.sharing.leaves,
+        inputs.sharing.leaves,
         candidate.args,
         env,
-        *known,
-        adapters=bool(given.adapters),
+        *evidence,
+        adapters=bool(inputs.adapters),
     )
 
 
@@ -624,13 +633,15 @@ _NO_OVERRIDES = str_choice("none", "the engine's own choice of kernels is sound"
 
 def _loras(candidate: Candidate) -> Choice[str]:
     """The adapters, with their bytes on each rank."""
-    adapters, engine = candidate.given.adapters, candidate.engine
+    adapters, engine = candidate.inputs.adapters, candidate.engine
     if not adapters:
         return str_choice(NONE, "none is wished for", "user")
     size = candidate.adapter_bytes
     rank = supported_rank(engine, adapters)
     room = f"room for rank {rank} in every layer: {words(size)} on each rank"
-    return str_choice(", ".join(f"{one.name} (rank {one.rank})" for one in adapters), room, "user")
+    return str_choice(
+        ", ".join(f"{adapter.name} (rank {adapter.rank})" for adapter in adapters), room, "user"
+    )
 
 
 def _overrides(candidate: Candidate) -> Choice[str]:
@@ -653,7 +664,7 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
         return bool_choice(
             not candidate.args["disable-custom-all-reduce"], "set by the user", "user"
         )
-    pair = candidate.given.unlinked_pair(candidate.group)
+    pair = candidate.inputs.unlinked_pair(candidate.group)
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
         return bool_choice(
@@ -675,14 +686,14 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
 
 def advice(engine: Engine) -> str:
     """The weaknesses of this version and a version without them; "": none."""
-    known = engine.advisories
-    if not known:
+    advisories = engine.advisories
+    if not advisories:
         return ""
-    named = ", ".join(one.id for one in known[:_MOST_NAMED])
-    more = f" and {len(known) - _MOST_NAMED} more" if len(known) > _MOST_NAMED else ""
-    fixes = [one.fixed_in for one in known if one.fixed_in]
+    ids = ", ".join(advisory.id for advisory in advisories[:_MOST_NAMED])
+    rest = f" and {len(advisories) - _MOST_NAMED} more" if len(advisories) > _MOST_NAMED else ""
+    fixes = [advisory.fixed_in for advisory in advisories if advisory.fixed_in]
     cure = f"from {max(fixes, key=release)} on it has none of them" if fixes else ""
-    if len(fixes) < len(known):
-        unfixed = len(known) - len(fixes)
+    if len(fixes) < len(advisories):
+        unfixed = len(advisories) - len(fixes)
         cure = f"of {unfixed} no fixed version is known"
-    return f"Known weaknesses of {engine.ref}: {named}{more}; {cure}."
+    return f"Known weaknesses of {engine.ref}: {ids}{rest}; {cure}."

@@ -59,23 +59,23 @@ def resolve(
     method = (
         _of_checkpoint(engine, quant, user, model_type, capability) if quant is not None else user
     )
-    known = engine.quantizations.get(method)
-    if known is None and not engine.quantizations:
+    limits = engine.quantizations.get(method)
+    if limits is None and not engine.quantizations:
         return Resolved(method)
-    if known is None:
+    if limits is None:
         names = ", ".join(sorted(engine.quantizations))
         raise MethodRefused(
             UNKNOWN,
             f"{engine.ref} has no quantization method {method[:80]}; it has {names}",
             f"profile {engine.ref}",
         )
-    if known.deprecated and not allow_deprecated:
+    if limits.deprecated and not allow_deprecated:
         reason = (
             f"{engine.ref} refuses the quantization method {method}, which is deprecated, without"
             " --allow-deprecated-quantization"
         )
         raise MethodRefused(DEPRECATED, reason, f"profile {engine.ref}")
-    if quant is None and known.online is None:
+    if quant is None and limits.online is None:
         reason = (
             f"--quantization {method} needs weights that are quantized so, and config.json names no"
             " quantization"
@@ -83,56 +83,58 @@ def resolve(
         raise MethodRefused(ONLINE, reason, f"profile {engine.ref}")
     return Resolved(
         method,
-        known if quant is not None or known.online is None else engine.quantizations[known.online],
+        limits
+        if quant is not None or limits.online is None
+        else engine.quantizations[limits.online],
     )
 
 
 def check(engine: Engine, resolved: Resolved, capability: str | None, dtype: str) -> None:
     """The method takes this GPU and these activations. Raises MethodRefused."""
-    method, known, source = resolved.method, resolved.limits, f"profile {engine.ref}"
-    if known.min_capability and capability and float(capability) < float(known.min_capability):
+    method, limits, source = resolved.method, resolved.limits, f"profile {engine.ref}"
+    if limits.min_capability and capability and float(capability) < float(limits.min_capability):
         reason = (
             f"the quantization method {method} of {engine.ref} needs compute capability"
-            f" {known.min_capability}, this GPU has {capability}"
+            f" {limits.min_capability}, this GPU has {capability}"
         )
         raise MethodRefused(CAPABILITY, reason, source)
-    if known.dtypes and dtype not in known.dtypes:
+    if limits.dtypes and dtype not in limits.dtypes:
         reason = (
-            f"the quantization method {method} of {engine.ref} takes {' and '.join(known.dtypes)}"
+            f"the quantization method {method} of {engine.ref} takes {' and '.join(limits.dtypes)}"
             f" activations, not {dtype}"
         )
-        raise MethodRefused(DTYPE, reason, source, known.dtypes)
+        raise MethodRefused(DTYPE, reason, source, limits.dtypes)
 
 
 def _of_checkpoint(
     engine: Engine, quant: Quant, user: str, model_type: str, capability: str | None
 ) -> str:
-    named = quant.method.lower().replace("compressed_tensors", "compressed-tensors")
+    method = quant.method.lower().replace("compressed_tensors", "compressed-tensors")
     if quant.is_unread and not user:
         reason = (
-            f"the weights are quantized with {named} by {quant.place}, which {engine.ref} reads"
-            f" only with --quantization {named}: add `--arg quantization={named}`"
+            f"the weights are quantized with {method} by {quant.place}, which {engine.ref} reads"
+            f" only with --quantization {method}: add `--arg quantization={method}`"
         )
         raise MethodRefused(MISMATCH, reason, quant.place)
     for rule in engine.method_rules:
-        if not _holds(rule, named, quant, user, model_type, capability):
+        if not _holds(rule, method, quant, user, model_type, capability):
             continue
         if rule.refuses:
             reason = (
-                f"{engine.ref} refuses this checkpoint, whose method is {named[:80]}:"
+                f"{engine.ref} refuses this checkpoint, whose method is {method[:80]}:"
                 f" {rule.refuses}"
             )
             raise MethodRefused(MISMATCH, reason, rule.source)
         if not rule.renames:
             return rule.method
-        named = rule.method
-    if user and user != named:
+        method = rule.method
+    if user and user != method:
         reason = (
-            f"the checkpoint is quantized with {named[:80]}, which {engine.ref} does not load as"
+            f"the checkpoint is quantized with {method[:80]}, which {engine.ref} does not load as"
             f" --quantization {user}"
         )
         raise MethodRefused(MISMATCH, reason, f"profile {engine.ref}")
-    return named
+    return method
 
 
 def _holds(
@@ -174,7 +176,10 @@ def _holds(
 def _has(block: Mapping[str, Any], names: str, wanted: tuple[Any, ...]) -> bool:
     """JSON's true is not 1 here, though Python takes them for equal."""
     value = next((block[name] for name in names.split("|") if name in block), None)
-    return any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in wanted)
+    return any(
+        value == expected and isinstance(value, bool) == isinstance(expected, bool)
+        for expected in wanted
+    )
 
 
 def _algorithm(block: Mapping[str, Any]) -> str:
@@ -186,5 +191,6 @@ def _some_layer(algorithm: str, block: Mapping[str, Any]) -> bool:
     layers = block.get("quantized_layers")
     values = layers.values() if isinstance(layers, Mapping) else ()
     return any(
-        isinstance(one, Mapping) and re.fullmatch(algorithm, _algorithm(one)) for one in values
+        isinstance(layer_values, Mapping) and re.fullmatch(algorithm, _algorithm(layer_values))
+        for layer_values in values
     )

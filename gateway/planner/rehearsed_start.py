@@ -43,8 +43,8 @@ def start_refusal(plan: Plan, answer: EngineAnswer) -> str:
     start = answer.start
     if start is None or not start.refused:
         return ""
-    same = start.asked is not None and start.asked.argv == start_of(plan).argv
-    if (start.crashed or start.stage in _OF_SIZES) and not same:
+    is_same_start = start.asked is not None and start.asked.argv == start_of(plan).argv
+    if (start.crashed or start.stage in _OF_SIZES) and not is_same_start:
         return ""
     return f"{start.refused} at {start.place}. {_CRASHED}" if start.crashed else start.refused
 
@@ -59,10 +59,12 @@ def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
     if start is None or start.asked is None:
         return True
     limits, rest = _settings(start_of(plan).argv)
-    most, others = _settings(start.asked.argv)
+    most, other_settings = _settings(start.asked.argv)
     if start.refused:
-        return (limits, rest) == (most, others)
-    return rest == others and all(most.get(name, -1) >= limit for name, limit in limits.items())
+        return (limits, rest) == (most, other_settings)
+    return rest == other_settings and all(
+        most.get(name, -1) >= limit for name, limit in limits.items()
+    )
 
 
 def unrehearsed(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:

@@ -328,8 +328,8 @@ def _other_kernel(
         )
         return
     flag = "moe-backend" if experts else "linear-backend"
-    known = engine.flags.get(engine.spelling.get(flag, flag))
-    if flag in args or known is None or variant.backend(flag):
+    option = engine.flags.get(engine.spelling.get(flag, flag))
+    if flag in args or option is None or variant.backend(flag):
         return
     # The rules of experts describe those backends only that some quantization method can be forced
     # to take.
@@ -338,7 +338,7 @@ def _other_kernel(
         if experts and rules.moe
         else None
     )
-    for name in known.choices or ():
+    for name in option.choices or ():
         if forced is not None and name not in forced:
             continue
         if name != "auto" and kernel not in (rules.linear.backends if rules.linear else {}).get(

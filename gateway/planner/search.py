@@ -80,16 +80,16 @@ _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 class SharedLayouts:
     """Layers of the model and groups of GPUs, computed once for all engine versions."""
 
-    def __init__(self, given: PlanningInput) -> None:
-        self.given = given
-        self.groups = GpuGroups(given.hardware, given.claims)
+    def __init__(self, inputs: PlanningInput) -> None:
+        self.inputs = inputs
+        self.groups = GpuGroups(inputs.hardware, inputs.claims)
         self._built: dict[tuple[frozenset[str], str], BuiltModel] = {}
         self._experts: dict[bool, ExpertTraits | None] = {}
 
     def experts(self, *, online: bool) -> ExpertTraits | None:
         """The experts by the model's config. online: weights are quantized while they load."""
         if online not in self._experts:
-            self._experts[online] = expert_traits(self.given.spec, online=online)
+            self._experts[online] = expert_traits(self.inputs.spec, online=online)
         return self._experts[online]
 
     def built(self, traits: frozenset[str], quantization: str) -> BuiltModel:
@@ -99,7 +99,7 @@ class SharedLayouts:
         """
         key = traits, quantization
         if key not in self._built:
-            self._built[key] = build(loaded_as(self.given.spec, quantization), traits)
+            self._built[key] = build(loaded_as(self.inputs.spec, quantization), traits)
         return self._built[key]
 
 
@@ -134,33 +134,33 @@ class _VariantQueue:
 class Search:
     """The search of one engine version: `run` fills `plans`, `rejected` and `gaps`.
 
-    given: with the variables of this engine (`PlanningInput.under`). args: the user's checked flags
-    by this engine's names; `canonical` has them by the planner's names.
+    inputs: with the variables of this engine (`PlanningInput.under`). args: the user's checked
+    flags by this engine's names; `canonical` has them by the planner's names.
     """
 
     def __init__(
         self,
-        given: PlanningInput,
+        inputs: PlanningInput,
         engine: Engine,
         rules: EngineRules,
         args: Mapping[str, Scalar],
         env: dict[str, str],
         layouts: SharedLayouts,
     ) -> None:
-        self.given, self.engine, self.rules = given, engine, rules
+        self.inputs, self.engine, self.rules = inputs, engine, rules
         self.env, self.layouts = env, layouts
         self.canonical = canonical(engine, args)
-        self.traits = relevant_traits(given.spec, engine.traits)
+        self.traits = relevant_traits(inputs.spec, engine.traits)
         self.plans: list[Plan] = []
         self.rejected: list[Rejected] = []
         self.gaps: list[RuleGap] = []
 
-        wish, gpus = given.wish, len(given.hardware.gpus)
+        wish, gpus = inputs.wish, len(inputs.hardware.gpus)
         self._max_gpus = min(gpus, wish.gpus) if isinstance(wish.gpus, int) else gpus
         self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
         self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
         self._user_flags |= {"data-parallel-size"} if wish.data_parallel else set()
-        self._wanted = wanted_context(given.spec, wish, self.canonical)
+        self._wanted = wanted_context(inputs.spec, wish, self.canonical)
         # For throughput the KV cache should hold at least half of the requests at once.
         self._wanted_kv_tokens = (
             concurrency(wish) * (READ + WRITTEN) // 2 if wish.goal == "throughput" else 0
@@ -181,8 +181,8 @@ class Search:
         first = self._first_variants()
         try:
             self._check_model(first[0])
-            gate_driver(self.given, self.engine)
-            gate_media(self.given, self.engine, self.rules)
+            gate_driver(self.inputs, self.engine)
+            gate_media(self.inputs, self.engine, self.rules)
         except Refused as refusal:
             self.rejected.append(rejection(self.engine, first[0], refusal))
             return
@@ -200,24 +200,24 @@ class Search:
 
     def _first_variants(self) -> list[Variant]:
         """The variants without changes; before them the variants of a plan to restore."""
-        given, engine = self.given, self.engine
-        gpus = given.hardware.gpus
+        inputs, engine = self.inputs, self.engine
+        gpus = inputs.hardware.gpus
         kv_dtype = self.rules.adopted_kv_dtype(
-            given.spec, engine, gpus[0].capability if gpus else None
+            inputs.spec, engine, gpus[0].capability if gpus else None
         )
         sufficient = None
-        if not self.rules.grouped_refusal(given.spec, engine):
-            sufficient = partial(sufficient_ranks, given.spec.attention)
+        if not self.rules.grouped_refusal(inputs.spec, engine):
+            sufficient = partial(sufficient_ranks, inputs.spec.attention)
         variants = [
             *plain(
                 engine,
                 Layouts(self._max_gpus, sufficient, self.rules.counts_groups),
                 self.canonical,
-                given.wish,
+                inputs.wish,
                 kv_dtype,
             )
         ]
-        restored = given.sharing.again
+        restored = inputs.sharing.again
         if restored is None:
             return variants
         size = restored.tensor_parallel.value, restored.data_parallel.value
@@ -236,7 +236,7 @@ class Search:
         before = self._reached.get(variant, 0)
         if reach > before:
             self._add_plan(plan)
-        restored = self.given.sharing.again
+        restored = self.inputs.sharing.again
         if restored is not None and plan.fingerprint == restored.fingerprint:
             self._queue.clear()
             return []
@@ -259,7 +259,7 @@ class Search:
         # The refusal of the unchanged variant tells what the change could not cure.
         if not variant.reasons or refusal.verdict == "known_bad":
             self.rejected.append(rejection(engine, variant, refusal))
-        quantized = self.given.spec.quant is not None
+        quantized = self.inputs.spec.quant is not None
         changed = [
             *repairs(
                 variant, refusal, engine, self.rules, gpus, self._user_flags, quantized=quantized
@@ -309,7 +309,7 @@ class Search:
         if (
             refusal.verdict != "no_backend"
             or not declared
-            or not self.rules.kv_flag_wins(self.given.spec.quant, self.engine)
+            or not self.rules.kv_flag_wins(self.inputs.spec.quant, self.engine)
         ):
             return []
         dtype = self._placed(variant).dtype.value
@@ -332,9 +332,9 @@ class Search:
         )
         if variant.pp == 1 or variant.tp > 1 or variant.layers or memory is None or not settable:
             return []
-        if len({gpu.name for gpu in self.given.hardware.gpus}) < 2:
+        if len({gpu.name for gpu in self.inputs.hardware.gpus}) < 2:
             return []
-        layers = pipeline_layers(self.given.spec)
+        layers = pipeline_layers(self.inputs.spec)
         if layers is None:
             return []
         return unequal_stages(self._placed(variant), layers, memory, self._wanted)
@@ -355,10 +355,10 @@ class Search:
         replace the architecture that the version lacks.
         """
         try:
-            gate_model(self.given, self.engine, self.rules)
+            gate_model(self.inputs, self.engine, self.rules)
         except Refused as refusal:
             if refusal.verdict != "unsupported_architecture" or not stands_in(
-                self.given.spec, self.engine
+                self.inputs.spec, self.engine
             ):
                 raise
             try:
@@ -366,7 +366,7 @@ class Search:
             except Refused:
                 raise refusal from None
             open_question = question(placed, batch_of(placed), self._environment(first))
-            answer = self.given.answers.get(open_question)
+            answer = self.inputs.answers.get(open_question)
             if answer is None:
                 raise refusal.open(open_question) from None
             if answer.refused:
@@ -380,7 +380,7 @@ class Search:
         placed = self._placed(variant)
         batch = batch_of(placed)
         ask = partial(question, placed, batch, self._environment(variant))
-        answer = self.given.answers.get(ask()) if self.given.answers else None
+        answer = self.inputs.answers.get(ask()) if self.inputs.answers else None
         refusal: Refused | None = None
         try:
             candidate = self._predicted(placed)
@@ -403,7 +403,7 @@ class Search:
             plan: Plan = self._sized(candidate, batch).evolve(question=ask())
         except Refused as error:
             # A guess about sizes refuses only a model that the engine was asked about.
-            unsure = bool(self.given.spec.guessed) or error.verdict == "unsupported_quantization"
+            unsure = bool(self.inputs.spec.guessed) or error.verdict == "unsupported_quantization"
             if answer is None and (unsure or error.verdict in _KERNEL_VERDICTS):
                 raise error.open(ask()) from None
             if answer is None or error.verdict not in _KERNEL_VERDICTS:
@@ -420,7 +420,7 @@ class Search:
 
         batch: without the drafter.
         """
-        evidence, facts = candidate.evidence, self.given.facts
+        evidence, facts = candidate.evidence, self.inputs.facts
         refusal: Refused | None = None
         try:
             gate_kernels(evidence, self.engine, facts, candidate.rank.capability or None)
@@ -443,14 +443,14 @@ class Search:
 
     def _placed(self, variant: Variant) -> Candidate:
         """The variant on its GPUs, without kernels and sizes. Raises Refused."""
-        given, engine = self.given, self.engine
+        inputs, engine = self.inputs, self.engine
         built = self._built(variant)
-        gate_groups(given, engine, self.rules, variant)
-        group = gate_devices(given, engine, built, variant, self.layouts.groups)
-        gate_peers(given, engine, group)
-        dtype = gate_dtype(given, engine, group, self.canonical, variant)
+        gate_groups(inputs, engine, self.rules, variant)
+        group = gate_devices(inputs, engine, built, variant, self.layouts.groups)
+        gate_peers(inputs, engine, group)
+        dtype = gate_dtype(inputs, engine, group, self.canonical, variant)
         return Candidate(
-            given,
+            inputs,
             engine,
             self.rules,
             built,
@@ -464,20 +464,22 @@ class Search:
 
     def _predicted(self, placed: Candidate) -> Candidate:
         """The candidate with the kernels that the rules predict. Raises Refused."""
-        given, engine, rules = self.given, self.engine, self.rules
+        inputs, engine, rules = self.inputs, self.engine, self.rules
         built, variant, group = placed.built, placed.variant, placed.group
         capability = group[0].capability if group else None
-        method = gate_method(given, engine, self.canonical, variant, placed.dtype.value, capability)
+        method = gate_method(
+            inputs, engine, self.canonical, variant, placed.dtype.value, capability
+        )
         self._check_schemes(built, variant)
-        gate_kv(self.given.spec, engine, rules, variant.kv_dtype)
+        gate_kv(self.inputs.spec, engine, rules, variant.kv_dtype)
         rank = placed.rank
         target = DraftTarget(
-            given.spec,
+            inputs.spec,
             rank,
             build,
             lambda groups: self._attention(groups, rank, variant, 0, drafts=True),
         )
-        speculation = speculate(target, given.drafter, given.wish, engine, rules.speculative)
+        speculation = speculate(target, inputs.drafter, inputs.wish, engine, rules.speculative)
         evidence = VariantEvidence(method=method)
         if rules.has_rules and group:
             if not capability:
@@ -487,7 +489,7 @@ class Search:
             evidence = VariantEvidence(self._kernels(built, rank, variant), rows, method=method)
         for gpu in {gpu.capability: gpu for gpu in group if gpu.capability != capability}.values():
             on_gpu = self._predicted(placed.evolve(group=(gpu,))).evidence
-            gate_kernels(on_gpu, engine, given.facts, gpu.capability)
+            gate_kernels(on_gpu, engine, inputs.facts, gpu.capability)
             gate_alike(evidence, on_gpu, gpu)
         return placed.evolve(speculation=speculation, evidence=evidence)
 
@@ -527,7 +529,7 @@ class Search:
     def _check_schemes(self, built: BuiltModel, variant: Variant) -> None:
         """Raise Refused unless the rules know how this version computes the quantized weights."""
         engine, source = self.engine, f"profile {self.engine.ref}"
-        method = self.given.spec.quant.method if self.given.spec.quant else variant.quantization
+        method = self.inputs.spec.quant.method if self.inputs.spec.quant else variant.quantization
         if not method:
             return
         if not self.rules.has_rules:
@@ -552,10 +554,10 @@ class Search:
     def _choose_kernels(
         self, built: BuiltModel, rank: Rank, variant: Variant
     ) -> tuple[LayerKernel, ...]:
-        spec, capability = self.given.spec, rank.capability
+        spec, capability = self.inputs.spec, rank.capability
         if capability not in self._refused_kernels:
             self._refused_kernels[capability] = refused_before(
-                self.given.facts, self.engine, capability
+                self.inputs.facts, self.engine, capability
             )
         disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(
             variant.disabled
@@ -597,9 +599,9 @@ class Search:
             drafts,
         )
         if key not in self._backends:
-            spec, args = self.given.spec, {**dict(variant.backends), **self.canonical}
+            spec, args = self.inputs.spec, {**dict(variant.backends), **self.canonical}
             if drafts:
-                rows = self.rules.drafter_attention(groups, rank, spec, self.given.drafter, args)
+                rows = self.rules.drafter_attention(groups, rank, spec, self.inputs.drafter, args)
             else:
                 rows = self.rules.layer_attention(groups, rank, spec, args, gpu_bytes)
             self._backends[key] = rows
@@ -621,9 +623,9 @@ class Search:
         Raises Refused for a plan that failed here before.
         """
         evidence = VariantEvidence(plan.kernels, plan.attention, plan.memory)
-        plan = without_media(self.given, self.engine, self.rules, plan)
+        plan = without_media(self.inputs, self.engine, self.rules, plan)
         # A fingerprint costs more than a look at whether there is any to compare.
-        facts = self.given.facts.of_plan(plan.fingerprint) if self.given.facts.has_plans else ()
+        facts = self.inputs.facts.of_plan(plan.fingerprint) if self.inputs.facts.has_plans else ()
         if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):
             raise Refused(
                 "known_bad",

@@ -46,11 +46,11 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     evidence has the memory that was missing."""
     if candidate.parts:
         return _staged(candidate, batch)
-    footprint, wanted = (
+    footprint, goal_context = (
         _footprint(candidate, batch),
-        wanted_context(candidate.given.spec, candidate.given.wish, candidate.args),
+        wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
     )
-    found, refusal = None, None
+    sizes_found, refusal = None, None
     for bounds, kept in _bounds(footprint, batch):
         try:
             within = _sizes_within(footprint, batch, bounds)
@@ -58,13 +58,13 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
             refusal = error
             continue
         cap = kept or _claim(candidate, within.memory)
-        found = within._replace(cap=cap) if cap else within
-        if found.context.value >= wanted:
-            return found
-    if found is None:
+        sizes_found = within._replace(cap=cap) if cap else within
+        if sizes_found.context.value >= goal_context:
+            return sizes_found
+    if sizes_found is None:
         assert refusal is not None  # noqa: S101 - one of the two is there
         raise refusal
-    return found
+    return sizes_found
 
 
 def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
@@ -72,17 +72,17 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     the engine's usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
-    kept = _cap(candidate)
-    before = candidate.given.sharing.again
+    cap = _cap(candidate)
+    before = candidate.inputs.sharing.again
     if (
         before is not None
         and _shares(candidate)
         and {gpu.uuid for gpu in candidate.group} == set(before.gpus)
     ):
-        yield _former_budget(footprint, usual, before), kept
+        yield _former_budget(footprint, usual, before), cap
         return
-    if kept is not None:
-        yield _cut(footprint, usual, kept), kept
+    if cap is not None:
+        yield _cut(footprint, usual, cap), cap
     if _needs_only(candidate):
         yield _needed_budget(footprint, batch, usual), None
     yield usual, None
@@ -93,7 +93,7 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
 
 def _cap(candidate: Candidate) -> Cap | None:
     """The cap of the model, on the GPUs that it was made for."""
-    sharing = candidate.given.sharing
+    sharing = candidate.inputs.sharing
     if sharing.cap is None or not _shares(candidate):
         return None
     return sharing.cap if {gpu.uuid for gpu in candidate.group} == set(sharing.home) else None
@@ -107,25 +107,25 @@ def _shares(candidate: Candidate) -> bool:
 
 def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     """The models that have a part of its GPUs, or keep to theirs for its sake."""
-    sharing = candidate.given.sharing
+    sharing = candidate.inputs.sharing
     if not (sharing.holders or sharing.cap) or not _shares(candidate):
         return ()
     uuids, cap = {gpu.uuid for gpu in candidate.group}, sharing.cap
-    found = {one.model for one in sharing.holders if uuids & one.gives.keys()}
-    return tuple(sorted(found.union(cap.models if cap is not None else ())))
+    names = {one.model for one in sharing.holders if uuids & one.gives.keys()}
+    return tuple(sorted(names.union(cap.models if cap is not None else ())))
 
 
 def _needs_only(candidate: Candidate) -> bool:
     """Whether it takes no more KV cache than the wish needs: beside other models, and beside the
     host, which has a use for all memory that a GPU leaves."""
     beside_host = candidate.unified and _shares(candidate)
-    return bool(_neighbours(candidate) or beside_host) and candidate.given.wish.goal != "context"
+    return bool(_neighbours(candidate) or beside_host) and candidate.inputs.wish.goal != "context"
 
 
 def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
     """The cap of a model with neighbours: the same memory, in any order of starts."""
-    others = _neighbours(candidate)
-    return Cap(bytes=memory.promised_bytes, models=others) if others else None
+    neighbours = _neighbours(candidate)
+    return Cap(bytes=memory.promised_bytes, models=neighbours) if neighbours else None
 
 
 def _cut(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
@@ -148,7 +148,7 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
         footprint.candidate.rules,
         before.memory.promised_bytes,
     )
-    free = min(candidate.given.available[gpu.uuid] for gpu in candidate.group)
+    free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.group)
     if free < promised:
         reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are to be had"
         raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
@@ -169,25 +169,27 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
 def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget:
     """The budget with as much KV cache as the wish needs, also in bytes beside neighbours: some
     requests with their whole context, and where memory is the host's a usual length for all."""
-    candidate, rules, given = (
+    candidate, rules, inputs = (
         footprint.candidate,
         footprint.candidate.rules,
-        footprint.candidate.given,
+        footprint.candidate.inputs,
     )
-    context = wanted_context(given.spec, given.wish, candidate.args)
-    tokens = max(needed_tokens(given.wish, given.spec), int(candidate.args.get("max-model-len", 0)))
-    used = rules.used_bytes(
+    context = wanted_context(inputs.spec, inputs.wish, candidate.args)
+    tokens = max(
+        needed_tokens(inputs.wish, inputs.spec), int(candidate.args.get("max-model-len", 0))
+    )
+    used_bytes = rules.used_bytes(
         footprint, _corrected(footprint, rules.divided(footprint, bounds.bytes), batch)
     )
     cache, batched = footprint.cache, batch.tokens.value
-    kept = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
+    kv_bytes = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
     if candidate.unified:
         usual = min(context, READ + WRITTEN)
-        kept = max(kept, concurrency(given.wish) * cache.bytes_for(usual, batched))
+        kv_bytes = max(kv_bytes, concurrency(inputs.wish) * cache.bytes_for(usual, batched))
     count = (
-        used
-        + used // UNSURE
-        + kept
+        used_bytes
+        + used_bytes // UNSURE
+        + kv_bytes
         + min(gpu.total_bytes or 0 for gpu in candidate.group) // KEPT_BACK
     )
     return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else bounds
@@ -195,7 +197,7 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
 
 def _content(candidate: Candidate) -> int:
     """Tokens that a user would be content with."""
-    return min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.given.wish.min_context or 0))
+    return min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.inputs.wish.min_context or 0))
 
 
 def _staged(candidate: Candidate, batch: Batch) -> Sizes:
@@ -208,11 +210,11 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     footprints = [_footprint(part, batch) for part in candidate.parts]
     usual = [rules.budget(footprint, context) for footprint in footprints]
     most = [
-        rules.largest_budget(footprint, one) or one
-        for footprint, one in zip(footprints, usual, strict=True)
+        rules.largest_budget(footprint, stage_footprint) or stage_footprint
+        for footprint, stage_footprint in zip(footprints, usual, strict=True)
     ]
     wanted, kept = (
-        wanted_context(candidate.given.spec, candidate.given.wish, candidate.args),
+        wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
         _cap(candidate),
     )
     shares: list[tuple[Budget, Cap | None]] = [
@@ -221,30 +223,48 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     ]
     pairs = list(zip(footprints, usual, strict=True))
     if _needs_only(candidate):
-        needed = max((_needed_budget(one, batch, bounds) for one, bounds in pairs), key=_share)
-        shares.insert(0, (min(shares[0][0], needed, key=_share), None))
+        needed_bytes = max(
+            (_needed_budget(stage_footprint, batch, bounds) for stage_footprint, bounds in pairs),
+            key=_share,
+        )
+        shares.insert(0, (min(shares[0][0], needed_bytes, key=_share), None))
     if kept is not None:
-        cut = max((_cut(one, bounds, kept) for one, bounds in pairs), key=_share)
+        cut = max(
+            (_cut(stage_footprint, bounds, kept) for stage_footprint, bounds in pairs), key=_share
+        )
         shares.insert(0, (min(shares[-2][0], cut, key=_share), kept))
-    found: Sizes | None = None
-    for told, cap in shares:
+    sizes_found: Sizes | None = None
+    for stage_share, cap in shares:
         try:
             each = [
-                _sizes_within(one, batch, told._replace(bytes=_stage_bytes(one, told, context)))
-                for one in footprints
+                _sizes_within(
+                    stage_footprint,
+                    batch,
+                    stage_share._replace(bytes=_stage_bytes(stage_footprint, stage_share, context)),
+                )
+                for stage_footprint in footprints
             ]
         except Refused:
-            if told is shares[-1][0] and found is None:
+            if stage_share is shares[-1][0] and sizes_found is None:
                 raise
             continue
-        least = min(each, key=lambda one: (one.memory.kv_tokens, one.context.value))
-        fewest = min((one.batch for one in each), key=lambda one: one.seqs.value)
+        least = min(
+            each,
+            key=lambda stage_footprint: (
+                stage_footprint.memory.kv_tokens,
+                stage_footprint.context.value,
+            ),
+        )
+        fewest = min(
+            (stage_footprint.batch for stage_footprint in each),
+            key=lambda stage_footprint: stage_footprint.seqs.value,
+        )
         least = least._replace(batch=fewest)
-        found = least._replace(cap=cap or _claim(candidate, least.memory))
-        if found.context.value >= wanted:
-            return found
-    assert found is not None  # noqa: S101 - else the last refusal was raised
-    return found
+        sizes_found = least._replace(cap=cap or _claim(candidate, least.memory))
+        if sizes_found.context.value >= wanted:
+            return sizes_found
+    assert sizes_found is not None  # noqa: S101 - else the last refusal was raised
+    return sizes_found
 
 
 def _share(budget: Budget) -> float:
@@ -263,7 +283,7 @@ def _stage_bytes(footprint: Footprint, told: Budget, context: int) -> int:
 def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     """The sizes within this budget. Raises Refused."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
-    seqs, more = stateful_requests(footprint, batch.seqs, bounds.bytes)
+    seqs, state_warning = stateful_requests(footprint, batch.seqs, bounds.bytes)
     if seqs is not batch.seqs:
         batch = batch._replace(seqs=seqs)
         footprint = _footprint(candidate, batch)
@@ -272,23 +292,26 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     memory = _corrected(footprint, estimate, batch)
     batch = batch._replace(seqs=within_states(footprint, batch.seqs, memory.kv_bytes))
     evidence = candidate.evidence.sized(memory)
-    used = rules.used_bytes(footprint, memory)
-    if used > bounds.bytes:
-        learned = rules.used_bytes(footprint, estimate) < used
-        needed = "were needed here" if learned else "are needed"
+    used_bytes = rules.used_bytes(footprint, memory)
+    if used_bytes > bounds.bytes:
+        learned = rules.used_bytes(footprint, estimate) < used_bytes
+        verb_text = "were needed here" if learned else "are needed"
         had = f"and {gib(bounds.bytes)} are to be had ({bounds.words})"
-        if gib(used) == gib(bounds.bytes):
+        if gib(used_bytes) == gib(bounds.bytes):
             had = (
-                f"{math.ceil((used - bounds.bytes) / MIB)} MiB more than are to be had"
+                f"{math.ceil((used_bytes - bounds.bytes) / MIB)} MiB more than are to be had"
                 f" ({bounds.words})"
             )
-        reason = f"{gib(used)} {needed} beside the KV cache, {had}"
+        reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {had}"
         raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
-    states, each = footprint.cache.states(memory.kv_bytes), footprint.cache.states_per_request
-    if states < each:
+    states, per_request = (
+        footprint.cache.states(memory.kv_bytes),
+        footprint.cache.states_per_request,
+    )
+    if states < per_request:
         reason = (
             f"{states} state blocks fit into {gib(memory.kv_bytes)} of KV cache, and one request"
-            f" takes {each}"
+            f" takes {per_request}"
         )
         raise Refused("no_memory", reason, "memory model", evidence=evidence)
     context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
@@ -299,9 +322,9 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         if math.isfinite(requests):
             tokens = round(requests * context.value)
             memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)
-    told = tuple(text for text in (bounds.warning, more, *warnings) if text)
+    warning_texts = tuple(text for text in (bounds.warning, state_warning, *warnings) if text)
     flags = {**bounds.flags, **rules.cache_flags(candidate, memory)}
-    return Sizes(batch, memory, context, flags, scope, told)
+    return Sizes(batch, memory, context, flags, scope, warning_texts)
 
 
 def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
@@ -327,39 +350,39 @@ def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
     """
     candidate = footprint.candidate
-    if not candidate.given.facts.of_kind("needs_memory"):
+    if not candidate.inputs.facts.of_kind("needs_memory"):
         return memory
     about = candidate.scope | batch_scope(
         batch.tokens.value, batch.seqs.value, eager=batch.eager.value
     )
-    facts = list(candidate.given.facts.holding("needs_memory", about))
+    facts = list(candidate.inputs.facts.holding("needs_memory", about))
     if not facts:
         return memory
     estimate, per_token = candidate.rules.used_bytes(footprint, memory), memory.kv_bytes_per_token
     exact = [fact.value or 0 for fact in facts if fact.grade == "verified"]
-    known = max(fact.value or 0 for fact in facts)
-    used = max(estimate, known)
-    kv = max(0, memory.budget_bytes - used) if per_token else 0
+    corrected_bytes = max(fact.value or 0 for fact in facts)
+    used_bytes = max(estimate, corrected_bytes)
+    kv = max(0, memory.budget_bytes - used_bytes) if per_token else 0
     return memory.evolve(
-        activation_bytes=max(0, memory.activation_bytes + used - estimate),
+        activation_bytes=max(0, memory.activation_bytes + used_bytes - estimate),
         kv_bytes=kv,
         kv_tokens=kv // per_token if per_token else 0,
         low=exact[-1] - _STEADY if exact else memory.low,
-        high=exact[-1] + _STEADY if exact else max(used, memory.high),
+        high=exact[-1] + _STEADY if exact else max(used_bytes, memory.high),
         # A failure that needed more is believed before a start that went well.
-        measured_bytes=exact[-1] if exact and exact[-1] >= known else None,
+        measured_bytes=exact[-1] if exact and exact[-1] >= corrected_bytes else None,
     )
 
 
 def _limit(candidate: Candidate) -> int:
-    longest, most = candidate.given.spec.max_position, candidate.given.wish.max_context
-    if candidate.given.spec.open_limit:
+    longest, most = candidate.inputs.spec.max_position, candidate.inputs.wish.max_context
+    if candidate.inputs.spec.open_limit:
         return most or longest
     return min(longest, most or longest)
 
 
 def _limit_source(candidate: Candidate) -> str:
-    return candidate.given.spec.sources.get("max_position", "not known")
+    return candidate.inputs.spec.sources.get("max_position", "not known")
 
 
 def _context(
@@ -368,26 +391,25 @@ def _context(
     """The largest context that fits and is wanted, and a warning where it is not all that the model
     could do."""
     candidate = footprint.candidate
-    spec, wish, limit = candidate.given.spec, candidate.given.wish, _limit(candidate)
-    asked = int(candidate.args.get("max-model-len", 0))
-    if asked > spec.max_position and not spec.open_limit:
+    spec, wish, limit = candidate.inputs.spec, candidate.inputs.wish, _limit(candidate)
+    user_context = int(candidate.args.get("max-model-len", 0))
+    if user_context > spec.max_position and not spec.open_limit:
         flag = candidate.engine.spelling.get("max-model-len", "max-model-len")
-        reason = (
-            f"--{flag} {asked} was set, and the model's own limit is {spec.max_position} tokens"
-        )
+        model_limit = f"the model's own limit is {spec.max_position} tokens"
+        reason = f"--{flag} {user_context} was set, and {model_limit}"
         raise Refused("bad_flag", reason, _limit_source(candidate), evidence=evidence)
     longest = footprint.cache.largest(
-        kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, asked)
+        kv_bytes, footprint.load.batched_tokens, max(limit, spec.max_position, user_context)
     )
     fits, source = longest, "memory model"
-    for fact in candidate.given.facts.holding("max_context", scope):
+    for fact in candidate.inputs.facts.holding("max_context", scope):
         if fact.value is not None and fact.value < fits:
             fits, source = fact.value, f"fact: {fact.source}"
-    if asked:
-        if asked > fits:
-            reason = f"--max-model-len {asked} was set, and the KV cache holds {fits} tokens"
+    if user_context:
+        if user_context > fits:
+            reason = f"--max-model-len {user_context} was set, and the KV cache holds {fits} tokens"
             raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
-        return int_choice(asked, "set by the user", "user"), ()
+        return int_choice(user_context, "set by the user", "user"), ()
     context, least = min(limit, fits), wish.min_context or 1
     if context < least:
         reason = f"a context of {least} tokens was asked for, and {context} fit"
@@ -408,8 +430,8 @@ def _context(
         if limit != spec.max_position:
             return int_choice(context, "the most that was asked for", "user"), ()
         whose = "an assumed" if spec.open_limit else "the model's own"
-        own = f"{whose} limit is {limit}"
-        return int_choice(context, own, _limit_source(candidate)), (over,) if beyond else ()
+        limit_text = f"{whose} limit is {limit}"
+        return int_choice(context, limit_text, _limit_source(candidate)), (over,) if beyond else ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
     if source != "memory model":
         reason = "the largest that the engine itself said fits"
@@ -457,14 +479,20 @@ def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
         return bool_choice(True, why, source)
     if candidate.variant.conservative:
         return bool_choice(True, "no graphs, because the plan with them failed", "fact")
-    few = (
+    small_batch = (
         "; of so few requests at once there are few sizes of them, which leaves memory"
         if candidate.variant.small
         else ""
     )
     for flag, size in candidate.rules.graph_flags(candidate, seqs).items():
-        few = f"; decoding gets them for the {size} planned requests at once (--{flag}={size})"
-    return bool_choice(False, f"CUDA graphs are faster{few}", "planner") if few else _GRAPHS
+        small_batch = (
+            f"; decoding gets them for the {size} planned requests at once (--{flag}={size})"
+        )
+    return (
+        bool_choice(False, f"CUDA graphs are faster{small_batch}", "planner")
+        if small_batch
+        else _GRAPHS
+    )
 
 
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:

@@ -266,22 +266,22 @@ def readings(machine: Hardware, gpus: Iterable[str]) -> dict[str, MemoryReading]
 def memory_change(before: Mapping[str, MemoryReading], after: Mapping[str, MemoryReading]) -> str:
     """The earlier process that took or freed memory since, in words; "" if none did."""
     for uuid, old in before.items():
-        for pid, used in (old.processes or {}).items():
-            new = (after[uuid].processes or {}).get(pid, 0) if uuid in after else used
-            if used is not None and new is not None and abs(new - used) > _STEADY:
-                return f"process {pid} on GPU {old.index} had {gib(used)} and has {gib(new)}"
+        for pid, used_bytes in (old.processes or {}).items():
+            new = (after[uuid].processes or {}).get(pid, 0) if uuid in after else used_bytes
+            if used_bytes is not None and new is not None and abs(new - used_bytes) > _STEADY:
+                return f"process {pid} on GPU {old.index} had {gib(used_bytes)} and has {gib(new)}"
     return ""
 
 
 def memory_shortage(plan: Plan, readings: Mapping[str, MemoryReading]) -> str:
     """Why the free memory is too little for a start of the plan; "" if it is not."""
-    needed = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _FIRST)
+    needed_bytes = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _FIRST)
     short = min(readings.values(), key=lambda reading: reading.free, default=None)
-    if short is None or short.free >= needed:
+    if short is None or short.free >= needed_bytes:
         return ""
     return (
-        f"GPU {short.index} has {gib(short.free)} free, and the plan takes {gib(needed)}: something"
-        " took it since the plan was made."
+        f"GPU {short.index} has {gib(short.free)} free, and the plan takes {gib(needed_bytes)}:"
+        " something took it since the plan was made."
     )
 
 

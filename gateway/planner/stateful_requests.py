@@ -42,14 +42,16 @@ def stateful_requests(
     footprint: Footprint, asked: Choice[int], budget_bytes: int
 ) -> tuple[Choice[int], str]:
     """The requests at once, `asked` at most, and a warning if the user asked for more; ""."""
-    held = _estimate(footprint, budget_bytes)
-    if held is None or asked.value <= held.requests:
+    estimate = _estimate(footprint, budget_bytes)
+    if estimate is None or asked.value <= estimate.requests:
         return asked, ""
     if asked.source == "user":
-        return asked, _beyond(footprint, asked.value, held) if asked.value > held.expected else ""
-    requests, held = _search_requests(footprint, held, asked.value, budget_bytes)
-    reason = _reason(footprint, held.kv_bytes)
-    if requests < held.expected:
+        return asked, _beyond(
+            footprint, asked.value, estimate
+        ) if asked.value > estimate.expected else ""
+    requests, estimate = _search_requests(footprint, estimate, asked.value, budget_bytes)
+    reason = _reason(footprint, estimate.kv_bytes)
+    if requests < estimate.expected:
         reason += "; fewer, since that size is an estimate"
     return int_choice(requests, reason, _SOURCE), ""
 
@@ -57,10 +59,10 @@ def stateful_requests(
 def within_states(footprint: Footprint, planned: Choice[int], kv_bytes: int) -> Choice[int]:
     """The requests at once, `planned` at most: those with a state each in a cache that earlier
     starts corrected."""
-    each = footprint.cache.states_per_request
-    if not each or planned.source == "user":
+    per_request = footprint.cache.states_per_request
+    if not per_request or planned.source == "user":
         return planned
-    fits = footprint.cache.states(kv_bytes) // each
+    fits = footprint.cache.states(kv_bytes) // per_request
     if planned.value <= fits or not fits:
         return planned
     return int_choice(_stepped(fits), _reason(footprint, kv_bytes), _SOURCE)
@@ -68,8 +70,8 @@ def within_states(footprint: Footprint, planned: Choice[int], kv_bytes: int) -> 
 
 def _reason(footprint: Footprint, kv_bytes: int) -> str:
     cache = footprint.cache
-    each = cache.states_per_request
-    words = f"{each} for each request" if each > 1 else "one for each request"
+    per_request = cache.states_per_request
+    words = f"{per_request} for each request" if per_request > 1 else "one for each request"
     states = cache.states(kv_bytes)
     return f"about {states} state blocks fit into {gib(kv_bytes)} of KV cache, {words}"
 
@@ -83,8 +85,8 @@ def _search_requests(
     """
     low, high = held.requests, asked
     for _ in range(_TRIALS):
-        found = _estimate(_with_requests(footprint, low), budget_bytes) or held
-        high = min(high, found.requests)
+        estimate = _estimate(_with_requests(footprint, low), budget_bytes) or held
+        high = min(high, estimate.requests)
         middle = _stepped((low + high + 1) // 2)
         if middle <= low:
             break
@@ -99,16 +101,16 @@ def _search_requests(
 def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
     """None: no layer has a state, or not one request has."""
     cache, rules = footprint.cache, footprint.candidate.rules
-    each = cache.states_per_request
-    if not each:
+    per_request = cache.states_per_request
+    if not per_request:
         return None
     memory = rules.divided(footprint, budget_bytes)
     states = cache.states(memory.kv_bytes)
-    expected = states // each
+    expected = states // per_request
     if not expected:
         return None
     unsure = _unsure_bytes(memory, rules.used_bytes(footprint, memory))
-    sure = cache.states(max(0, memory.kv_bytes - unsure)) // each
+    sure = cache.states(max(0, memory.kv_bytes - unsure)) // per_request
     sure = _stepped(max(1, sure, expected // _MOST_KEPT_BACK))
     return _States(sure, expected, states, memory.kv_bytes)
 

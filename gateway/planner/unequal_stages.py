@@ -20,7 +20,7 @@ def unequal_stages(
     layers: of the model. memory: of the candidate with as many layers on each GPU.
     context: tokens of KV cache to hold.
     """
-    given, variant, parts = candidate.given, candidate.variant, candidate.parts
+    inputs, variant, parts = candidate.inputs, candidate.variant, candidate.parts
     if not parts:
         return []
     gpus = [part.group[0] for part in parts]
@@ -42,7 +42,7 @@ def unequal_stages(
     kv_bytes = memory.kv_bytes_per_token * context / -(-layers // variant.pp)
     layer_bytes = weights / layers + kv_bytes
     divisions = {dealt_layers(layers, room, [layers] * len(room)): "by what each GPU holds"}
-    speeds = _memory_speeds(given, gpus)
+    speeds = _memory_speeds(inputs, gpus)
     if speeds and min(speeds) > 0:
         limits = [size / layer_bytes for size in room]
         divisions.setdefault(dealt_layers(layers, speeds, limits), "by how fast each GPU is")
@@ -59,12 +59,12 @@ def unequal_stages(
     ]
 
 
-def _memory_speeds(given: PlanningInput, gpus: list[Gpu]) -> list[float]:
+def _memory_speeds(inputs: PlanningInput, gpus: list[Gpu]) -> list[float]:
     """Bytes per second of each GPU's memory, 0 where unknown; empty: no speeds are known."""
-    if given.pace is None:
+    if inputs.pace is None:
         return []
     machines = (
-        machine_of((gpu,), given.links, given.pace, given.measured, direct=True) for gpu in gpus
+        machine_of((gpu,), inputs.links, inputs.pace, inputs.measured, direct=True) for gpu in gpus
     )
     return [machine.memory if machine else 0.0 for machine in machines]
 
@@ -72,6 +72,6 @@ def _memory_speeds(given: PlanningInput, gpus: list[Gpu]) -> list[float]:
 def _weights_bytes(part: Candidate, layers: tuple[int, ...]) -> int:
     """Bytes of weights of this stage if the stages have these numbers of layers."""
     stage = dealt(
-        part.built, layers, part.part, repeated(part.engine, part.given.spec.architecture)
+        part.built, layers, part.part, repeated(part.engine, part.inputs.spec.architecture)
     )
     return weights_bytes(stage, part.rank, part.engine.traits) or 0

@@ -51,7 +51,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     the number of this stage of `whole`, if unlike GPUs are sized one by one.
     """
 
-    given: PlanningInput
+    inputs: PlanningInput
     engine: Engine
     rules: EngineRules
     built: BuiltModel
@@ -75,7 +75,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     @cached_property
     def devices(self) -> GroupMemory:
         """Memory of the group's GPUs."""
-        return self.given.memory_of(self.group)
+        return self.inputs.memory_of(self.group)
 
     @property
     def unified(self) -> bool:
@@ -97,7 +97,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """As was read, no two of its GPUs reach each other but through the host's memory."""
         if self.whole is not None:
             return self.whole.through_host
-        pairs = self.given.links_between(self.group)
+        pairs = self.inputs.links_between(self.group)
         return bool(pairs) and all(
             link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs
         )
@@ -108,7 +108,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         if self.variant.pp == 1:
             return self.built
         layers = self.variant.layers or layers_of(self.built, self.rules, self.variant.pp)
-        whole = repeated(self.engine, self.given.spec.architecture)
+        whole = repeated(self.engine, self.inputs.spec.architecture)
         return (
             fullest(self.built, layers, whole)
             if self.whole is None
@@ -131,9 +131,9 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     @cached_property
     def adapter_bytes(self) -> int:
         """Bytes that one rank reserves for LoRA adapters."""
-        given = self.given
+        inputs = self.inputs
         return bytes_on_rank(
-            self.engine, self.rules, given.adapters, self.stage, given.spec, self.rank.tp
+            self.engine, self.rules, inputs.adapters, self.stage, inputs.spec, self.rank.tp
         )
 
     @cached_property
@@ -149,14 +149,14 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """The subject of facts about its sizes, without the budget."""
         if self.whole is not None:
             return self.whole.scope
-        spec, variant, group = self.given.spec, self.variant, self.group
+        spec, variant, group = self.inputs.spec, self.variant, self.group
         scope = {
             "engine": self.engine.ref,
             "model": spec.versioned_source,
             "device": (
                 f"{group[0].name} sm_{group[0].capability}"
                 if group
-                else f"cpu {self.given.hardware.arch}"
+                else f"cpu {self.inputs.hardware.arch}"
             ),
             "tensor_parallel": str(variant.tp),
             "pipeline_parallel": str(variant.pp),
@@ -172,7 +172,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
             if variant.pp > 1
             else {}
         )
-        return scope | ({"env": words(env)} if (env := self.given.wish.env) else {})
+        return scope | ({"env": words(env)} if (env := self.inputs.wish.env) else {})
 
     def weights_bytes(self) -> int:
         """Bytes of weights on one rank, padded as the chosen kernels pad, or as the engine said.
@@ -181,7 +181,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """
         answer = self.evidence.answer
         # The engine's size of weights that are quantized while they load is that before.
-        shrunk = bool(self.variant.quantization) and self.given.spec.quant is None
+        shrunk = bool(self.variant.quantization) and self.inputs.spec.quant is None
         # The engine counted for stages with equal numbers of layers.
         answer = answer if self.whole is None else None
         if answer is not None and not shrunk:

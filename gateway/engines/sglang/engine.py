@@ -148,7 +148,7 @@ class SglangRules(SglangKind):
         item = (
             1 if candidate.variant.kv_dtype.startswith("fp8") else ITEM_BYTES[candidate.dtype.value]
         )
-        windows = candidate.given.spec.architecture in rules.hybrid_swa and not args.get(
+        windows = candidate.inputs.spec.architecture in rules.hybrid_swa and not args.get(
             "disable-hybrid-swa-memory"
         )
         attention = candidate.stage.attention if windows else whole(candidate.stage.attention)
@@ -169,7 +169,7 @@ class SglangRules(SglangKind):
         return candidate.engine.default_seqs, "the engine's default", candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
-        model, gpu_mib = model_of(candidate.given.spec), candidate.devices.least / MIB
+        model, gpu_mib = model_of(candidate.inputs.spec), candidate.devices.least / MIB
         chosen = static_memory(
             self._memory_rules(candidate), gpu_mib, model, tp=_world(candidate.rank)
         )
@@ -182,7 +182,7 @@ class SglangRules(SglangKind):
     def graph_flags(self, candidate: Candidate, seqs: int) -> Mapping[str, Scalar]:
         """SGLang sizes the graphs of decoding by the memory of the GPU alone."""
         flag = next((name for name in _GRAPH_FLAGS if name in candidate.engine.flags), None)
-        planned = min(seqs, concurrency(candidate.given.wish))
+        planned = min(seqs, concurrency(candidate.inputs.wish))
         if flag is None or self.memory is None or candidate.args.keys() & _GRAPH_CHOICES:
             return {}
         usual = graph_batch(
@@ -311,7 +311,7 @@ class SglangRules(SglangKind):
         forecast = static_memory(
             self._memory_rules(candidate),
             candidate.devices.least / MIB,
-            model_of(candidate.given.spec),
+            model_of(candidate.inputs.spec),
             tp=_world(load.rank),
             pp=load.rank.pp,
             dp=load.rank.dp,
@@ -350,7 +350,7 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
     if args.get("disable-radix-cache"):
         return (0, None) if most is None else (1, int(most))
     named = next((str(args[flag]) for flag in _STRATEGIES if flag in args), "auto")
-    buffered = candidate.given.spec.architecture in rules.buffered_states
+    buffered = candidate.inputs.spec.architecture in rules.buffered_states
     buffered = named.startswith("extra_buffer") if named != "auto" else buffered
     slots = rules.state_slots + (rules.buffered_slots if buffered else 0)
     return slots, None if most is None else int(most)

@@ -213,10 +213,10 @@ class VllmRules(VllmKind):
         return candidate.engine.default_seqs, "the engine's default", candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
-        engine, given = candidate.engine, candidate.given
+        engine, inputs = candidate.engine, candidate.inputs
         if all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
             longest = max(
-                engine.default_batched_tokens, given.wish.max_context or given.spec.max_position
+                engine.default_batched_tokens, inputs.wish.max_context or inputs.spec.max_position
             )
             return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
         usual: Default = engine.default_batched_tokens, "the engine's default", candidate.source
@@ -225,7 +225,7 @@ class VllmRules(VllmKind):
                 reason = f"the engine's default for GPUs of {least_gib} GiB and more"
                 usual = tokens, reason, _DEFAULTS
                 break
-        frames = given.spec.config.get("max_source_positions")
+        frames = inputs.spec.config.get("max_source_positions")
         if type(frames) is int and frames > usual[0]:
             # A speech encoder reads a whole recording at once.
             return frames, "as many as the model hears at once", _ENCODER_BUDGET
@@ -256,7 +256,9 @@ class VllmRules(VllmKind):
         # vllm/config/vllm.py).
         if candidate.speculation.method.value == "ngram":
             return 1
-        return vllm_memory.runner_of(candidate.given.spec, candidate.built, candidate.engine.traits)
+        return vllm_memory.runner_of(
+            candidate.inputs.spec, candidate.built, candidate.engine.traits
+        )
 
     # --- memory ---
 
@@ -270,7 +272,7 @@ class VllmRules(VllmKind):
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
             result = (
-                (candidate.given.available[gpu.uuid], gpu.total_bytes or seen)
+                (candidate.inputs.available[gpu.uuid], gpu.total_bytes or seen)
                 for gpu in candidate.group
             )
             free, total = min(result, key=lambda item: item[0] - item[1] * share)
@@ -297,7 +299,7 @@ class VllmRules(VllmKind):
         free before that, so it is told of one that holds."""
         candidate = footprint.candidate
         count = self.used_bytes(footprint, self.divided(footprint, 0)) + kv_bytes
-        free = min(candidate.given.available[gpu.uuid] for gpu in candidate.group)
+        free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.group)
         room = free - _beside_bytes(footprint)
         if count > room:
             reason = (
@@ -363,7 +365,7 @@ class VllmRules(VllmKind):
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate
         return vllm_memory.memory(
-            candidate.given.spec,
+            candidate.inputs.spec,
             candidate.stage,
             footprint.cache,
             footprint.load,
@@ -398,8 +400,8 @@ class VllmRules(VllmKind):
         length within half of the RAM for engines, or for one within all that other engines
         leave."""
         candidate = footprint.candidate
-        hardware = candidate.given.hardware
-        free = available_ram(hardware, candidate.given.claims)
+        hardware = candidate.inputs.hardware
+        free = available_ram(hardware, candidate.inputs.claims)
         used = self.used_bytes(footprint, self.divided(footprint, 0))
         told = _told_of_cache(candidate)
         if told is not None:
@@ -432,7 +434,7 @@ def _told_of_cache(candidate: Candidate) -> tuple[int, str] | None:
     if "kv-cache-memory-bytes" in candidate.args:
         count = int(candidate.args["kv-cache-memory-bytes"])
         return count, f"--kv-cache-memory-bytes={count} was set"
-    if space := candidate.given.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
+    if space := candidate.inputs.wish.env.get("VLLM_CPU_KVCACHE_SPACE"):
         if not space.isdecimal():
             raise BadFlag(
                 f"VLLM_CPU_KVCACHE_SPACE is {space[:40]!r}; it is a whole number of GiB.",
@@ -464,7 +466,7 @@ def _beside_bytes(footprint: Footprint) -> int:
     this kind of GPU."""
     candidate = footprint.candidate
     known = vllm_memory.beside_bytes(
-        candidate.given.spec,
+        candidate.inputs.spec,
         candidate.stage,
         footprint.load,
         graphs_in_budget=_counts_graphs(candidate),
@@ -472,7 +474,7 @@ def _beside_bytes(footprint: Footprint) -> int:
     )
     # Each of these facts is what was missing with those before it.
     return known + sum(
-        fact.value or 0 for fact in candidate.given.facts.holding("beside_memory", candidate.scope)
+        fact.value or 0 for fact in candidate.inputs.facts.holding("beside_memory", candidate.scope)
     )
 
 
@@ -483,7 +485,7 @@ def _counts_graphs(candidate: Candidate) -> bool:
 def _spared(candidate: Candidate) -> int:
     """Bytes that an engine turned out to need beside its share, when it ran out of memory while it
     served."""
-    facts = candidate.given.facts.holding("spare_memory", candidate.scope)
+    facts = candidate.inputs.facts.holding("spare_memory", candidate.scope)
     return max((fact.value or 0 for fact in facts), default=0)
 
 

@@ -64,7 +64,7 @@ class Unplanned(FrozenRecord, frozen=True):
 
 def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Decision:
     """The decision with `would_fit`, if it has no plan and another form could help."""
-    verdicts = {one.verdict for one in decision.rejected}
+    verdicts = {rejection.verdict for rejection in decision.rejected}
     if decision.plans or not verdicts - _HOPELESS:
         return decision
     alone = (
@@ -76,7 +76,7 @@ def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Dec
     forms = tuple(_best(_variants(unplanned, hub), unplanned)) or tuple(
         _best(_shapes(unplanned, decision), unplanned)
     )
-    found = WouldFit(
+    fitting = WouldFit(
         weights_bytes=_weights(decision),
         room_bytes=_room(decision),
         room_empty_bytes=_room(alone) if alone is not None else None,
@@ -84,28 +84,28 @@ def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Dec
         context=shorter.max_model_len.value if shorter is not None else None,
         forms=forms,
     )
-    return decision.evolve(would_fit=found)
+    return decision.evolve(would_fit=fitting)
 
 
 def _weights(decision: Decision) -> int:
     """Bytes of the model's weights, all ranks together."""
     sized = [
-        one.memory.weights_bytes * _ranks(one)
-        for one in decision.rejected
-        if one.memory is not None
+        rejection.memory.weights_bytes * _ranks(rejection)
+        for rejection in decision.rejected
+        if rejection.memory is not None
     ]
     return min(sized, default=0)
 
 
 def _room(decision: Decision) -> int:
     """The largest weights that would have room, all ranks together."""
-    sized = [(one.memory, _ranks(one)) for one in decision.rejected] + [
-        (one.memory, _ranks(one)) for one in decision.plans[:1]
+    sized = [(rejection.memory, _ranks(rejection)) for rejection in decision.rejected] + [
+        (rejection.memory, _ranks(rejection)) for rejection in decision.plans[:1]
     ]
     rooms = [
-        (one.budget_bytes - one.activation_bytes - one.overhead_bytes) * ranks
-        for one, ranks in sized
-        if one is not None
+        (rejection.budget_bytes - rejection.activation_bytes - rejection.overhead_bytes) * ranks
+        for rejection, ranks in sized
+        if rejection is not None
     ]
     return max([0, *rooms])
 
@@ -152,10 +152,10 @@ def _is_too_large(unplanned: Unplanned, decision: Decision, bits: int) -> bool:
     wish, spec = unplanned.wish, unplanned.spec
     whole = 32 if "float32" in (wish.dtype, spec.dtype) else 16
     return not any("offload" in name for name in wish.args) and all(
-        one.memory.weights_bytes * bits > one.memory.budget_bytes * whole
-        if one.memory is not None
-        else one.verdict in _IMPOSSIBLE
-        for one in decision.rejected
+        rejection.memory.weights_bytes * bits > rejection.memory.budget_bytes * whole
+        if rejection.memory is not None
+        else rejection.verdict in _IMPOSSIBLE
+        for rejection in decision.rejected
     )
 
 
@@ -197,23 +197,23 @@ def _planned(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
 
 def _best(found: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[ModelForm]:
     """The forms with the wished context and sound kernels first, then by the most weights kept."""
-    wanted = wanted_context(unplanned.spec, unplanned.wish, {})
+    goal_context = wanted_context(unplanned.spec, unplanned.wish, {})
     ranked = sorted(
         found,
         key=lambda one: (
-            lacks(one[2], wanted),
+            lacks(one[2], goal_context),
             one[2].verdict == "degraded",
             -one[2].memory.weights_bytes * _ranks(one[2]),
         ),
     )
     return [
         ModelForm(
-            what=what or plan.quantization.value,
+            what=change or plan.quantization.value,
             source=source,
             weights_bytes=plan.memory.weights_bytes * _ranks(plan),
             context=plan.max_model_len.value,
             engine=str(plan.engine),
             gpus=len(plan.gpus),
         )
-        for what, source, plan in ranked[:_MOST_TOLD]
+        for change, source, plan in ranked[:_MOST_TOLD]
     ]

@@ -107,7 +107,7 @@ class EngineCheck:
         except HostError as error:
             self.problems[name] = str(error)
             return False
-        if all(self.answers.get(one) == answer for one, answer in answers.items()):
+        if all(self.answers.get(question) == answer for question, answer in answers.items()):
             self.problems[name] = f"{name} did not answer within {self._limit_s:g} s."
             return False
         self.answers |= answers

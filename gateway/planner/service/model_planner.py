@@ -96,27 +96,29 @@ class ModelPlanner:
         uninstalled: list[Engine] = []
         if startable is not None:
             engines, uninstalled = startable.split(engines)
-            shown = request.include_uninstalled and not request.machine_name and uninstalled
-            if not engines and (uninstalled or startable.installed_only) and not shown:
+            shows_uninstalled = (
+                request.include_uninstalled and not request.machine_name and uninstalled
+            )
+            if not engines and (uninstalled or startable.installed_only) and not shows_uninstalled:
                 raise startable.refusal(uninstalled, model_name or wish.name)
         if wish.chat_template is not None:
             from gateway.models.catalog.template_syntax import check  # not before there is one
 
             check(wish.chat_template.text, wish.chat_template.name)
         images = profiles.images | ({wish.image} if wish.image else set())
-        known = valid_facts(facts, machine.driver, images, request.pins)
+        facts_here = valid_facts(facts, machine.driver, images, request.pins)
         running = request.running
         if running is not None:
             machine = freed(machine, running.held_bytes)
-        learned = self._learned(running, spec, machine, known) if running is not None else ()
+        learned = self._learned(running, spec, machine, facts_here) if running is not None else ()
         # A newer fact about the traffic of a plan replaces the older one.
         replaced = {_fact_key(fact) for fact in learned}
-        known = [fact for fact in known if _fact_key(fact) not in replaced] + [*learned]
-        given = PlanningInput(
+        facts_here = [fact for fact in facts_here if _fact_key(fact) not in replaced] + [*learned]
+        inputs = PlanningInput(
             spec,
             machine,
             wish,
-            KnownFacts((*profiles.facts, *known)),
+            KnownFacts((*profiles.facts, *facts_here)),
             request.claims,
             profiles.gpus,
             dict(request.answers),
@@ -129,7 +131,15 @@ class ModelPlanner:
             request.machine_name or "this machine",
         )
         return ModelPlanning(
-            profiles, self._hub, request, given, engines, uninstalled, startable, learned, known
+            profiles,
+            self._hub,
+            request,
+            inputs,
+            engines,
+            uninstalled,
+            startable,
+            learned,
+            facts_here,
         )
 
     def _learned(
@@ -172,15 +182,15 @@ class ModelPlanning(FrozenRecord, frozen=True):
         repository's code.
         """
         engines = self.engines if engines is None else engines
-        given = self.base.changed(**changes)
-        decision = decide(given, engines, self.profiles.rules(engines))
+        inputs = self.base.changed(**changes)
+        decision = decide(inputs, engines, self.profiles.rules(engines))
         verdicts = {row.verdict for row in decision.rejected}
         if (
             not decision.plans
             and "untrusted_code" in verdicts
             and verdicts <= {"untrusted_code", "unsupported_architecture"}
         ):
-            raise NeedsRemoteCode.for_source(given.spec.source, given.spec.remote_code)
+            raise NeedsRemoteCode.for_source(inputs.spec.source, inputs.spec.remote_code)
         return decision
 
     def decision(self) -> Decision:
@@ -229,14 +239,14 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
     def _with_offers(self) -> Decision:
         """The decision with the fewest offers of other models that its plan needs."""
-        offers, given = self.base.sharing.offers, self.base
+        offers, inputs = self.base.sharing.offers, self.base
         if not offers:
             return self.decide()
         from gateway.planner.sharing.offers import decide_with_offers
 
-        wanted = wanted_context(given.spec, given.wish, {})
+        goal_context = wanted_context(inputs.spec, inputs.wish, {})
         return decide_with_offers(
-            offers, self._with_freed, wanted, rooms(given.hardware, given.claims)
+            offers, self._with_freed, goal_context, rooms(inputs.hardware, inputs.claims)
         )
 
     def _with_freed(self, freed_bytes: Mapping[str, int], **changes: Any) -> Decision:
@@ -249,22 +259,22 @@ class ModelPlanning(FrozenRecord, frozen=True):
         )
 
     def _with_alternatives(self, decision: Decision) -> Decision:
-        given = self.base
+        inputs = self.base
 
         def decide_form(spec: ModelSpec, wish: Wish) -> Decision:
             return self.decide(spec=spec, wish=wish)
 
         def decide_on_empty(spec: ModelSpec, wish: Wish) -> Decision:
-            return self._with_freed(given.claims, spec=spec, wish=wish)
+            return self._with_freed(inputs.claims, spec=spec, wish=wish)
 
         # The wish does not keep the commits of variants.
         hub = self.hub.with_commits({})
         unplanned = Unplanned(
-            given.spec,
-            given.wish,
+            inputs.spec,
+            inputs.wish,
             decide_form,
             partial(load, hub=hub),
-            decide_on_empty if any(given.claims.values()) else None,
+            decide_on_empty if any(inputs.claims.values()) else None,
         )
         return with_alternatives(decision, unplanned, hub)
 

@@ -88,12 +88,12 @@ def plan(
     Raises BadRequest, BadModel, BadFlag, NotFound.
     """
     try:
-        wanted = Wish(name="plan", source=str(source), engines=tuple(engines), **wish)
+        plan_wish = Wish(name="plan", source=str(source), engines=tuple(engines), **wish)
     except ValidationError as error:
         raise BadRequest(
             f"{first_problem(error)}.", hint="docs/plan.md lists the fields of a wish."
         ) from None
-    return OfflinePlanner.from_environment().decide(wanted, hardware)
+    return OfflinePlanner.from_environment().decide(plan_wish, hardware)
 
 
 class OfflinePlanner:

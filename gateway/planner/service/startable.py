@@ -42,12 +42,12 @@ class Startable(NamedTuple):
         if not self.installed_only and self.images is not None and uninstalled:
             message, hint = self.images.refusal(uninstalled[0].image)
             return NoPlan(message, hint=hint)
-        wanted = uninstalled[0].ref if uninstalled else "an engine"
+        engine_name = uninstalled[0].ref if uninstalled else "an engine"
         return NoPlan(
             f"No engine that could serve {model} is installed here.",
             hint=(
-                f"Run `fitserve engine install {wanted}`; this machine has no Docker Engine to run"
-                " containers."
+                f"Run `fitserve engine install {engine_name}`; this machine has no Docker Engine"
+                " to run containers."
             ),
         )
 

@@ -27,12 +27,15 @@ _STEADY = 64 * MIB
 
 def why_not_sleep(plan: Plan, machine: Hardware) -> str:
     """Why the free RAM cannot hold the weights of the sleeping engine; "": it can."""
-    needed, free = plan.memory.weights_bytes * max(1, len(plan.gpus)), machine.ram_available_bytes
-    if needed + ram_left(machine.ram_total_bytes) <= free:
+    needed_bytes, free = (
+        plan.memory.weights_bytes * max(1, len(plan.gpus)),
+        machine.ram_available_bytes,
+    )
+    if needed_bytes + ram_left(machine.ram_total_bytes) <= free:
         return ""
     return (
-        f"its weights take {gib(needed)} of RAM, and {gib(free)} of {gib(machine.ram_total_bytes)}"
-        " are free"
+        f"its weights take {gib(needed_bytes)} of RAM, and {gib(free)} of"
+        f" {gib(machine.ram_total_bytes)} are free"
     )
 
 
@@ -96,8 +99,10 @@ def bytes_promised_away(
     for gpu in machine.gpus:
         if gpu.uuid in attempt.plan.gpus:
             promised = claims.get(gpu.uuid, 0)
-            left = (gpu.total_bytes or 0) - promised - (driver_bytes(gpu) if promised else 0)
-            missing[gpu.uuid] = attempt.plan.memory.promised_bytes - left
+            left_bytes_of_gpu = (
+                (gpu.total_bytes or 0) - promised - (driver_bytes(gpu) if promised else 0)
+            )
+            missing[gpu.uuid] = attempt.plan.memory.promised_bytes - left_bytes_of_gpu
     return {uuid: count for uuid, count in missing.items() if count > 0}
 
 

@@ -57,12 +57,12 @@ def minimal_offers(
     offers: Sequence[Offer], suffices: Callable[[Sequence[Offer]], bool]
 ) -> tuple[Offer, ...]:
     """A sufficient part of these offers without a superfluous one; the last are dropped first."""
-    needed = list(offers)
+    kept_offers = list(offers)
     for offer in reversed(offers):
-        rest = [other for other in needed if other is not offer]
+        rest = [kept_offer for kept_offer in kept_offers if kept_offer is not offer]
         if suffices(rest):
-            needed = rest
-    return tuple(needed)
+            kept_offers = rest
+    return tuple(kept_offers)
 
 
 def decide_with_offers(
@@ -113,12 +113,12 @@ class _OfferSearch:
             middle = (low + high) // 2
             reaches = self.losses(offers[:middle]) <= goal
             low, high = (low, middle) if reaches else (middle + 1, high)
-        needed = list(offers[:low])
+        fewest_offers = list(offers[:low])
         # Offers on other GPUs than the plan's are dropped at once.
-        gpus = set(self.decision(needed).plans[0].devices)
-        on_gpus = [offer for offer in needed if gpus & offer.gives.keys()]
-        needed = on_gpus if self.losses(on_gpus) <= goal else needed
-        return minimal_offers(needed, lambda offers: self.losses(offers) <= goal)
+        gpus = set(self.decision(fewest_offers).plans[0].devices)
+        on_gpus = [offer for offer in fewest_offers if gpus & offer.gives.keys()]
+        fewest_offers = on_gpus if self.losses(on_gpus) <= goal else fewest_offers
+        return minimal_offers(fewest_offers, lambda offers: self.losses(offers) <= goal)
 
     def used_parts(
         self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]

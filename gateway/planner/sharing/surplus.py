@@ -78,12 +78,12 @@ def partial_offer(offer: Offer, count: int) -> Offer:
     offered = max(offer.gives.values())
     if offer.how != "surplus" or count >= offered:
         return offer
-    less = offer.evolve(
+    smaller = offer.evolve(
         gives=dict.fromkeys(offer.gives, count),
         keeps=offer.keeps + offered - count,
         tokens=offer.tokens + (offered - count) * offer.of_tokens // offer.of_bytes,
     )
-    return less.evolve(words=_words(less))
+    return smaller.evolve(words=_words(smaller))
 
 
 def cap_after_giving(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
@@ -97,14 +97,14 @@ def cap_after_giving(offer: Offer, plan: Plan, models: Iterable[str]) -> Cap:
 
 
 def _words(offer: Offer) -> str:
-    left, total = (
+    left_text, total = (
         f"{tokens / offer.context:.1f}".removesuffix(".0")
         for tokens in (offer.tokens, offer.of_tokens)
     )
     return (
         f"{offer.model}{f' (copy {offer.replica + 1})' if offer.replica else ''} gives"
-        f" {gib(max(offer.gives.values()))} of KV cache, room for {left} of {total} requests of"
-        f" {offer.context:,} tokens stays"
+        f" {gib(max(offer.gives.values()))} of KV cache, room for {left_text} of {total} requests"
+        f" of {offer.context:,} tokens stays"
     )
 
 
@@ -138,7 +138,11 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
     ):
         return capped.plan.cap if not _failed(capped) else None
     capped_for_it = tuple(
-        sorted(model for model, own in caps.items() if any(name in cap.models for cap in own))
+        sorted(
+            model
+            for model, model_caps in caps.items()
+            if any(name in cap.models for cap in model_caps)
+        )
     )
     return (
         Cap(bytes=served.plan.memory.promised_bytes, models=capped_for_it)
