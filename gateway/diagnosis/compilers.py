@@ -38,8 +38,8 @@ def compiling(commands: Iterable[str]) -> str:
         runs = True
         for pattern, words in _MODULES:
             if match := pattern.search(command):
-                named = next((text for text in match.groups() if text), "")
-                modules.append(words.format(named.rstrip(".")).strip())
+                name = next((text for text in match.groups() if text), "")
+                modules.append(words.format(name.rstrip(".")).strip())
                 break
     if modules:
         names = (

@@ -112,16 +112,16 @@ class Cures:
     def in_shape(self, shape: Shape) -> dict[str, Scalar]:
         """The circumstances that the traceback and the message of a failure show."""
         frames = "\n".join(shape.frames)
-        found = _read_groups(self._frames, frames) if frames else {}
-        found |= _read_groups(self._messages, shape.message)
+        values = _read_groups(self._frames, frames) if frames else {}
+        values |= _read_groups(self._messages, shape.message)
         if shape.exception in FAULTS:
-            found["fault"] = shape.exception
+            values["fault"] = shape.exception
             if shape.exception != "AssertionError":
-                found["program_fault"] = "yes"
+                values["program_fault"] = "yes"
         if shape.frames and _ENGINE_CODE.search(shape.frames[-1]):
-            found["engine_code"] = "yes"
-        said = _settings(shape.message) | _advised(shape.message)
-        return found | said | reasons(shape.message)
+            values["engine_code"] = "yes"
+        settings = _settings(shape.message) | _advised(shape.message)
+        return values | settings | reasons(shape.message)
 
     def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
         """The flags of an engine's described versions that can stand for a refused one."""
@@ -187,8 +187,8 @@ class Cures:
         # The next version may have the fault too; the newest one is the least likely to.
         values |= {"newer": f"{engine}=={newer[-1]}"} if newer else {}
         values |= {"older": f"{engine}=={older[-1]}"} if older else {}
-        others = [str(values[name]) for name in ("newer", "older") if name in values]
-        return values | ({"others": " or ".join(others)} if others else {})
+        versions = [str(values[name]) for name in ("newer", "older") if name in values]
+        return values | ({"others": " or ".join(versions)} if versions else {})
 
     def describe(
         self, row: FailureSignature | Remedy, case: Case
@@ -206,7 +206,7 @@ class Cures:
             or remedy.fill(kind.message, case.values)
             or "The engine failed."
         )
-        own = remedy.fill(row.advice, case.values)
+        row_advice = remedy.fill(row.advice, case.values)
         by_text = isinstance(row, TextSignature)
         said = remedy.fill_steps(row.steps, case)
         general = remedy.fill_steps(kind.steps, case)
@@ -221,16 +221,20 @@ class Cures:
         )
         several = (*leading, *said, *raised) if by_text else (*leading, *raised, *said)
         advised = remedy.fill("Follow the engine's own advice: {advised}.", case.values)
-        if advised and not (by_text and (said or own)):
+        if advised and not (by_text and (said or row_advice)):
             several = (advised, *several)
         if not said or not by_text:
             # Advice for this case goes before the general steps of its kind.
-            several += (own,) if own and not remedy.repeats((*several, *general), own) else ()
+            several += (
+                (row_advice,)
+                if row_advice and not remedy.repeats((*several, *general), row_advice)
+                else ()
+            )
             several += general
         steps = _distinct(several)
         advice = (
             next(iter((*leading, *raised) if not (by_text and said) else ()), "")
-            or own
+            or row_advice
             or remedy.fill(kind.advice, case.values)
             or next(iter(steps), "")
         )
@@ -244,12 +248,12 @@ class Cures:
         """The failure with the steps of its kind, where it has none. Its own advice goes first."""
         if failure.steps:
             return failure
-        own = (failure.advice,) if failure.advice else ()
+        own_advice = (failure.advice,) if failure.advice else ()
         kind = self.remedies.get(failure.kind, _NO_REMEDY)
         engine, _, version = str(known.get("engine", "")).partition("==")
         values = {**self.known_versions(engine, version), **known, **failure.culprit}
         case = Case(failure.kind, failure.phase, engine or None, values)
-        steps = _distinct(own + remedy.fill_steps(kind.steps, case))
+        steps = _distinct(own_advice + remedy.fill_steps(kind.steps, case))
         return failure.evolve(steps=steps, cure=kind.cure)
 
 
@@ -261,9 +265,9 @@ def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if len(sizes) < len(measured):
         return {}
     total, free, process = sizes
-    others = total - free - process
+    other_bytes = total - free - process
     # Driver and context of the process itself take less.
-    return {"others_bytes": others} if 0 < process < total and others > 2 * 2**30 else {}
+    return {"others_bytes": other_bytes} if 0 < process < total and other_bytes > 2 * 2**30 else {}
 
 
 def _holds(lever: Lever, case: Case) -> bool:
@@ -272,7 +276,7 @@ def _holds(lever: Lever, case: Case) -> bool:
     version = str(case.values.get("engine_version", "")).rpartition(" ")[2]
     if lever.fixed and version and release(version) >= release(lever.fixed):
         return False
-    asked = CureStep(
+    step = CureStep(
         text="",
         engines=lever.engines,
         phases=lever.phases,
@@ -280,7 +284,7 @@ def _holds(lever: Lever, case: Case) -> bool:
         also=lever.also,
         unless=lever.unless,
     )
-    return case.meets(asked)
+    return case.meets(step)
 
 
 def _advised(message: str) -> dict[str, Scalar]:
@@ -307,17 +311,17 @@ def _compiled(
 def _read_groups(
     several: Sequence[tuple[Circumstance, re.Pattern[str]]], text: str
 ) -> dict[str, Scalar]:
-    known: dict[str, Scalar] = {}
+    values: dict[str, Scalar] = {}
     for row, pattern in several:
-        if found := pattern.search(text):
+        if match := pattern.search(text):
             # A pattern cannot use a name twice, so a digit at its end is left out.
             groups = {
                 name.rstrip("0123456789"): value
-                for name, value in found.groupdict().items()
+                for name, value in match.groupdict().items()
                 if value
             }
-            known |= dict.fromkeys((row.name, *row.implied), "yes") | groups
-    return known
+            values |= dict.fromkeys((row.name, *row.implied), "yes") | groups
+    return values
 
 
 def _clause(step: str) -> str:
@@ -330,7 +334,8 @@ def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
     several: list[str] = []
     for step in steps:
         if not any(
-            remedy.repeats((other,), step) or _clause(other) == _clause(step) for other in several
+            remedy.repeats((earlier_step,), step) or _clause(earlier_step) == _clause(step)
+            for earlier_step in several
         ):
             several.append(step)
     return tuple(several)

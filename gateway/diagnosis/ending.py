@@ -46,21 +46,24 @@ def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: boo
             advice="Free memory, or use a smaller context.",
         )
     if code is None:
-        how, kind = "The engine is gone; its exit code was not seen", "exited"
+        words, kind = "The engine is gone; its exit code was not seen", "exited"
     elif (number := -code if code < 0 else code - 128) in _CRASHES:
-        how, kind = f"The engine crashed in compiled code (signal {number})", "exited"
+        words, kind = f"The engine crashed in compiled code (signal {number})", "exited"
     elif code < 0 or code in (137, 143):
-        how, kind = f"The engine was killed (signal {number})", "killed"
+        words, kind = f"The engine was killed (signal {number})", "killed"
     elif code == 0:
         # SGLang as the first process of a container reports a dead scheduler like this.
-        how, kind = "The engine ended by itself, as if nothing had failed (exit code 0)", "exited"
+        words, kind = "The engine ended by itself, as if nothing had failed (exit code 0)", "exited"
     else:
-        how, kind = f"The engine ended with exit code {code}", "exited" if was_ready else "unknown"
+        words, kind = (
+            f"The engine ended with exit code {code}",
+            "exited" if was_ready else "unknown",
+        )
     stage = "while it was serving" if was_ready else f"while {phase}"
     return Failure(
         kind=kind,
         phase=phase,
-        message=f"{how} {stage}, and its log names no known cause.",
+        message=f"{words} {stage}, and its log names no known cause.",
         line=last,
         culprit={} if code is None else {"exit_code": code},
         advice="Read the whole log with `fitserve logs`.",

@@ -190,9 +190,9 @@ class LogEvidence:
 
     def culprit(self, proof: Proof, process: ProcessTrace) -> dict[str, Scalar]:
         """The values of a proof, with kernel and layer where a kernel or engine failed."""
-        row, named = proof
+        row, groups = proof
         if row.proves not in ("kernel", "engine"):
-            return named
+            return groups
         kernel, pattern = row.kernel, row.kernel_pattern
         for function in process.frames:
             if (mark := self._signatures.frames.get(function)) and mark.kernel:
@@ -200,7 +200,7 @@ class LogEvidence:
         chosen = reversed(self.progress.kernels) if pattern else ()
         kernel = next((name for name in chosen if re.fullmatch(pattern, name)), kernel)
         traced: dict[str, Scalar] = {"kernel": kernel} if kernel else {}
-        return traced | ({"layer": process.layer} if process.layer else {}) | named
+        return traced | ({"layer": process.layer} if process.layer else {}) | groups
 
     def phase(self, row: FailureSignature | None, process: ProcessTrace) -> str:
         """The phase of a failure: by its row, its traceback, or the progress of the start."""
@@ -208,14 +208,14 @@ class LogEvidence:
             return row.phase
         if process.in_handler:
             return "serving"
-        named = [
+        phases = [
             mark.phase
             for function in process.frames
             if (mark := self._signatures.frames.get(function)) and mark.phase
         ]
         # A start computes too, in order to measure; an engine that serves does not start.
-        starting = (phase for phase in reversed(named) if phase != "serving")
-        return next(starting, named[-1] if named else self.progress.phase)
+        starting = (phase for phase in reversed(phases) if phase != "serving")
+        return next(starting, phases[-1] if phases else self.progress.phase)
 
     # Collecting
 
@@ -299,11 +299,12 @@ class LogEvidence:
         # Where the log ends in a traceback, the failure may stand before it.
         is_cut = any(item.in_traceback or item.cut_off for item in self.processes.values())
         for line in self._recent:
-            known = self._known_text(line.message, line.text, line.number, line.process)
-            if known is not None and (
-                is_cut or (isinstance(known.row, TextSignature) and known.row.printed_as_warning)
+            known_text = self._known_text(line.message, line.text, line.number, line.process)
+            if known_text is not None and (
+                is_cut
+                or (isinstance(known_text.row, TextSignature) and known_text.row.printed_as_warning)
             ):
-                self._warning = known
+                self._warning = known_text
                 return
 
     def _known_text(
@@ -326,8 +327,8 @@ class LogEvidence:
         in_a_row = last.number - several[0].number == len(several) - 1 == _REPEATS - 1
         if not ((equal and (in_a_row or not starts)) or healthy or not last.quiet):
             return None
-        known = self._known_text(last.message, last.text, last.number, last.process)
-        return known if known is not None and known.kind == "hang" else None
+        known_text = self._known_text(last.message, last.text, last.number, last.process)
+        return known_text if known_text is not None and known_text.kind == "hang" else None
 
     def _add_pasted(self, line: EngineLine, phase: str) -> None:
         """Add one of a few pasted lines, which may lack the name of the exception."""
@@ -457,10 +458,10 @@ class LogEvidence:
             if item.row is not None:
                 return item
             if proof := self._signatures.match_structure(item.shape, self._engine):
-                row, named = proof
+                row, groups = proof
                 phase = row.phase or item.phase
                 return replace(
-                    item, row=row, culprit=named | structure.culprit(item.shape), phase=phase
+                    item, row=row, culprit=groups | structure.culprit(item.shape), phase=phase
                 )
         return several[0] if several else None
 
@@ -506,8 +507,8 @@ class LogEvidence:
         failure = self._failure(self._best([first])) if first and number >= _REPEATED else None
         if failure is None:
             return None
-        told = f"{failure.message} {number} requests failed so, and the engine serves on."
-        return failure.evolve(message=told, phase="serving", proves="nothing")
+        message = f"{failure.message} {number} requests failed so, and the engine serves on."
+        return failure.evolve(message=message, phase="serving", proves="nothing")
 
     def _case(self, row: FailureSignature, item: FailureCandidate) -> Case:
         """The case that the cure of a failure depends on."""
@@ -518,11 +519,14 @@ class LogEvidence:
             shape = shape._replace(message=f"{item.line} {shape.message}")
         elif not shape.message:
             shape = shape._replace(message=item.line)
-        known = self.circumstances | cures.in_shape(shape)
-        engine = self._engine or next((kind for kind in ENGINES if kind in known), None)
+        circumstances = self.circumstances | cures.in_shape(shape)
+        engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
         version = self._version or self.progress.reported.get("version", "")
         values = (
-            self.progress.settings | known | cures.known_versions(engine, version) | item.culprit
+            self.progress.settings
+            | circumstances
+            | cures.known_versions(engine, version)
+            | item.culprit
         )
         if row.kind == "bad_flag":
             values |= cures.refused_flag(engine, version, shape.message)
@@ -533,8 +537,8 @@ class LogEvidence:
             values["own_part"] = values.pop("package")
         if architecture := values.get("architecture"):
             values |= cures.having_architecture(engine, version, architecture)
-        if named := self.options.named(shape.message):
-            values["named"] = named
+        if option := self.options.named(shape.message):
+            values["named"] = option
         if features := self.options.features:
             values["features"] = features
         if related := self.options.related(" ".join((shape.message, *shape.frames[-2:]))):

@@ -35,16 +35,16 @@ def refused_flag(
     `flag_near`: the flag of this version with the nearest name. `sampling`: a setting of requests.
     `flag_nowhere`: no version has it.
     """
-    found = _REFUSED.search(message)
-    if found is None or not flags:
+    match = _REFUSED.search(message)
+    if match is None or not flags:
         return {}
-    name = found["name"].replace("_", "-")
-    having = sorted((one for one, names in flags.items() if name in names), key=release)
-    if having and len(found["dashes"]) == 1:
+    name = match["name"].replace("_", "-")
+    having = sorted((version_b for version_b, names in flags.items() if name in names), key=release)
+    if having and len(match["dashes"]) == 1:
         return {"dashed": f"--{name}"}
-    others = [one for one in having if one != version]
-    if others:
-        return {"flag_in": others[-1]}
+    other_versions = [version_b for version_b in having if version_b != version]
+    if other_versions:
+        return {"flag_in": other_versions[-1]}
     values: dict[str, Scalar] = {"flag_nowhere": "yes"}
     if name in _SAMPLING:
         return values | {"sampling": name.replace("-", "_")}

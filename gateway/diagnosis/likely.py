@@ -70,8 +70,13 @@ class Likely:
     ) -> list[tuple[KindWords, re.Pattern[str], re.Pattern[str], re.Pattern[str]]]:
         # Not before it is needed: most logs are named without.
         return [
-            (one, _join_patterns(one.sure), _join_patterns(one.words), _join_patterns(one.frames))
-            for one in self._kinds
+            (
+                kind,
+                _join_patterns(kind.sure),
+                _join_patterns(kind.words),
+                _join_patterns(kind.frames),
+            )
+            for kind in self._kinds
         ]
 
     def guess(self, shapes: Sequence[Shape]) -> tuple[str, tuple[str, ...]] | None:
@@ -91,23 +96,27 @@ class Likely:
         raised = {shape.exception for shape in shapes}
         best: tuple[int, str, tuple[str, ...]] = (_LEAST - 1, "", ())
         phases = {shape.phase for shape in shapes}
-        for one, sure, words, files in self._compiled:
-            if one.phases and phases.isdisjoint(one.phases):
+        for kind, sure, words, files in self._compiled:
+            if kind.phases and phases.isdisjoint(kind.phases):
                 continue
-            said, heard, seen = (
+            sentences, heard, files_seen = (
                 _find_words(sure, message),
                 _find_words(words, message),
                 _find_words(files, frames),
             )
-            only, usual = raised.intersection(one.exceptions), raised.intersection(one.usual)
+            only, usual = raised.intersection(kind.exceptions), raised.intersection(kind.usual)
             points = (
-                _SURE * (min(len(said), _MOST) + bool(only))
+                _SURE * (min(len(sentences), _MOST) + bool(only))
                 + min(len(heard), _MOST)
-                + min(len(seen), _MOST)
+                + min(len(files_seen), _MOST)
                 + bool(usual)
             )
             if points > best[0]:
-                best = points, one.kind, (*said, *sorted(only), *seen, *heard, *sorted(usual))
+                best = (
+                    points,
+                    kind.kind,
+                    (*sentences, *sorted(only), *files_seen, *heard, *sorted(usual)),
+                )
         return best[1:] if best[1] else None
 
 

@@ -254,25 +254,25 @@ class LogReader:
             if traced and not ignored and evidence.disregards(process):
                 evidence.note_fault(self._unproven(text, shape))
             return
-        found = evidence.prove_exception(line.text, process)
-        if found is None and forms.WRAPPER.match(line.text):
+        proof = evidence.prove_exception(line.text, process)
+        if proof is None and forms.WRAPPER.match(line.text):
             if not evidence.disregards(process):
                 evidence.add_death(text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
-        if found is not None and found[0].while_serving and evidence.disregards(process):
+        if proof is not None and proof[0].while_serving and evidence.disregards(process):
             self._end_engine(text, process)
         former = process.unproven
         timed_out = has_cause and former is not None and former.shape.is_bare_timeout
-        is_vague = found is None or found[0].kind == "unknown"
+        is_vague = proof is None or proof[0].kind == "unknown"
         if ((is_vague and replaces) or timed_out) and former in evidence.candidates:
             evidence.candidates.remove(former)
         if has_cause and former is not None:
             # The wrapper of an error is raised further out, where frames show the phase better.
             former.set_phase(shape.phase)
-        candidate = self._candidate(found, text, process)
+        candidate = self._candidate(proof, text, process)
         candidate.shape = shape._replace(phase=candidate.phase)
-        candidate.bare = is_bare and found is None
+        candidate.bare = is_bare and proof is None
         candidate.set_message(line.text, len(text))
         self._add(candidate, process, line)
 
@@ -302,33 +302,33 @@ class LogReader:
             return
         evidence = self._evidence
         alone = evidence.prove_exception(line.text, process)
-        found = alone if candidate.row is None else None
+        proof = alone if candidate.row is None else None
         place = text, self._lines.number
         is_clearer = False
-        if found is None and may_be_broken:
+        if proof is None and may_be_broken:
             place = candidate.line, candidate.number
             whole, spaced = candidate.join(line.text.strip(), len(text))
-            found = evidence.prove_exception(whole, process) or evidence.prove_exception(
+            proof = evidence.prove_exception(whole, process) or evidence.prove_exception(
                 spaced, process
             )
             # A proof in the whole message, and in neither part, is nearer to the cause than the
             # proof in its beginning.
             is_clearer = (
-                found is not None
-                and candidate.row is not found[0]
-                and (alone is None or alone[0] is not found[0])
+                proof is not None
+                and candidate.row is not proof[0]
+                and (alone is None or alone[0] is not proof[0])
             )
-        if found is not None and candidate.row is None:
+        if proof is not None and candidate.row is None:
             candidate.line, candidate.number = place
-            if found is alone:
+            if proof is alone:
                 candidate.set_message(line.text, len(text))
                 candidate.shape = candidate.shape._replace(message=line.text.strip())
             self._lines.attend = MESSAGE_LINES
-        if found is not None and (
-            candidate.row is None or is_clearer or found[1].items() > candidate.culprit.items()
+        if proof is not None and (
+            candidate.row is None or is_clearer or proof[1].items() > candidate.culprit.items()
         ):
-            candidate.row, candidate.culprit = found[0], evidence.culprit(found, process)
-            candidate.phase = evidence.phase(found[0], process)
+            candidate.row, candidate.culprit = proof[0], evidence.culprit(proof, process)
+            candidate.phase = evidence.phase(proof[0], process)
             return
         if candidate.row is not None:
             candidate.culprit |= self._signatures.read_details(candidate.row, line.text)
@@ -393,19 +393,19 @@ class LogReader:
         self, line: LogLine, text: str, process: ProcessTrace, *, warning: bool = False
     ) -> bool:
         """Whether the line proves a failure without an exception; then it is a candidate."""
-        found = self._evidence.prove_line(line.text, process, warning=warning)
-        if found is None:
+        proof = self._evidence.prove_line(line.text, process, warning=warning)
+        if proof is None:
             return False
-        phase = self._evidence.phase(found[0], process)
-        self._add(FailureCandidate(*found, text, self._lines.number, phase), process, line)
+        phase = self._evidence.phase(proof[0], process)
+        self._add(FailureCandidate(*proof, text, self._lines.number, phase), process, line)
         return True
 
     def _candidate(self, found: Proof | None, text: str, process: ProcessTrace) -> FailureCandidate:
         """The line as a candidate for the failure, with or without a proof."""
         evidence, row = self._evidence, found[0] if found else None
         phase = evidence.phase(row, process)
-        named = evidence.culprit(found, process) if found else {}
-        return FailureCandidate(row, named, text, self._lines.number, phase)
+        culprit = evidence.culprit(found, process) if found else {}
+        return FailureCandidate(row, culprit, text, self._lines.number, phase)
 
     def _unproven(self, text: str, shape: Shape) -> FailureCandidate:
         return FailureCandidate.unproven(text, self._lines.number, shape)

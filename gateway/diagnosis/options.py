@@ -129,11 +129,11 @@ class StartOptions:
         """Read a line of the log."""
         if "args" not in line:
             return
-        if found := _GIVEN.search(line):
-            self._add(_PAIR, found["all"])
-            self._complete = found["all"].rstrip().endswith("}")
-        elif found := _VALUES.search(line):
-            self._add(_VALUE, found["all"])
+        if match := _GIVEN.search(line):
+            self._add(_PAIR, match["all"])
+            self._complete = match["all"].rstrip().endswith("}")
+        elif match := _VALUES.search(line):
+            self._add(_VALUE, match["all"])
 
     def is_set(self, flag: str) -> bool | None:
         """Whether an option was given; None if the log does not tell."""
@@ -148,8 +148,8 @@ class StartOptions:
     @property
     def features(self) -> str:
         """The features of this start that it can do without, as flags; at most three."""
-        given = [f"--{flag}" for flag in _FEATURES if self.is_set(flag)]
-        return ", ".join(given[:_MOST])
+        flags = [f"--{flag}" for flag in _FEATURES if self.is_set(flag)]
+        return ", ".join(flags[:_MOST])
 
     def named(self, message: str) -> str:
         """The options of this start whose whole name stands in a message, as flags; at most
@@ -164,12 +164,15 @@ class StartOptions:
     def related(self, text: str) -> str:
         """The options of this start whose name or value a text speaks of, as flags; at most
         three."""
-        said = text.lower()
+        lower_text = text.lower()
         several = [flag for flag in self._set_options() if _is_named(flag, text)] + [
             flag
             for flag, value in self._set_options().items()
             if not _NUMBER.fullmatch(value)
-            and (any(word in said for word in _words(flag, value)) or _is_valued(value, said))
+            and (
+                any(word in lower_text for word in _words(flag, value))
+                or _is_valued(value, lower_text)
+            )
         ]
         return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(several))[:_MOST])
 
@@ -183,8 +186,8 @@ class StartOptions:
             return step
         omits = step.startswith("Omit")
         items = [item.strip() for item in _ITEM.findall(listed["items"])]
-        kept = [item for item in items if self._can_change(item, omits=omits)]
-        return f"{listed['rest']}{', '.join(kept)}{listed['end'] or ''}" if kept else ""
+        able = [item for item in items if self._can_change(item, omits=omits)]
+        return f"{listed['rest']}{', '.join(able)}{listed['end'] or ''}" if able else ""
 
     def _set_options(self) -> dict[str, str]:
         return {

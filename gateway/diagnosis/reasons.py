@@ -34,17 +34,19 @@ _CHANGES = {
 def reasons(message: str) -> dict[str, Scalar]:
     """The reasons of a message as `reasons`, what one of them asks for as `demand`, and settings
     that are the only reasons against a backend as `change` and `backend`."""
-    found = [(name, text.strip(" '\"")) for name, text in _OF_BACKEND.findall(message)]
-    found = [(name, text) for name, text in found if name not in ("Reason", "Reasons")]
-    found = found or [("", text.strip(" '\"")) for text in _OF_ONE.findall(message)]
-    if not found:
+    named_reasons = [(name, text.strip(" '\"")) for name, text in _OF_BACKEND.findall(message)]
+    named_reasons = [
+        (name, text) for name, text in named_reasons if name not in ("Reason", "Reasons")
+    ]
+    named_reasons = named_reasons or [("", text.strip(" '\"")) for text in _OF_ONE.findall(message)]
+    if not named_reasons:
         return {}
-    several = "; ".join(f"{name}: {text}" if name else text for name, text in found)
+    several = "; ".join(f"{name}: {text}" if name else text for name, text in named_reasons)
     demand = next(
-        (text for _, text in found if _DEMAND.search(text) and not _FIXED.search(text)), ""
+        (text for _, text in named_reasons if _DEMAND.search(text) and not _FIXED.search(text)), ""
     )
     values: dict[str, Scalar] = {"reasons": several[:_LONGEST]}
-    for name, text in found:
+    for name, text in named_reasons:
         changes = [_change(reason) for reason in text.split(",")]
         if name and all(changes):
             values |= {"change": " and ".join(dict.fromkeys(changes)), "backend": name}

@@ -67,16 +67,16 @@ class Signatures:
                 continue
             if row.engines and engine is not None and engine not in row.engines:
                 continue
-            if found := pattern.match(text) if line else pattern.search(text):
-                return row, parse_groups(found.groupdict())
+            if match := pattern.match(text) if line else pattern.search(text):
+                return row, parse_groups(match.groupdict())
         return None
 
     def match_structure(
         self, shape: Shape, engine: str | None
     ) -> tuple[StructuralSignature, dict[str, Scalar]] | None:
         """The failure by its structure, where no text proves it."""
-        found = self._structure.match(shape, engine)
-        return (found[0], parse_groups(found[1])) if found else None
+        match = self._structure.match(shape, engine)
+        return (match[0], parse_groups(match[1])) if match else None
 
     def shape_for_words(self, shape: Shape, engine: str | None) -> Shape:
         """The shape in which words are looked for.
@@ -84,10 +84,10 @@ class Signatures:
         Python's own message of a fault belongs to no field, so the line of code that failed is read
         instead.
         """
-        found = self._structure.match(shape, engine)
+        match = self._structure.match(shape, engine)
         return (
             shape
-            if found is None or not found[0].reads_source
+            if match is None or not match[0].reads_source
             else shape._replace(message=shape.source)
         )
 
@@ -98,10 +98,10 @@ class Signatures:
 
         Returns a row that proves nothing, the words, and the index of the first shape with them.
         """
-        found = self._likely.guess(shapes)
-        if found is None:
+        guess = self._likely.guess(shapes)
+        if guess is None:
             return None
-        kind, words = found
+        kind, words = guess
         at = next(
             (at for at, shape in enumerate(shapes) if normalize(shape.message).find(words[0]) >= 0),
             0,
@@ -123,14 +123,14 @@ class Signatures:
     def match_progress(self, text: str) -> Iterator[tuple[ProgressLine, dict[str, Scalar]]]:
         """Rows that a line of a start matches, with their groups."""
         for row, pattern in self._progress.candidates(text):
-            if found := pattern.search(text):
-                yield row, parse_groups(found.groupdict())
+            if match := pattern.search(text):
+                yield row, parse_groups(match.groupdict())
 
     def read_details(self, row: FailureSignature, text: str) -> dict[str, Scalar]:
         """The values that a line after the proof adds to it."""
         pattern = self._details.get(row.pattern) if isinstance(row, TextSignature) else None
-        found = pattern.search(text) if pattern else None
-        return parse_groups(found.groupdict()) if found else {}
+        match = pattern.search(text) if pattern else None
+        return parse_groups(match.groupdict()) if match else {}
 
 
 def parse_groups(groups: dict[str, str | None]) -> dict[str, Scalar]:
@@ -138,23 +138,23 @@ def parse_groups(groups: dict[str, str | None]) -> dict[str, Scalar]:
 
     Whole numbers, sizes in bytes, and a CUDA version that is one number (12080) as 12.8.
     """
-    found: dict[str, Scalar] = {}
+    values: dict[str, Scalar] = {}
     for name, text in groups.items():
         if text is None:
             continue
         if name.endswith("_gib"):
-            found[name.removesuffix("_gib") + "_bytes"] = _parse_size(text, "GiB")
+            values[name.removesuffix("_gib") + "_bytes"] = _parse_size(text, "GiB")
         elif name.endswith("_cuda") and text.isdigit():
-            found[name] = f"{int(text) // 1000}.{int(text) % 1000 // 10}"
+            values[name] = f"{int(text) // 1000}.{int(text) % 1000 // 10}"
         elif name.endswith("_bytes"):
             size = _SIZE.fullmatch(text)
-            found[name] = _parse_size(size[1], size[2]) if size else 0
+            values[name] = _parse_size(size[1], size[2]) if size else 0
         else:
             # A pattern cannot use a name twice, so a digit at the end of a name is left out.
-            found[name.rstrip("0123456789")] = (
+            values[name.rstrip("0123456789")] = (
                 int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
             )
-    return found
+    return values
 
 
 def _parse_size(number: str, unit: str) -> int:

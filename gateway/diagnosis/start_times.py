@@ -31,23 +31,24 @@ def expected_start(
 
     A start without compiled code is never expected from starts that had some: only from its like.
     """
-    alike = [
-        one
-        for one in earlier
-        if (one.model, one.engine, one.gpus)
+    same_engine = [
+        start
+        for start in earlier
+        if (start.model, start.engine, start.gpus)
         == (plan.model.source, str(plan.engine), len(plan.gpus))
-        and not (conditions.is_cache_empty and one.conditions.is_cache_empty is False)
+        and not (conditions.is_cache_empty and start.conditions.is_cache_empty is False)
     ]
-    same = [one for one in alike if _agree(conditions, one.conditions)]
-    of_plan = [one for one in same if one.fingerprint == plan.fingerprint]
-    chosen = (of_plan or same or alike)[-_STARTS:]
+    same_conditions = [start for start in same_engine if _agree(conditions, start.conditions)]
+    of_plan = [start for start in same_conditions if start.fingerprint == plan.fingerprint]
+    chosen = (of_plan or same_conditions or same_engine)[-_STARTS:]
     if not chosen:
         return None
-    totals = [sum(one.phases.values()) for one in chosen]
-    names = dict.fromkeys(name for one in chosen for name in one.phases)
+    totals = [sum(start.phases.values()) for start in chosen]
+    names = dict.fromkeys(name for start in chosen for name in start.phases)
     return StartTime(
         phases={
-            name: round(median([one.phases.get(name, 0.0) for one in chosen]), 1) for name in names
+            name: round(median([start.phases.get(name, 0.0) for start in chosen]), 1)
+            for name in names
         },
         low_s=round(min(totals), 1),
         high_s=round(max(totals), 1),

@@ -68,8 +68,8 @@ class Structure:
                 continue
             if row.frames and not frames.search(innermost):
                 continue
-            if found := pattern.search(shape.message):
-                return row, found.groupdict()
+            if match := pattern.search(shape.message):
+                return row, match.groupdict()
         return None
 
 

@@ -71,21 +71,21 @@ def context_limit(
     """
     top = Fields(config, source)
     text, family = general.text_of(top), str(config.get("model_type"))
-    named = _lengths(text, family)
-    if not named:
+    named_lengths = _lengths(text, family)
+    if not named_lengths:
         return ContextLimit(
             _UNNAMED, "the engine's default; no file names a limit", FIRST_LENGTH not in traits
         )
     if FIRST_LENGTH in traits:
-        ordered = [named[field] for field in _ORDERED if field in named]
-        found = ordered[0] if ordered else min(named.values())
+        ordered = [named_lengths[field] for field in _ORDERED if field in named_lengths]
+        limit = ordered[0] if ordered else min(named_lengths.values())
     else:
-        found = named.get(_OVERRIDE) or min(named.values())
-    found = _scaled(found, text.fields, traits)
+        limit = named_lengths.get(_OVERRIDE) or min(named_lengths.values())
+    limit = _scaled(limit, text.fields, traits)
     if offset := _OFFSETS.get(family, 0):
-        words = f"{found.source}, less {offset} positions of padding"
-        found = ContextLimit(max(1, found.tokens - offset), words)
-    return found
+        words = f"{limit.source}, less {offset} positions of padding"
+        limit = ContextLimit(max(1, limit.tokens - offset), words)
+    return limit
 
 
 def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
@@ -116,19 +116,19 @@ def _lengths(text: general.Text, family: str) -> dict[str, ContextLimit]:
     if text.nested and family in OUTER:
         kind, known = family, OUTER[family]
     defaults = {field: length for field, length in known.items() if field not in inner}
-    found = _named(Fields(inner, text.fields.source))
-    found |= {
+    lengths = _named(Fields(inner, text.fields.source))
+    lengths |= {
         field: ContextLimit(length, f"transformers' default of {field} for {kind}")
         for field, length in defaults.items()
     }
-    return found or _named(text.fields)
+    return lengths or _named(text.fields)
 
 
 def _named(fields: Fields) -> dict[str, ContextLimit]:
-    named = {field: value for field in _FIELDS if (value := fields.config.get(field)) is not None}
+    lengths = {field: value for field in _FIELDS if (value := fields.config.get(field)) is not None}
     return {
         field: ContextLimit(fields.integer(field), f"{field} in config.json")
-        for field, value in named.items()
+        for field, value in lengths.items()
         # Tokenizers write such a number where they know no limit.
         if not (isinstance(value, int) and value > _ENDLESS)
     }

@@ -140,9 +140,9 @@ def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
         if any(block.get(field) is not None for block in blocks for field in fields)
     ]
     for name in names if isinstance(names, list) else ():
-        if isinstance(name, str) and (known := _BY_ARCHITECTURE.get(name)):
+        if isinstance(name, str) and (kinds := _BY_ARCHITECTURE.get(name)):
             return tuple(
-                kind for kind in _FIELDS if kind in known or (f"{kind}?" in known and kind in named)
+                kind for kind in _FIELDS if kind in kinds or (f"{kind}?" in kinds and kind in named)
             )
     return tuple(named)
 

@@ -66,8 +66,8 @@ def _of_config(place: QuantPlace, fields: Fields, files: Files) -> Quant:
     )
     if FILE in files and _lacks_layers(block):
         inner, place = _inner(files[FILE]), "quantization_config and hf_quant_config.json"
-        named = {"quantized_layers": "quantized_layers", "exclude_modules": "ignore"}
-        block = {**block, **{new: inner[old] for old, new in named.items() if old in inner}}
+        field_names = {"quantized_layers": "quantized_layers", "exclude_modules": "ignore"}
+        block = {**block, **{new: inner[old] for old, new in field_names.items() if old in inner}}
     return Quant(method=method, config={**experts, **block}, place=place)
 
 

@@ -55,24 +55,26 @@ def read_drafter(
     method = _method(top, kind, architecture, model_type)
     hidden, vocab = layer.integer("hidden_size"), layer.integer("vocab_size")
     tokens, named_in = _tokens(top, method)
-    own = Fields({**layer.config, **config}, source)
-    inner = Fields(own.mapping("dflash_config", own.mapping("eagle_config", {})), source)
+    fields = Fields({**layer.config, **config}, source)
+    inner = Fields(fields.mapping("dflash_config", fields.mapping("eagle_config", {})), source)
     plain = None
     if method == "draft_model":
         plain = read_model(source, revision, config, tensors, None, (), None)
-    attention = plain.attention if plain else _attention(layer, own, inner, method)
-    draft_vocab = own.integer("draft_vocab_size", default=vocab)
-    layers = _numbers(own, inner)
+    attention = plain.attention if plain else _attention(layer, fields, inner, method)
+    draft_vocab = fields.integer("draft_vocab_size", default=vocab)
+    layers = _numbers(fields, inner)
     if draft_vocab > vocab:
-        raise own.wrong("draft_vocab_size", f"no larger than the vocabulary of {vocab}")
-    named = own.integer("target_hidden_size", default=0, minimum=0) or None
+        raise fields.wrong("draft_vocab_size", f"no larger than the vocabulary of {vocab}")
+    target_size = fields.integer("target_hidden_size", default=0, minimum=0) or None
     groups: tuple[TensorGroup, ...] = ()
     if plain is None and tensors is not None:
         groups = tuple(
             group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED)
         )
     elif plain is None:
-        groups = _shapes(layer, own, method, attention, draft_vocab, named or hidden, len(layers))
+        groups = _shapes(
+            layer, fields, method, attention, draft_vocab, target_size or hidden, len(layers)
+        )
     return Drafter(
         source=source,
         revision=revision,
@@ -88,7 +90,9 @@ def read_drafter(
         draft_vocab=draft_vocab,
         # EAGLE and DFlash read the target's hidden states, by default in the drafter's own size.
         target_hidden=(
-            None if method == "draft_model" else named or (None if method == "mtp" else hidden)
+            None
+            if method == "draft_model"
+            else target_size or (None if method == "mtp" else hidden)
         ),
         target_layers=layers,
         attention=attention,

@@ -85,9 +85,9 @@ def _labels(config: Mapping[str, Any]) -> int:
         return 1 if method == "from_2_way_softmax" or _asks_yes_or_no(config) else len(tokens)
     text = config.get("text_config")
     for block in (config, text if isinstance(text, Mapping) else {}):
-        named = block.get("id2label")
-        if isinstance(named, Mapping) and named:
-            return len(named)
+        labels = block.get("id2label")
+        if isinstance(labels, Mapping) and labels:
+            return len(labels)
         number = block.get("num_labels")
         if isinstance(number, int) and not isinstance(number, bool):
             return number

@@ -199,15 +199,15 @@ class UpstreamConnection(asyncio.Protocol):
         first, sent = self._first, self.sent
         if first:
             self._first = False
-            known = self._known
+            is_known = self._known
             if (
-                known is not None
+                is_known is not None
                 and exchange.keep_alive
                 and not exchange.sse_head_sent
-                and (body := known.body(data)) is not None
+                and (body := is_known.body(data)) is not None
             ):
                 self.over = True
-                exchange.answered(self, known.status, known.forwarded_headers, body)
+                exchange.answered(self, is_known.status, is_known.forwarded_headers, body)
                 return
         try:
             self._parser.feed_data(data)

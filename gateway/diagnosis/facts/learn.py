@@ -282,12 +282,12 @@ def _failed_feature(failure: Failure) -> dict[str, str]:
 def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
     """Bytes per device that were needed beside the cache, or should have stayed free."""
     size = {name: value for name, value in failure.culprit.items() if isinstance(value, int)}
-    tried = size.get("tried_bytes", 0)
+    tried_bytes = size.get("tried_bytes", 0)
     if failure.phase in _BEFORE_CACHE:
-        if used := size.get("process_bytes", 0):
-            yield "needs_memory", used + tried
-    elif tried:
-        yield "spare_memory", max(tried - size.get("free_bytes", 0), 64 * MIB)
+        if process_bytes := size.get("process_bytes", 0):
+            yield "needs_memory", process_bytes + tried_bytes
+    elif tried_bytes:
+        yield "spare_memory", max(tried_bytes - size.get("free_bytes", 0), 64 * MIB)
 
 
 def _memory_scope(plan: Plan, kind: FactKind, phase: str) -> dict[str, str]:

@@ -50,10 +50,10 @@ class Carriers:
         return line._replace(process=_STAMP.sub("", carried[0]) + line.process)
 
     def _learn(self, text: str) -> bool:
-        found = _BEFORE.match(text)
-        if found is None or len(self._prefixes) >= _MOST:
+        match = _BEFORE.match(text)
+        if match is None or len(self._prefixes) >= _MOST:
             return False
-        parts = (re.escape(part) for part in _DIGITS.split(found["carrier"]))
+        parts = (re.escape(part) for part in _DIGITS.split(match["carrier"]))
         self._prefixes[r"\d+".join(parts)] = None
         self._known = re.compile("|".join(sorted(self._prefixes, key=len, reverse=True)))
         return True

@@ -139,7 +139,7 @@ def clean(raw: bytes) -> str:
 def parse(text: str) -> LogLine:
     """Parse a cleaned line."""
     if "&" in text:
-        text = _ENTITY.sub(lambda found: _HTML[found[1]], text)
+        text = _ENTITY.sub(lambda match: _HTML[match[1]], text)
     if "`" in text or "**" in text:
         text = _FENCE.sub("", text)
     start = 0
@@ -148,22 +148,22 @@ def parse(text: str) -> LogLine:
         if carried is None or carried.end() == start:
             break
         start = carried.end()
-    found = _PREFIX.match(text, start)
-    if found is None:
+    match = _PREFIX.match(text, start)
+    if match is None:
         return LogLine("", False, None, text[start:])
     level = (
-        found["level"]
-        or found["plain"]
-        or found["loguru"]
-        or found["logging"]
-        or found["named"]
-        or found["inner"]
-        or _OTHERS.get(found["glog"] or found["rust"] or "")
+        match["level"]
+        or match["plain"]
+        or match["loguru"]
+        or match["logging"]
+        or match["named"]
+        or match["inner"]
+        or _OTHERS.get(match["glog"] or match["rust"] or "")
     )
-    process = found["process"].strip() or (found["rank"] or "").strip()
-    message = text[found.end() :]
+    process = match["process"].strip() or (match["rank"] or "").strip()
+    message = text[match.end() :]
     if "[repeated " in message:
         message = _AFTER.sub("", message)
     if message.endswith(">") and "</" in message:
         message = _TAGS.sub("", message)
-    return LogLine(process, found["header"] is not None, level, message, found["glog"] is not None)
+    return LogLine(process, match["header"] is not None, level, message, match["glog"] is not None)

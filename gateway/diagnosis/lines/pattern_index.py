@@ -52,7 +52,7 @@ class PatternIndex:
         return self._last[1]
 
     def _find(self, lower: str) -> Sequence[int]:
-        found = {
+        rows = {
             at
             for gram in self._grams & grams(lower)
             for needle, several in self._index[gram].items()
@@ -61,8 +61,8 @@ class PatternIndex:
         }
         for needle in self._short:
             if needle in lower:
-                found.update(self._numbers[needle])
-        return sorted(found.union(self.unindexed)) if found else self.unindexed
+                rows.update(self._numbers[needle])
+        return sorted(rows.union(self.unindexed)) if rows else self.unindexed
 
 
 class IndexedRows(Generic[Row]):
@@ -94,10 +94,10 @@ class IndexedPattern:
 def grams(text: str) -> frozenset[Gram]:
     """The parts of a text that are four characters long."""
     view = memoryview(text.encode("latin-1", "replace"))
-    found: set[Gram] = set()
+    result: set[Gram] = set()
     for at in range(min(_GRAM, len(view))):
-        found.update(view[at : at + (len(view) - at) // _GRAM * _GRAM].cast("I"))
-    return frozenset(found)
+        result.update(view[at : at + (len(view) - at) // _GRAM * _GRAM].cast("I"))
+    return frozenset(result)
 
 
 def needles(pattern: str) -> tuple[str, ...]:
@@ -105,21 +105,21 @@ def needles(pattern: str) -> tuple[str, ...]:
 
     Empty where no text of two characters is certain.
     """
-    found, _ = _alternatives(pattern, 0)
-    return tuple(found)
+    texts, _ = _alternatives(pattern, 0)
+    return tuple(texts)
 
 
 def _alternatives(pattern: str, at: int) -> tuple[list[str], int]:
     """The needles of alternatives from a place on, and the place of their end."""
     branches: list[list[str]] = []
     while True:
-        found, at = _sequence(pattern, at)
-        branches.append(found)
+        texts, at = _sequence(pattern, at)
+        branches.append(texts)
         if pattern[at : at + 1] != "|":
             break
         at += 1
     certain = all(branches)
-    return ([needle for found in branches for needle in found] if certain else []), at
+    return ([needle for texts in branches for needle in texts] if certain else []), at
 
 
 def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
@@ -127,7 +127,7 @@ def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
     several: list[list[str]] = []
     run = ""
     while at < len(pattern) and pattern[at] not in "|)":
-        character, found, at = _atom(pattern, at)
+        character, texts, at = _atom(pattern, at)
         quantifier = _QUANTIFIER.match(pattern, at)
         optional = False
         if quantifier is not None:
@@ -135,14 +135,14 @@ def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
             optional = quantifier[0][0] in "*?" or quantifier["least"] in ("", "0")
         if character and not optional:
             run += character
-        if found and not optional:
-            several.append(found)
+        if texts and not optional:
+            several.append(texts)
         if not character or quantifier is not None:
             several.append([run])
             run = ""
     several.append([run])
-    certain = [found for found in several if min(map(len, found)) >= _SHORTEST]
-    return max(certain, key=lambda found: min(map(len, found)), default=[]), at
+    certain = [texts for texts in several if min(map(len, texts)) >= _SHORTEST]
+    return max(certain, key=lambda texts: min(map(len, texts)), default=[]), at
 
 
 def _atom(pattern: str, at: int) -> tuple[str, list[str], int]:
@@ -155,6 +155,6 @@ def _atom(pattern: str, at: int) -> tuple[str, list[str], int]:
         return "", [], one.end()
     aside = _ASIDE.match(pattern, at)
     if group := aside or _GROUP.match(pattern, at):
-        found, end = _alternatives(pattern, group.end())
-        return "", ([] if aside else found), end + 1
+        texts, end = _alternatives(pattern, group.end())
+        return "", ([] if aside else texts), end + 1
     return ("" if pattern[at] in ".^$" else pattern[at].lower()), [], at + 1

@@ -24,12 +24,12 @@ def carried_lines(raw: bytes) -> Sequence[bytes]:
     if not raw.startswith(_BEGINS):
         return (raw,)
     if raw.startswith(b"{"):
-        found = _JSON.search(raw) if _RECORD.search(raw) else None
+        match = _JSON.search(raw) if _RECORD.search(raw) else None
     else:
-        found = None if _OWN.search(raw) else _LOGFMT.search(raw)
-    if found is None:
+        match = None if _OWN.search(raw) else _LOGFMT.search(raw)
+    if match is None:
         return (raw,)
-    text = _ESCAPED.sub(_character, found["text"].decode("utf-8", "replace"))
+    text = _ESCAPED.sub(_character, match["text"].decode("utf-8", "replace"))
     return text.removesuffix("\n").encode("utf-8", "replace").split(b"\n")
 
 

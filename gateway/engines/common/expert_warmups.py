@@ -84,12 +84,12 @@ def wrap_command(command: tuple[str, ...], engine: Engine, names: str) -> tuple[
     )
     if not places:
         return command
-    python, option, program, *others = command
+    python, option, program, *arguments = command
     if option == "-m" and _MODULE.fullmatch(program):
         program = _RUN.format(module=program)
     elif option != "-c":
         raise ValueError(f"{command} is no Python program")
-    return python, "-c", _PROGRAM.format(places=places) + program, *others
+    return python, "-c", _PROGRAM.format(places=places) + program, *arguments
 
 
 def without_skips(plan: Plan) -> Plan:

@@ -125,10 +125,10 @@ def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
         choices = [choice for choice in choices or allowed if choice in allowed]
     reviewed = name in REVIEWED.split() or name in NARROWED
     open_value = asked["type"] in ("str", "json") and not choices
-    named = _matches(name, " ".join(OURS.values()))
-    if not reviewed and (open_value or named):
+    is_ours = _matches(name, " ".join(OURS.values()))
+    if not reviewed and (open_value or is_ours):
         return {"type": asked["type"], "ours": True}
     if asked["type"] == "bool" and not asked["negatable"]:
         choices = ["True"]
-    said = {"type": asked["type"], "choices": choices, "default": asked["default"]}
-    return {key: value for key, value in said.items() if value is not None}
+    description = {"type": asked["type"], "choices": choices, "default": asked["default"]}
+    return {key: value for key, value in description.items() if value is not None}

@@ -132,7 +132,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
             least = min(
                 (gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes
             )
-            seen = min(
+            seen_bytes = min(
                 (size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0
             )
             room = {
@@ -142,7 +142,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
             read = all(
                 gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in group
             )
-            self._groups[key] = GroupMemory(least, seen, room, read)
+            self._groups[key] = GroupMemory(least, seen_bytes, room, read)
         return self._groups[key]
 
     def links_between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:

@@ -70,9 +70,9 @@ class Refused(Exception):
         return self._changed(reason=answer.refused, source=answer.source)
 
     def _changed(self, **changed: Any) -> Refused:
-        held = {
+        condition = {
             name: getattr(self, name)
             for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")
         }
         words = {name: getattr(self, name) for name in ("verdict", "reason", "source")}
-        return Refused(**{**words, **held, **changed})
+        return Refused(**{**words, **condition, **changed})

@@ -62,8 +62,8 @@ def page_cache_bytes(plan: Plan, machine: Hardware) -> int:
     """
     unified = any(gpu.memory_kind == "unified" for gpu in machine.gpus if gpu.uuid in plan.gpus)
     in_ram = plan.memory.promised_bytes if unified or not plan.gpus else 0
-    kept = ram_left(machine.ram_total_bytes) + ranks(plan) * _IMPORTED_BYTES + in_ram
-    return max(0, machine.ram_available_bytes - kept)
+    kept_bytes = ram_left(machine.ram_total_bytes) + ranks(plan) * _IMPORTED_BYTES + in_ram
+    return max(0, machine.ram_available_bytes - kept_bytes)
 
 
 def shared_memory(plan: Plan) -> int:

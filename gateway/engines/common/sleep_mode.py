@@ -66,10 +66,10 @@ def chosen(
         )
     if (fact := next(facts.holding("sleep_fails", sleep_scope(scope)), None)) is not None:
         return BoolChoice(value=False, reason=f"it failed here: {fact.source}", source="fact")
-    needed = memory.weights_bytes * ranks
-    if needed + ram_left(ram_bytes) > ram_bytes:
+    needed_bytes = memory.weights_bytes * ranks
+    if needed_bytes + ram_left(ram_bytes) > ram_bytes:
         reason = (
-            f"asleep its weights would take {gib(needed)} of RAM, and the machine has"
+            f"asleep its weights would take {gib(needed_bytes)} of RAM, and the machine has"
             f" {gib(ram_bytes)}"
         )
         return BoolChoice(value=False, reason=reason, source="memory model")

@@ -137,26 +137,32 @@ def plain(
         size = args.get("tensor-parallel-size", wish.tensor_parallel) or 1
         groups = args.get("data-parallel-size", wish.data_parallel) or 1
         return (replace(set_by_user, tp=int(size), dp=int(groups)),)
-    found = tuple(_laid_out(set_by_user, layouts, args, wish))
+    variants = tuple(_laid_out(set_by_user, layouts, args, wish))
     # Whole experts have an effect only where there are ranks to spread them over.
-    spread = tuple(variant for variant in found if variant.tp * variant.dp > 1)
-    return spread if set_by_user.ep and spread else found
+    spread = tuple(variant for variant in variants if variant.tp * variant.dp > 1)
+    return spread if set_by_user.ep and spread else variants
 
 
 def _laid_out(
     plain: Variant, layouts: Layouts, args: Mapping[str, Scalar], wish: Wish
 ) -> Iterator[Variant]:
     """The layouts of the user's sizes, or all that the GPUs allow: tensor parallel ones first."""
-    wanted = args.get("tensor-parallel-size", wish.tensor_parallel)
-    asked = args.get("data-parallel-size", wish.data_parallel)
-    groups, experts = int(asked or 1), _spreads_experts(args)
-    if wanted is not None and layouts.counts_groups and "tensor-parallel-size" in args:
-        wanted = max(1, int(wanted) // groups)
+    tensor_parallel = args.get("tensor-parallel-size", wish.tensor_parallel)
+    data_parallel = args.get("data-parallel-size", wish.data_parallel)
+    groups, experts = int(data_parallel or 1), _spreads_experts(args)
+    if tensor_parallel is not None and layouts.counts_groups and "tensor-parallel-size" in args:
+        tensor_parallel = max(1, int(tensor_parallel) // groups)
     limit = max(1, layouts.gpus // plain.pp // groups)
-    sizes = tuple(size for size in SIZES if size <= limit) if wanted is None else (int(wanted),)
+    sizes = (
+        tuple(size for size in SIZES if size <= limit)
+        if tensor_parallel is None
+        else (int(tensor_parallel),)
+    )
     whole = plain.ep if groups == 1 else experts is not False
     yield from (replace(plain, tp=size, dp=groups, ep=whole) for size in sizes)
-    free = wanted is None and asked is None and plain.pp == 1 and experts is not False
+    free = (
+        tensor_parallel is None and data_parallel is None and plain.pp == 1 and experts is not False
+    )
     if layouts.sufficient is None or not free:
         return
     for ranks in _GROUPED:

@@ -57,8 +57,8 @@ class AnswerCache:
                 atomic_file.write(
                     self._path(question, source, gpus, model), answer.model_dump_json().encode()
                 )
-            kept = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-            for path in kept[:-_MOST_FILES]:
+            files = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for path in files[:-_MOST_FILES]:
                 path.unlink(missing_ok=True)
         except OSError:
             return

@@ -52,9 +52,12 @@ class StatedGpus(FrozenRecord, frozen=True):
     @classmethod
     def from_machine(cls, machine: Hardware, capability: str) -> StatedGpus:
         """The machine's GPUs that have this capability."""
-        same = [gpu for gpu in machine.gpus if gpu.capability == capability]
+        same_capability = [gpu for gpu in machine.gpus if gpu.capability == capability]
         return cls(
-            capability, min(gpu.total_bytes or 0 for gpu in same), len(machine.gpus), same[0].name
+            capability,
+            min(gpu.total_bytes or 0 for gpu in same_capability),
+            len(machine.gpus),
+            same_capability[0].name,
         )
 
 
@@ -76,25 +79,27 @@ def document(
     The questions are about `model`, and share one environment, because an engine reads its
     environment once. starts: to rehearse beside some of them.
     """
-    asked: dict[str, Any] = {
+    inquiry: dict[str, Any] = {
         "kind": kind,
         "version": version,
         "gpu": None,
         "env": dict(questions[0].env) if questions else {},
     }
     if gpus is not None:
-        asked["gpu"] = gpus.as_dict()
+        inquiry["gpu"] = gpus.as_dict()
     if model is not None:
         files = {
             name: base64.b64encode(content).decode() for name, content in model.by_name.items()
         }
-        asked["models"] = [
+        inquiry["models"] = [
             {
                 "files": files,
-                "questions": [_question_row(one, starts.get(one)) for one in questions],
+                "questions": [
+                    _question_row(question, starts.get(question)) for question in questions
+                ],
             }
         ]
-    return json.dumps(asked).encode()
+    return json.dumps(inquiry).encode()
 
 
 def _question_row(question: Question, start: StartSettings | None) -> dict[str, Any]:

@@ -102,8 +102,8 @@ class Inquirer:
             ]
             if not unknown or time.monotonic() >= end:
                 continue
-            asked = document(engine.kind, gpus, model=model, questions=unknown, starts=starts)
-            lines, failed = await self._lines(engine, asked, end - time.monotonic())
+            inquiry = document(engine.kind, gpus, model=model, questions=unknown, starts=starts)
+            lines, failed = await self._lines(engine, inquiry, end - time.monotonic())
             problem = problem or failed
             try:
                 fresh = await asyncio.to_thread(read_answers, lines, unknown, source)
@@ -194,11 +194,11 @@ class Inquirer:
 def rehearses(answer: EngineAnswer, start: StartSettings | None) -> bool:
     """Whether the answer counts for a start with these settings, or an engine that rehearses none
     gave it."""
-    said = answer.start.asked if answer.start is not None else None
-    if start is None or said is None:
+    start_asked = answer.start.asked if answer.start is not None else None
+    if start is None or start_asked is None:
         return True
-    near = abs(said.kv_bytes - start.kv_bytes) <= start.kv_bytes // _NEAR
-    return said.argv == start.argv and near
+    near = abs(start_asked.kv_bytes - start.kv_bytes) <= start.kv_bytes // _NEAR
+    return start_asked.argv == start.argv and near
 
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:

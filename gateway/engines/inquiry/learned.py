@@ -44,19 +44,19 @@ def profile_of(
     Raises HostError for answers that no engine gives.
     """
     try:
-        asked = {
+        flags_asked = {
             "flags": {name: flag(name, item) for name, item in answer["flags"].items()},
             "architectures": [name for names in answer["architectures"].values() for name in names],
             "quantizations": answer["quantizations"],
             "user_env": variables.user_variables(answer["environment"], near.device),
             **{name: answer[name] for name in _OWN if name in answer},
         }
-        held = derive_profile(near, version, image).model_dump(exclude={"sources", "head_dims"})
+        derived = derive_profile(near, version, image).model_dump(exclude={"sources", "head_dims"})
         cuda = _cuda(near, answer)
         return Engine.model_validate(
             {
-                **held,
-                **asked,
+                **derived,
+                **flags_asked,
                 "cuda": cuda,
                 "min_driver": _DRIVERS.get(str(cuda).partition(".")[0]),
                 # The content of its own extensions is more exact than a limit read of another
@@ -83,11 +83,11 @@ def _cuda(near: Engine, answer: Mapping[str, Any]) -> str | None:
     runtime, torch = answer.get("cuda_runtime"), answer.get("cuda")
     if runtime is None:
         return torch
-    known = next(
+    version = next(
         (item for item in (torch, near.cuda) if item and item.partition(".")[0] == str(runtime)),
         None,
     )
-    return known or f"{runtime}.0"
+    return version or f"{runtime}.0"
 
 
 async def learn(

@@ -47,36 +47,36 @@ _WORDS = 2000
 
 def main() -> None:
     # Engines print to standard output: that is ours alone.
-    out = os.fdopen(os.dup(1), "w")
+    output = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    asked = json.load(sys.stdin)
-    if asked["kind"] is None:
-        say(out, engine=importlib.import_module(".installed", __package__).engine())
+    inquiry = json.load(sys.stdin)
+    if inquiry["kind"] is None:
+        say(output, engine=importlib.import_module(".installed", __package__).engine())
         return
-    if asked["kind"] == "measure":
+    if inquiry["kind"] == "measure":
         say(
-            out,
+            output,
             measured=importlib.import_module("...measuring.inside.ranks", __package__).measure(
-                asked
+                inquiry
             ),
         )
         return
     sys.argv[1:] = []  # the engines look at it while they build their parsers
     sys.dont_write_bytecode = True
-    os.environ.update(asked.get("env", {}))
+    os.environ.update(inquiry.get("env", {}))
     os.environ.update(
         HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1"
     )
-    boot(asked)
-    kind = asked["kind"].removesuffix("-cpu")
-    if asked.get("version"):
+    boot(inquiry)
+    kind = inquiry["kind"].removesuffix("-cpu")
+    if inquiry.get("version"):
         described = importlib.import_module(f"..{kind}.inside.facts", __package__)
-        say(out, version=described.facts())
-        if asked.get("stand_ins") and hasattr(described, "stand_ins"):
-            say(out, stand_ins=described.stand_ins())
-    for index, model in enumerate(asked.get("models", ())):
-        ask(importlib.import_module(f"..{kind}.inside.answers", __package__), out, index, model)
-    say(out, done=True)
+        say(output, version=described.facts())
+        if inquiry.get("stand_ins") and hasattr(described, "stand_ins"):
+            say(output, stand_ins=described.stand_ins())
+    for index, model in enumerate(inquiry.get("models", ())):
+        ask(importlib.import_module(f"..{kind}.inside.answers", __package__), output, index, model)
+    say(output, done=True)
     sys.stderr.flush()
     os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
 
@@ -122,8 +122,8 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
             answer = answers.answer_of(files, question["argv"])
             if (start := question.get("start")) is not None:
                 starts = importlib.import_module(f"{answers.__package__}.start")
-                said = starts.rehearsed(files, start["argv"], start["kv_bytes"], words)
-                answer["start"] = {"asked": start, **said}
+                rehearsal = starts.rehearsed(files, start["argv"], start["kv_bytes"], words)
+                answer["start"] = {"asked": start, **rehearsal}
             say(out, **place, answer=answer)
         except Exception as error:
             if of_this_package(
@@ -164,10 +164,10 @@ def of_this_package(error: Exception) -> bool:
 def words(error: BaseException) -> str:
     """The engine's message on one line, without additions of pydantic; of an assertion without a
     message, its code."""
-    said = str(error) or next(
+    message = str(error) or next(
         (frame.line or "" for frame in reversed(traceback.extract_tb(error.__traceback__))), ""
     )
-    text = f"{type(error).__name__}: {said}".split(" [type=")[0]
+    text = f"{type(error).__name__}: {message}".split(" [type=")[0]
     return " ".join(text.split())[:_WORDS]
 
 

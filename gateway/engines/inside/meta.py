@@ -137,10 +137,10 @@ def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     stage, and the cache of the stage with the most per request, since all keep the same tokens."""
     largest = max(stages, key=lambda item: int(item["weights"]))
     caches = [item["kv"] for item in stages if item["kv"] and item["kv"]["needed"]]
-    kept = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest["kv"])
+    largest_cache = max(caches, key=lambda kv: kv["needed"][-1][1], default=largest["kv"])
     return {
         **largest,
-        "kv": kept,
+        "kv": largest_cache,
         "kernels": _summed(stages, "kernels", "count"),
         "attention": _summed(stages, "attention", "layers"),
     }
@@ -150,9 +150,9 @@ def _summed(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> lis
     """Rows that are alike but for their counts, as one."""
     result: dict[str, dict[str, Any]] = {}
     for row in (row for stage in stages for row in stage[rows]):
-        alike = str({name: value for name, value in row.items() if name != counted})
-        if alike in result:
-            result[alike][counted] += row[counted]
+        key = str({name: value for name, value in row.items() if name != counted})
+        if key in result:
+            result[key][counted] += row[counted]
         else:
-            result[alike] = dict(row)
+            result[key] = dict(row)
     return list(result.values())

@@ -82,10 +82,10 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     if unknown := sorted({name for name in chosen.values() if name} - set(rules.backends)):
         return _unknown(f"these rules do not describe the backend {unknown[0]}")
     for name, backend in rules.backends.items():
-        named = any(chosen[option] == name for option in backend.page_of)
+        is_chosen = any(chosen[option] == name for option in backend.page_of)
         if (
             backend.page
-            and named
+            and is_chosen
             and page not in backend.pages
             and backend.page_where.refusal(model) is None
         ):

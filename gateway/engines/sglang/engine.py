@@ -199,8 +199,8 @@ class SglangRules(SglangKind):
             return f"{spec.experts.count} experts cannot be shared evenly by {ranks} GPUs"
         if not {"dp-size", "attn-dp-size"} & engine.flags.keys():
             return f"{engine.ref} has no data parallelism"
-        known = self.memory.attention_dp if self.memory is not None else ()
-        if spec.architecture not in known:
+        flags_known = self.memory.attention_dp if self.memory is not None else ()
+        if spec.architecture not in flags_known:
             return f"{engine.ref} is not known to compute {spec.architecture} with data parallelism"
         return ""
 
@@ -271,28 +271,28 @@ class SglangRules(SglangKind):
             process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp),
             footprint.candidate,
         )
-        kept = max((left_bytes(gpu) for gpu in candidate.group), default=0)
-        seen = candidate.usable_bytes + (kept if candidate.unified else 0)
-        free = max(1, seen - begins)
+        host_bytes = max((left_bytes(gpu) for gpu in candidate.group), default=0)
+        seen_bytes = candidate.usable_bytes + (host_bytes if candidate.unified else 0)
+        free = max(1, seen_bytes - begins)
         return begins, free, round(self._static(footprint).reserved_mib * MIB)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
         begins = process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp)
-        held, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
-        kv = max(0, budget_bytes - reserved - begins - held)
+        weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
+        kv = max(0, budget_bytes - reserved - begins - weights_bytes)
         return Memory(
             gpu_bytes=footprint.candidate.devices.least,
             budget_bytes=budget_bytes,
-            weights_bytes=held,
+            weights_bytes=weights_bytes,
             activation_bytes=reserved,
             graph_bytes=0,
             overhead_bytes=begins,
             kv_bytes=kv,
             kv_bytes_per_token=per_token,
             kv_tokens=kv // per_token if per_token else 0,
-            low=held + reserved // 2,
-            high=held + held // 50 + reserved + begins,
+            low=weights_bytes + reserved // 2,
+            high=weights_bytes + weights_bytes // 50 + reserved + begins,
         )
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
@@ -301,8 +301,8 @@ class SglangRules(SglangKind):
     def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
         """Where GPU and host share their memory, the tokens of the cache: a share of what is free
         at the start is more or less with each page that the host takes or frees."""
-        known = "max-total-tokens" in candidate.engine.flags and memory.kv_tokens > 0
-        return {"max-total-tokens": memory.kv_tokens} if candidate.unified and known else {}
+        has_flag = "max-total-tokens" in candidate.engine.flags and memory.kv_tokens > 0
+        return {"max-total-tokens": memory.kv_tokens} if candidate.unified and has_flag else {}
 
     @lru_cache(maxsize=16)  # noqa: B019 - asked for each budget that is tried; rules live as long as the process
     def _static(self, footprint: Footprint) -> StaticMemory:
@@ -321,8 +321,8 @@ class SglangRules(SglangKind):
             eager=not load.graphs,
         )
         answer = candidate.evidence.answer
-        said = answer.settled.static_fraction if answer and answer.settled else None
-        return forecast if said is None else forecast.evolve(fraction=said)
+        static_fraction = answer.settled.static_fraction if answer and answer.settled else None
+        return forecast if static_fraction is None else forecast.evolve(fraction=static_fraction)
 
     def _graphs(self, candidate: Candidate, seqs: int) -> int | None:
         """The largest batch of decoding with graphs that the flags name; None: the engine's own."""
@@ -349,9 +349,9 @@ def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | Non
     most = args.get("max-mamba-cache-size")
     if args.get("disable-radix-cache"):
         return (0, None) if most is None else (1, int(most))
-    named = next((str(args[flag]) for flag in _STRATEGIES if flag in args), "auto")
+    strategy = next((str(args[flag]) for flag in _STRATEGIES if flag in args), "auto")
     buffered = candidate.inputs.spec.architecture in rules.buffered_states
-    buffered = named.startswith("extra_buffer") if named != "auto" else buffered
+    buffered = strategy.startswith("extra_buffer") if strategy != "auto" else buffered
     slots = rules.state_slots + (rules.buffered_slots if buffered else 0)
     return slots, None if most is None else int(most)
 

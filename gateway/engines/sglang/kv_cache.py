@@ -78,8 +78,8 @@ class TokenPool(FrozenRecord, frozen=True):
 def layer_state_bytes(recurrent: Recurrent, tp: int) -> int:
     """Bytes of the state of one layer. Source: mamba2_state_dtype in
     srt/configs/mamba_utils.py."""
-    named = recurrent.dtype if recurrent.kind == "gdn" else None
-    return state_bytes(recurrent, tp, inputs="bfloat16", matrices=named or "float32")
+    state_dtype = recurrent.dtype if recurrent.kind == "gdn" else None
+    return state_bytes(recurrent, tp, inputs="bfloat16", matrices=state_dtype or "float32")
 
 
 def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:

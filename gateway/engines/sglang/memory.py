@@ -165,8 +165,8 @@ def prefill_graphs(rules: MemoryRules, model: ModelTraits, pp: int) -> bool:
 
 def multimodal(rules: MemoryRules, model: ModelTraits) -> bool:
     """srt/configs/model_config.py:188 (0.5.10.post1), :820 (0.5.23)."""
-    named = model.towers or model.architecture in rules.multimodal
-    return named and model.architecture not in rules.text_only
+    is_multimodal = model.towers or model.architecture in rules.multimodal
+    return is_multimodal and model.architecture not in rules.text_only
 
 
 @lru_cache(maxsize=32)

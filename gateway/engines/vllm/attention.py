@@ -115,23 +115,29 @@ def layer_attention(
     step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
     rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
-        asked = (
+        user_backend = (
             query._replace(causal=not ahead, flash_attention=version)
             if ahead or version is not None
             else query
         )
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
             choice = _unknown("", f"{architecture} brings attention backends of its own")
-        elif own := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
-            choice = BackendChoice(backend=own, status="ok")
+        elif own_backend := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
+            choice = BackendChoice(backend=own_backend, status="ok")
         elif architecture in rules.plain_towers and group.kind == "vision":
             choice = BackendChoice(backend="torch", status="ok")
         else:
             choice = choose_backend(
-                rules, asked, rank.capability, None, forced or (step.backend if step else None)
+                rules,
+                user_backend,
+                rank.capability,
+                None,
+                forced or (step.backend if step else None),
             )
             choice = _started(
-                choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=asked)
+                choice,
+                rules,
+                Subject(rank.capability, frozenset(rules.packages), attention=user_backend),
             )
         rows.append(
             LayerAttention(

@@ -126,7 +126,7 @@ class VllmRules(VllmKind):
         end = next((end for end in _ENDS if architecture.endswith(end)), "")
         stem = architecture.removesuffix(end)
         return architecture in engine.architectures or bool(
-            end and any(f"{stem}{other}" in engine.architectures for other in _ENDS)
+            end and any(f"{stem}{ending}" in engine.architectures for ending in _ENDS)
         )
 
     def takes_media(self, spec: ModelSpec) -> bool:
@@ -190,20 +190,20 @@ class VllmRules(VllmKind):
             or max((row.block or 0 for row in rows), default=0)
             or candidate.engine.block_size
         )
-        kept = cache(
+        block_tables = cache(
             (*candidate.stage.attention, *candidate.speculation.groups),
             candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
             block,
             frozenset(candidate.engine.traits),
             prefixes=None if prefixes is None else bool(prefixes),
         )
-        if kept.refused:
+        if block_tables.refused:
             raise Refused(
                 "no_backend",
-                f"one KV cache cannot hold its layers: {kept.refused}",
+                f"one KV cache cannot hold its layers: {block_tables.refused}",
                 candidate.source,
             )
-        return kept
+        return block_tables
 
     # --- batch: the engine's own defaults, which its authors measured ---
 
@@ -238,8 +238,8 @@ class VllmRules(VllmKind):
     def grouped_refusal(self, spec: ModelSpec, engine: Engine, ranks: int = 1) -> str:
         """Dense models run as many engines then, which copies do better: `needs_dp_coordinator` in
         vllm/config/vllm.py of 0.33.0."""
-        known = {"data-parallel-size", "enable-expert-parallel"} <= engine.flags.keys()
-        if not known:
+        has_flags = {"data-parallel-size", "enable-expert-parallel"} <= engine.flags.keys()
+        if not has_flags:
             return f"{engine.ref} has no data parallelism"
         return too_few_experts(spec, ranks)
 
@@ -266,13 +266,13 @@ class VllmRules(VllmKind):
         candidate = footprint.candidate
         if candidate.engine.device == "cpu":
             return self._of_ram(footprint, context)
-        seen = candidate.devices.seen
+        seen_bytes = candidate.devices.seen
         if CACHE_BYTES in candidate.args:
             return self._of_cache(footprint, int(candidate.args[CACHE_BYTES]))
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
             result = (
-                (candidate.inputs.available[gpu.uuid], gpu.total_bytes or seen)
+                (candidate.inputs.available[gpu.uuid], gpu.total_bytes or seen_bytes)
                 for gpu in candidate.group
             )
             free, total = min(result, key=lambda item: item[0] - item[1] * share)
@@ -282,15 +282,19 @@ class VllmRules(VllmKind):
                     f" {gib(round(total * share))} of a GPU that has {gib(free)} free"
                 )
                 raise Refused("no_memory", reason, "your flag")
-            return Budget(round(seen * share), {}, f"utilization {share:.2f}, set by the user")
+            return Budget(
+                round(seen_bytes * share), {}, f"utilization {share:.2f}, set by the user"
+            )
         spared = _CONSERVATIVE if candidate.variant.conservative else 0
         share = self._share(footprint, candidate.engine.default_utilization - spared)
         if not footprint.cache.bytes_for(1, footprint.load.batched_tokens):
             # Of an encoder nothing grows: it takes no more, and more would only be kept from
             # others.
-            used = self.used_bytes(footprint, self.divided(footprint, 0))
+            used_bytes = self.used_bytes(footprint, self.divided(footprint, 0))
             share = min(
-                share, math.ceil((used + used // _ENCODER_SPARE) * 100 / max(1, seen)) / 100
+                share,
+                math.ceil((used_bytes + used_bytes // _ENCODER_SPARE) * 100 / max(1, seen_bytes))
+                / 100,
             )
         return self.budget_of_share(footprint, share)
 
@@ -336,9 +340,9 @@ class VllmRules(VllmKind):
         )
 
     def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
-        seen = footprint.candidate.devices.seen
+        seen_bytes = footprint.candidate.devices.seen
         return Budget(
-            round(seen * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}"
+            round(seen_bytes * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}"
         )
 
     def narrowed(
@@ -377,9 +381,9 @@ class VllmRules(VllmKind):
         )
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
-        used = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
+        total = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
         counted = _counts_graphs(footprint.candidate) and footprint.load.runner == 1
-        return used + (memory.graph_bytes if counted else 0)
+        return total + (memory.graph_bytes if counted else 0)
 
     def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
         """The bytes on a CPU, and where GPU and host share their memory.
@@ -390,8 +394,8 @@ class VllmRules(VllmKind):
         """
         if candidate.engine.device == "cpu":
             return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
-        known = CACHE_BYTES in candidate.engine.flags and memory.kv_bytes_per_token > 0
-        if not candidate.unified or not known or "gpu-memory-utilization" in candidate.args:
+        has_flag = CACHE_BYTES in candidate.engine.flags and memory.kv_bytes_per_token > 0
+        if not candidate.unified or not has_flag or "gpu-memory-utilization" in candidate.args:
             return {}
         return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
 
@@ -402,24 +406,24 @@ class VllmRules(VllmKind):
         candidate = footprint.candidate
         hardware = candidate.inputs.hardware
         free = available_ram(hardware, candidate.inputs.claims)
-        used = self.used_bytes(footprint, self.divided(footprint, 0))
-        told = _told_of_cache(candidate)
-        if told is not None:
-            kv, reason = told
-            if used + kv > free:
+        used_bytes = self.used_bytes(footprint, self.divided(footprint, 0))
+        cache_words = _told_of_cache(candidate)
+        if cache_words is not None:
+            kv, reason = cache_words
+            if used_bytes + kv > free:
                 words = (
-                    f"{reason}, and with {gib(used)} beside it that is more than the {gib(free)} of"
-                    " RAM that are to be had"
+                    f"{reason}, and with {gib(used_bytes)} beside it that is more than the"
+                    f" {gib(free)} of RAM that are to be had"
                 )
                 raise Refused("no_memory", words, "your flag")
-            return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
+            return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
         item = footprint.cache.bytes_for(context, footprint.load.batched_tokens)
-        if used > free:
+        if used_bytes > free:
             return Budget(max(0, free), {}, "of RAM, beside other engines")
-        half = available_ram(hardware, {}) // 2 - used
+        half = available_ram(hardware, {}) // 2 - used_bytes
         least = -(-item // _RAM_STEP) * _RAM_STEP
-        kv = _coarse(min(max(least, min(4 * item, half)), free - used))
-        return Budget(used + kv, {}, f"{gib(kv)} of KV cache")
+        kv = _coarse(min(max(least, min(4 * item, half)), free - used_bytes))
+        return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
 
 
 class VllmCpuRules(VllmCpuKind, VllmRules):
@@ -465,7 +469,7 @@ def _beside_bytes(footprint: Footprint) -> int:
     """Bytes of the engine on each GPU outside its share, corrected by starts of this version on
     this kind of GPU."""
     candidate = footprint.candidate
-    known = vllm_memory.beside_bytes(
+    beside = vllm_memory.beside_bytes(
         candidate.inputs.spec,
         candidate.stage,
         footprint.load,
@@ -473,7 +477,7 @@ def _beside_bytes(footprint: Footprint) -> int:
         through_host=candidate.through_host,
     )
     # Each of these facts is what was missing with those before it.
-    return known + sum(
+    return beside + sum(
         fact.value or 0 for fact in candidate.inputs.facts.holding("beside_memory", candidate.scope)
     )
 

@@ -68,8 +68,8 @@ class BlockTable(FrozenRecord, frozen=True):
         if self.states:
             return self.count * self.states
         if self.kind == "sliding":
-            kept = min(self.window - 1 + batches * batch, length)
-            return self.count * (-(-kept // self.block) + 1)
+            kept_tokens = min(self.window - 1 + batches * batch, length)
+            return self.count * (-(-kept_tokens // self.block) + 1)
         if self.kind == "cross":
             return self.count * -(-batch // self.block)
         return self.count * -(-length // self.block)
@@ -138,8 +138,8 @@ class Cache(FrozenRecord, frozen=True):
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         """How many requests of `length` tokens fit, the engine's "Maximum concurrency"; infinite
         where nothing is kept."""
-        needed = self.blocks_for(length, batched_tokens)
-        return self.blocks(kv_bytes) / needed if needed else math.inf
+        blocks_needed = self.blocks_for(length, batched_tokens)
+        return self.blocks(kv_bytes) / blocks_needed if blocks_needed else math.inf
 
 
 def stored_dtype(kv_dtype: str, backend: str) -> str:
@@ -211,15 +211,15 @@ def _attention(
     """Tables of growing content: keys and values of one rank's heads (one repeated head, if heads
     are fewer than ranks), or a latent and the indexer's keys, whole on every rank."""
     item = 1 if kv_dtype.startswith("fp8") else ITEM_BYTES[dtype]
-    kept = []
+    tables = []
     for group in attention:
         if group.kind == "mla":
             token = _DS_MLA_BYTES if kv_dtype == "fp8_ds_mla" else group.head_dim * item
-            kept.append(BlockTable("full", group.layers, block, block * token))
+            tables.append(BlockTable("full", group.layers, block, block * token))
             if group.index_dim:
                 # fp8 and a float32 scale for 128 values. DeepseekV32IndexerCache in
                 # vllm/model_executor/models/deepseek_v2.py
-                kept.append(
+                tables.append(
                     BlockTable(
                         "full",
                         group.layers,
@@ -231,13 +231,15 @@ def _attention(
             value = group.head_dim if group.value_dim is None else group.value_dim
             page = block * max(1, group.kv_heads // tp) * (group.head_dim + value) * item
             if group.kind == "sliding" and group.window:
-                kept.append(BlockTable("sliding", group.layers, block, page, group.window))
+                tables.append(BlockTable("sliding", group.layers, block, page, group.window))
             else:
                 kind: Literal["full", "cross"] = "cross" if group.kind == "cross" else "full"
-                kept.append(BlockTable(kind, group.layers, block, page))
+                tables.append(BlockTable(kind, group.layers, block, page))
             if group.index_dim:  # keys alone, as MiniMaxM3IndexerCache
-                kept.append(BlockTable("full", group.layers, block, block * group.index_dim * item))
-    return [table for table in kept if table.layers > 0 and table.page > 0]
+                tables.append(
+                    BlockTable("full", group.layers, block, block * group.index_dim * item)
+                )
+    return [table for table in tables if table.layers > 0 and table.page > 0]
 
 
 def state_bytes(recurrent: Recurrent, tp: int, dtype: str) -> int:

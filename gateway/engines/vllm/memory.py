@@ -250,9 +250,9 @@ def memory(
         if load.graphs
         else 0
     )
-    used = weights_bytes + activation + overhead + (graph if counted else 0)
+    used_bytes = weights_bytes + activation + overhead + (graph if counted else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
-    kv, per_token = max(0, budget_bytes - used) if grows else 0, cache.bytes_per_token
+    kv, per_token = max(0, budget_bytes - used_bytes) if grows else 0, cache.bytes_per_token
     unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.generates else 0
     limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation

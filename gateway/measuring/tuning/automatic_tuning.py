@@ -66,9 +66,9 @@ class AutomaticTuning:
 
     async def _look(self) -> float:
         models = self._fleet.models
-        for kept in (self._last_requests, self._tuned, self._retry_at):
-            for name in kept.keys() - models.keys():
-                del kept[name]
+        for times in (self._last_requests, self._tuned, self._retry_at):
+            for name in times.keys() - models.keys():
+                del times[name]
         idle = {name: self._seconds_idle(model) for name, model in models.items()}
         if self._search is not None:
             await self._attend(self._search, idle)
@@ -145,6 +145,6 @@ class AutomaticTuning:
 
 def _plans(model: ManagedModel) -> frozenset[str]:
     """The fingerprints of the served plan and of the plan that should be better."""
-    better = {model.rival.plan.fingerprint} if model.rival is not None else set()
+    rivals = {model.rival.plan.fingerprint} if model.rival is not None else set()
     served = {attempt.fingerprint for attempt in model.serving}
-    return frozenset(served | better)
+    return frozenset(served | rivals)

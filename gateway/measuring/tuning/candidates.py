@@ -91,14 +91,14 @@ def engine_defaults(about: BasePlan) -> tuple[PlanChange, ...]:
     Choices that the planner leaves to the engine are its defaults already.
     """
     engine, plan = about.engine, about.plan
-    own: tuple[tuple[str, Scalar, Choice[int] | Choice[str]], ...] = (
+    defaults: tuple[tuple[str, Scalar, Choice[int] | Choice[str]], ...] = (
         (_SEQS, engine.default_seqs, plan.max_num_seqs),
         (_TOKENS, engine.default_batched_tokens, plan.max_num_batched_tokens),
         (_KV_DTYPE, "auto", plan.kv_cache_dtype),
     )
     args = {
         engine.spelling.get(name, name): value
-        for name, value, choice in own
+        for name, value, choice in defaults
         if choice.source in ("memory model", "fact") and _open_flag(about, name)
     }
     fields = {"replicas": 1, "speculative": None, "drafter": None, "num_speculative_tokens": None}
@@ -134,8 +134,8 @@ def keeps_quality(plan: Plan, about: BasePlan) -> bool:
     """Whether a plan has the context, inputs, weights and precision of the base plan."""
     base = about.plan
     precise = plan.kv_cache_dtype.value in ("auto", base.kv_cache_dtype.value)
-    same = plan.drops == base.drops and plan.dtype.value == base.dtype.value
-    return (precise or about.lossy) and same and is_no_worse(plan, base, about.owner)
+    is_same = plan.drops == base.drops and plan.dtype.value == base.dtype.value
+    return (precise or about.lossy) and is_same and is_no_worse(plan, base, about.owner)
 
 
 def may_win(plan: Plan, about: BasePlan) -> bool:
@@ -183,8 +183,8 @@ def _cache_dtypes(about: BasePlan) -> Iterator[PlanChange]:
         yield _with_flag(
             about, _KV_DTYPE, "auto", "the KV cache in full precision", "no accuracy is lost"
         )
-    known = about.engine.flags[flag].choices or ()
-    name = next((name for name in _EIGHT_BITS if name in known), None)
+    dtypes = about.engine.flags[flag].choices or ()
+    name = next((name for name in _EIGHT_BITS if name in dtypes), None)
     if about.lossy and now.value == "auto" and name is not None:
         yield _with_flag(
             about, _KV_DTYPE, name, f"KV cache of {name}", "half the bytes per token are read"
@@ -215,25 +215,25 @@ def _batches(about: BasePlan) -> Iterator[PlanChange]:
 
 def _requests(about: BasePlan) -> Iterator[PlanChange]:
     plan, now = about.plan, about.plan.max_num_seqs.value
-    needed = at_once(about.owner, plan)
+    places = at_once(about.owner, plan)
     if plan.data_parallel.value > 1 or _open_flag(about, _SEQS) is None:
         return
-    if now < needed:
-        words = f"{min(needed, now * 2):,} requests at once"
-        yield _with_flag(about, _SEQS, min(needed, now * 2), words, "no request waits for a place")
-    fewer = max(_FEW_SEQS, 1 << (needed - 1).bit_length())
+    if now < places:
+        words = f"{min(places, now * 2):,} requests at once"
+        yield _with_flag(about, _SEQS, min(places, now * 2), words, "no request waits for a place")
+    fewer = max(_FEW_SEQS, 1 << (places - 1).bit_length())
     if now >= 2 * fewer:
         reason = "no more are expected, and places take memory"
         yield _with_flag(about, _SEQS, fewer, f"{fewer:,} requests at once", reason)
 
 
 def _graphs(about: BasePlan) -> Iterator[PlanChange]:
-    plan, needed = about.plan, at_once(about.owner, about.plan)
+    plan, places = about.plan, at_once(about.owner, about.plan)
     eager = plan.enforce_eager
     if eager.value and eager.source != "user" and _open_flag(about, _EAGER):
         yield _with_flag(about, _EAGER, False, "compiled graphs", "steps start with less work")
     size = next((name for name in _GRAPH_SIZE if _open_flag(about, name)), None)
-    most = min(needed, plan.max_num_seqs.value)
+    most = min(places, plan.max_num_seqs.value)
     if not eager.value and size is not None and most > _OWN_GRAPHS:
         words = f"graphs for {most:,} requests"
         yield _with_flag(about, size, most, words, "larger batches run without graphs else")
@@ -244,9 +244,9 @@ def _open_flag(about: BasePlan, planned: str) -> str | None:
     has set it."""
     engine = about.engine
     name = engine.spelling.get(planned, planned)
-    given = about.owner.args.items()
-    own = {key.removeprefix("--").replace("_", "-"): value for key, value in given}
-    is_set = planned in canonical(engine, own)
+    args = about.owner.args.items()
+    options = {key.removeprefix("--").replace("_", "-"): value for key, value in args}
+    is_set = planned in canonical(engine, options)
     return name if name in engine.flags and not engine.flags[name].ours and not is_set else None
 
 

@@ -69,15 +69,15 @@ class Measurements:
 
         The measurement of a served plan is also one of the model. Raises StoreError.
         """
-        one, name = for_copies(plan, 1), model.wish.name
-        attempt = next((one for one in model.serving if one.plan == plan), None)
+        single, name = for_copies(plan, 1), model.wish.name
+        attempt = next((single for single in model.serving if single.plan == plan), None)
         if attempt is not None:
-            await self._store_report(name, one, report)
+            await self._store_report(name, single, report)
         else:
             # Another plan's figures are no measurement of this model.
             fields = {**report.model_dump(), "model": name, "at": time.time()}
-            known = await asyncio.to_thread(self._store.facts)
-            facts = learned(one, Bench.model_validate(fields), known, time.time())
+            facts_stored = await asyncio.to_thread(self._store.facts)
+            facts = learned(single, Bench.model_validate(fields), facts_stored, time.time())
             await asyncio.to_thread(self._store.learn_speeds, facts)
         if model.serving:
             await self._compare_plans(model, model.serving[0])
@@ -126,11 +126,11 @@ class Measurements:
     async def _measured_plan(self, plan: Plan) -> Plan:
         """The plan with its measured speed, where it or one copy of it was measured."""
         facts = KnownFacts(await asyncio.to_thread(self._store.facts))
-        one = for_copies(plan, 1)
-        for form in (plan, one):
-            found = measured(form, facts.of_plan(form.fingerprint))
-            if found.speed is not None and found.speed.grade != "predicted":
-                return for_copies(found, plan.replicas.value)
+        single = for_copies(plan, 1)
+        for form in (plan, single):
+            speed = measured(form, facts.of_plan(form.fingerprint))
+            if speed.speed is not None and speed.speed.grade != "predicted":
+                return for_copies(speed, plan.replicas.value)
         return plan
 
     async def _compare_plans(self, model: ManagedModel, serving: Attempt) -> None:

@@ -191,9 +191,9 @@ class PlanSearch:
     async def _climb(self, best: BasePlan) -> str:
         """Try changes of the best plan so far. The reason of the end."""
         first, without_gain = best, 0
-        others = other_engines(self.wish, await self._alternatives(), first.plan)
+        other_engine_plans = other_engines(self.wish, await self._alternatives(), first.plan)
         forecast = forecast_best(self.wish, self._model.rival)
-        candidates = iter((*forecast, *neighbours(best), *others))
+        candidates = iter((*forecast, *neighbours(best), *other_engine_plans))
         while (candidate := next(candidates, None)) is not None:
             plan = await self._plan(candidate)
             if plan is None or _start(plan) in self._seen:
@@ -208,7 +208,7 @@ class PlanSearch:
                 self._take(candidate)
                 engine = await asyncio.to_thread(self._tools.engine, plan.engine)
                 best = BasePlan(self.wish, candidate.wish, plan, engine, lossy=best.lossy)
-                candidates, without_gain = iter((*neighbours(best), *others)), 0
+                candidates, without_gain = iter((*neighbours(best), *other_engine_plans)), 0
                 continue
             without_gain += 1
             if without_gain >= _PATIENCE:
@@ -260,26 +260,26 @@ class PlanSearch:
     ) -> float | None:
         """Measure a plan, by the engine that serves or by one of its own. The relative worth; None:
         it could not be measured."""
-        began, tried = time.monotonic(), TriedPlan(change=change, reason=reason)
-        tried = tried.evolve(fingerprint=plan.fingerprint, argv=plan.argv)
+        began, trial = time.monotonic(), TriedPlan(change=change, reason=reason)
+        trial = trial.evolve(fingerprint=plan.fingerprint, argv=plan.argv)
         try:
             speed = await self._speed(change, plan, serving)
             worth = worth_of(plan, speed, self.wish)
             self._served_worth = self._served_worth or worth
-            tried = tried.evolve(speed=speed, worth=round(worth / self._served_worth, 3))
+            trial = trial.evolve(speed=speed, worth=round(worth / self._served_worth, 3))
         except _NoFigures as error:
-            tried = tried.evolve(problem=str(error))
-        self._report = self._report.evolve(tried=(*self._report.tried, tried))
+            trial = trial.evolve(problem=str(error))
+        self._report = self._report.evolve(tried=(*self._report.tried, trial))
         self._trial_s = max(self._trial_s, time.monotonic() - began)
-        return tried.worth
+        return trial.worth
 
     async def _speed(self, change: str, plan: Plan, serving: Attempt | None) -> Speed:
         """The measured speed of a plan. Raises _NoFigures."""
         if self._options.automatic and not self._text:
             # An earlier search may have ended for a request.
-            known = await self._tools.measurements.tried_speed(plan)
-            if known is not None:
-                return known
+            speed = await self._tools.measurements.tried_speed(plan)
+            if speed is not None:
+                return speed
         if serving is not None:
             report = await self._measured(serving, change)
         else:

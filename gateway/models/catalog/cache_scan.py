@@ -43,9 +43,9 @@ def scan_cache(cache: Path) -> CacheScan:
         for folder in sorted(cache.glob(f"{_MODELS}*"))
         if folder not in whole and (folder / "snapshots").is_dir()
     ]
-    more = sum(repo.size_on_disk for repo in damaged)
+    damaged_bytes = sum(repo.size_on_disk for repo in damaged)
     joined = dataclasses.replace(
-        info, repos=info.repos | frozenset(damaged), size_on_disk=info.size_on_disk + more
+        info, repos=info.repos | frozenset(damaged), size_on_disk=info.size_on_disk + damaged_bytes
     )
     return CacheScan(joined, missing)
 
@@ -79,14 +79,14 @@ def _revision(snapshot: Path, refs: set[str]) -> tuple[CachedRevisionInfo, tuple
     """The revision of a snapshot folder, and the files that it lacks."""
     from huggingface_hub import CachedRevisionInfo
 
-    files, lost = [], []
+    files, missing = [], []
     for path in sorted(snapshot.glob("**/*")):
         if path.is_dir():
             continue
         try:
             files.append(_file(path))
         except FileNotFoundError:
-            lost.append(path.relative_to(snapshot).as_posix())
+            missing.append(path.relative_to(snapshot).as_posix())
     modified = [file.blob_last_modified for file in files]
     sizes = {file.blob_path: file.size_on_disk for file in files}
     revision = CachedRevisionInfo(
@@ -97,7 +97,7 @@ def _revision(snapshot: Path, refs: set[str]) -> tuple[CachedRevisionInfo, tuple
         refs=frozenset(refs),
         last_modified=max(modified, default=snapshot.stat().st_mtime),
     )
-    return revision, tuple(lost)
+    return revision, tuple(missing)
 
 
 def _file(path: Path) -> CachedFileInfo:

@@ -212,11 +212,12 @@ def _check_complete(files: Files, shards: list[str], origin: str) -> None:
     missing = [shard for shard in shards if shard not in files.names]
     if missing:
         rest = len(missing) - _MAX_NAMED_SHARDS
-        more = f" and {rest} more" if rest > 0 else ""
+        rest_words = f" and {rest} more" if rest > 0 else ""
         are = "are" if len(missing) > 1 else "is"
         names = ", ".join(map(files.location, missing[:_MAX_NAMED_SHARDS]))
         raise BadModel(
-            f"{names}{more} {are} missing, {len(missing)} of the {len(shards)} shards {origin}.",
+            f"{names}{rest_words} {are} missing,"
+            f" {len(missing)} of the {len(shards)} shards {origin}.",
             hint="Download or copy the model again.",
         )
 

@@ -85,7 +85,7 @@ def remove_weights(job: DiskJob) -> dict[str, Any]:
 
 def _engine(data: Path, folder: Path) -> dict[str, Any]:
     caches = data / "caches" / folder.name
-    used = [
+    used_bytes = [
         path.stat().st_mtime for path in (folder, *(caches.iterdir() if caches.is_dir() else ()))
     ]
     return {
@@ -93,7 +93,7 @@ def _engine(data: Path, folder: Path) -> dict[str, Any]:
         "name": folder.name,
         "bytes": _bytes(folder),
         "caches_bytes": _bytes(caches),
-        "last_used": max(used),
+        "last_used": max(used_bytes),
     }
 
 

@@ -100,10 +100,10 @@ def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
         while not ended.wait(REPORT_EVERY_S):
             unfinished = set(blobs.glob("*.incomplete")) - foreign
             paths = (*(folder / name for name in listing.files), *unfinished)
-            done = min(sum(size_of(path) or 0 for path in paths), total)
-            if done != last:
-                _write(DownloadProgress(done, total))
-            last = done
+            done_bytes = min(sum(size_of(path) or 0 for path in paths), total)
+            if done_bytes != last:
+                _write(DownloadProgress(done_bytes, total))
+            last = done_bytes
 
     thread = threading.Thread(target=report, daemon=True)
     thread.start()
@@ -247,7 +247,7 @@ def _check_digests(disk: HubCache, listing: Listing) -> None:
     Raises BadModel, and removes the wrong file.
     """
     folder = disk.snapshot(listing.repo, listing.commit)
-    total, done = sum(listing.files.values()), 0
+    total, done_bytes = sum(listing.files.values()), 0
     with ThreadPoolExecutor(_DIGEST_THREADS) as pool:
         names = sorted(listing.files)
         for name, matches in zip(
@@ -262,8 +262,8 @@ def _check_digests(disk: HubCache, listing: Listing) -> None:
                     " the download or on the disk.",
                     hint="The file was removed. The next start downloads it again.",
                 )
-            done += listing.files[name]
-            _write(DownloadProgress(done, total, checking=True))
+            done_bytes += listing.files[name]
+            _write(DownloadProgress(done_bytes, total, checking=True))
 
 
 def matches_digest(path: Path, digest: str | None) -> bool:

@@ -65,18 +65,20 @@ def _biases(fields: Fields, family: str) -> tuple[bool, bool, bool]:
     """Whether (qkv, output, MLP) projections have a bias. Source: LlamaDecoderLayer,
     GraniteDecoderLayer, Qwen2Attention,
     Qwen3DecoderLayer, Gemma2Attention, Gemma3Attention; Mistral and Phi-3 are Llama's classes."""
-    named = fields.flag("attention_bias")
+    has_bias = fields.flag("attention_bias")
     if family == "qwen2":
         return True, False, False
     if family == "qwen3":
-        return named, False, False
+        return has_bias, False, False
     if family == "gemma":
         return False, False, False
     if family in _GEMMA:
-        return named, named, False
-    named = named or fields.flag("bias")
-    qkv = fields.flag("qkv_bias") if "qkv_bias" in fields.config and family != "granite" else named
-    return qkv, named, fields.flag("mlp_bias")
+        return has_bias, has_bias, False
+    has_bias = has_bias or fields.flag("bias")
+    qkv = (
+        fields.flag("qkv_bias") if "qkv_bias" in fields.config and family != "granite" else has_bias
+    )
+    return qkv, has_bias, fields.flag("mlp_bias")
 
 
 def qwen3_vl(fields: Fields, _: str, path: str) -> Blueprint:

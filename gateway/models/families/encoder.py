@@ -89,8 +89,8 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
         if count
         for part in names
     ]
-    every = fields.integer("global_attn_every_n_layers", default=3)
-    everywhere = len(range(0, len(numbers), every))
+    period = fields.integer("global_attn_every_n_layers", default=3)
+    everywhere = len(range(0, len(numbers), period))
     window = fields.integer("local_attention", default=128)
     groups = [_group(everywhere, hidden, heads)]
     if len(numbers) > everywhere:

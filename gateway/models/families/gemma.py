@@ -66,26 +66,26 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
     groups = []
     early = EARLY_GEMMA4 in traits
     for heads in _heads(fields, numbers):
-        own = [number for number in heads.numbers if number < first]
-        projecting = heads.numbers if early else own
+        own_numbers = [number for number in heads.numbers if number < first]
+        projecting = heads.numbers if early else own_numbers
         linears += _projections(
             heads, hidden, f"{layer}.self_attn", projecting, bias=fields.flag("attention_bias")
         )
         parameters += norms(f"{layer}.self_attn", len(heads.numbers), heads.head_dim, "q_norm")
         parameters += norms(f"{layer}.self_attn", len(projecting), heads.head_dim, "k_norm")
-        if own:
-            groups.append(heads.group(own))
+        if own_numbers:
+            groups.append(heads.group(own_numbers))
     if fields.config.get("num_experts") is not None:
-        found, inner = _mixture(fields, layer, numbers, hidden, early=early)
-        linears, parameters = linears + found, parameters + inner
+        inputs, inner = _mixture(fields, layer, numbers, hidden, early=early)
+        linears, parameters = linears + inputs, parameters + inner
         around += [
             "pre_feedforward_layernorm_2",
             "post_feedforward_layernorm_1",
             "post_feedforward_layernorm_2",
         ]
-    found, inner = _layer_inputs(fields, path, numbers, hidden)
+    inputs, inner = _layer_inputs(fields, path, numbers, hidden)
     parameters += inner + norms(layer, len(numbers), hidden, *around)
-    return Blueprint(tuple(linears + found), tuple(groups), tuple(parameters))
+    return Blueprint(tuple(linears + inputs), tuple(groups), tuple(parameters))
 
 
 class _Heads(FrozenRecord, frozen=True):
@@ -118,11 +118,11 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
         "sliding_attention" if (number + 1) % _FULL_EVERY else "full_attention"
         for number in numbers
     ]
-    known = ("full_attention", "sliding_attention")
+    layer_types = ("full_attention", "sliding_attention")
     if (
         not isinstance(kinds, list)
         or len(kinds) != len(numbers)
-        or not all(kind in known for kind in kinds)
+        or not all(kind in layer_types for kind in kinds)
     ):
         raise fields.wrong(
             "layer_types", f"a list of {len(numbers)} times full_attention or sliding_attention"
@@ -134,11 +134,11 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
     heads, kv_heads = fields.integer("num_attention_heads"), fields.integer("num_key_value_heads")
     head_dim = fields.integer("head_dim", default=256)
     wide, global_dim = _full_heads(fields, full)
-    found = [
+    groups = [
         _Heads("sliding", sliding, heads, kv_heads, head_dim, fields.integer("sliding_window")),
         _Heads("full", full, heads, wide, global_dim, None),
     ]
-    return [kind for kind in found if kind.numbers]
+    return [kind for kind in groups if kind.numbers]
 
 
 def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
@@ -158,21 +158,21 @@ def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
     layers = {
         name.lstrip("0") or "0": of for name, of in fields.mapping("per_layer_config", {}).items()
     }
-    found = set()
+    full_heads = set()
     for number in full:
-        own = layers.get(str(number), {})
-        if not isinstance(own, Mapping):
+        layer_fields = layers.get(str(number), {})
+        if not isinstance(layer_fields, Mapping):
             raise fields.wrong("per_layer_config", "an object with an object for each layer")
-        layer = Fields(own, fields.source)
-        found.add(
+        layer = Fields(layer_fields, fields.source)
+        full_heads.add(
             (
                 layer.integer("num_key_value_heads", default=kv_heads),
                 layer.integer("head_dim", default=head_dim),
             )
         )
-    if len(found) != 1:
+    if len(full_heads) != 1:
         raise fields.wrong("per_layer_config", "the same for all layers of full attention")
-    return found.pop()
+    return full_heads.pop()
 
 
 def _projections(

@@ -41,15 +41,15 @@ def gemma_towers(top: Fields) -> Blueprint:
         if top.config.get(name) is not None:
             fields = Fields(top.mapping(name, {}), top.source)
             text = Fields(top.mapping("text_config", {}), top.source)
-            found, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN))
+            tower, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN))
             method = top.mapping("quantization_config", {}).get("quant_method")
             odd = any(
                 fields.integer(size, default=64) % 64
                 for size in ("hidden_size", "intermediate_size")
             )
             if odd and method not in _ANY_SIZE:
-                found = [layer.evolve(quantizable=False) for layer in found]
-            linears, parameters = linears + found, parameters + inner
+                tower = [layer.evolve(quantizable=False) for layer in tower]
+            linears, parameters = linears + tower, parameters + inner
     return Blueprint(tuple(linears), (), tuple(parameters))
 
 
@@ -104,7 +104,7 @@ def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorG
 def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGroup]]:
     """A conformer behind two convolutions that halve 128 mel bins each."""
     blocks, hidden = layer_numbers(_layers(fields, 12)), fields.integer("hidden_size", default=1024)
-    out, kernel = (
+    output, kernel = (
         fields.integer("output_proj_dims", default=1536),
         fields.integer("conv_kernel_size", default=5),
     )
@@ -130,8 +130,8 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
         _whole(
             "audio_tower.subsample_conv_projection.input_proj_linear", (0,), near // 4 * far, hidden
         ),
-        _whole("audio_tower.output_proj", (0,), hidden, out, bias=True),
-        _whole("embed_audio.embedding_projection", (0,), out, text_hidden),
+        _whole("audio_tower.output_proj", (0,), hidden, output, bias=True),
+        _whole("embed_audio.embedding_projection", (0,), output, text_hidden),
     ]
     first = "audio_tower.subsample_conv_projection"
     parameters = [

@@ -121,21 +121,25 @@ class Text(NamedTuple):
 
 def text_of(top: Fields) -> Text:
     """The config of the text model, completed by fields of the outer config."""
-    found, nested = dict(top.config), False
+    config, nested = dict(top.config), False
     alone: Mapping[str, Any] = top.config
     for _ in range(2):  # thinker_config.text_config
         inner = next(
-            (found[name] for name in _TEXT if isinstance(found.get(name), Mapping) and found[name]),
+            (
+                config[name]
+                for name in _TEXT
+                if isinstance(config.get(name), Mapping) and config[name]
+            ),
             None,
         )
         if inner is None:
             break
-        plain = {name: value for name, value in found.items() if not isinstance(value, Mapping)}
-        found, nested, alone = {**plain, **found, **inner}, True, inner
+        plain = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
+        config, nested, alone = {**plain, **config, **inner}, True, inner
         for name in _TEXT:
             if name not in inner:
-                found.pop(name, None)
-    return Text(Fields(found, top.source), nested, alone)
+                config.pop(name, None)
+    return Text(Fields(config, top.source), nested, alone)
 
 
 def decoder(fields: Fields, path: str) -> Blueprint:
@@ -147,7 +151,9 @@ def decoder(fields: Fields, path: str) -> Blueprint:
         )
     kinds = _kinds(fields, layers)
     layer = f"{path}.layers.*"
-    numbers_of = {kind: [n for n, other in enumerate(kinds) if other == kind] for kind in {*kinds}}
+    numbers_of = {
+        kind: [n for n, layer_kind in enumerate(kinds) if layer_kind == kind] for kind in {*kinds}
+    }
     attends = sorted(n for kind in ("full", "sliding", "both") for n in numbers_of.get(kind, ()))
     recurs = sorted(n for kind in ("recurrent", "both") for n in numbers_of.get(kind, ()))
     parameters = _ends(fields, path, hidden) + norms(
@@ -230,14 +236,14 @@ def towers(top: Fields) -> Blueprint:
         top.config,
         *(top.config[name] for name in _TEXT if isinstance(top.config.get(name), Mapping)),
     ]
-    found = [
+    towers_found = [
         (name, config[name])
         for config in configs
         for name in _TOWERS
         if isinstance(config.get(name), Mapping)
     ]
     groups, parameters, guessed = [], [], []
-    for name, config in dict(found).items():
+    for name, config in dict(towers_found).items():
         fields = Fields(config, top.source)
         words = name.removesuffix("_config").replace("_", " ")
         guessed.append(f"its {words} tower")
@@ -292,7 +298,7 @@ def _size(fields: Fields, names: Sequence[str], default: int | None = None) -> i
     """Fields.integer, or the largest size of a list with one size per layer."""
     for name in names:
         value = fields.config.get(name)
-        if isinstance(value, list) and value and all(type(one) is int for one in value):
+        if isinstance(value, list) and value and all(type(item) is int for item in value):
             return Fields({name: max(value)}, fields.source).integer(
                 name, minimum=0 if default is not None else 1
             )
@@ -305,15 +311,15 @@ def _size(fields: Fields, names: Sequence[str], default: int | None = None) -> i
 
 def _ends(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
     vocab = fields.integer("vocab_size")
-    found = [
+    tensors = [
         tensor(f"{path}.embed_tokens.weight", 1, vocab, hidden, shard="vocab"),
         tensor(f"{path}.norm.weight", 1, hidden),
     ]
     if not fields.flag("tie_word_embeddings") and not fields.flag("use_tied_embeddings"):
-        found.append(
+        tensors.append(
             tensor(f"{path.removesuffix('model')}lm_head.weight", 1, vocab, hidden, shard="vocab")
         )
-    return found
+    return tensors
 
 
 # --- kinds of layers ---
@@ -342,14 +348,14 @@ def _blocks(fields: Fields, layers: int) -> list[_Block]:
 
     Source: vllm/model_executor/models/nemotron_nas.py of 0.33.0: 60, 134 to 187.
     """
-    given = fields.config.get("block_configs")
+    block_configs = fields.config.get("block_configs")
     if (
-        not isinstance(given, list)
-        or len(given) != layers
-        or not all(isinstance(one, Mapping) for one in given)
+        not isinstance(block_configs, list)
+        or len(block_configs) != layers
+        or not all(isinstance(block, Mapping) for block in block_configs)
     ):
         return []
-    return [_block(fields, one) for one in given]
+    return [_block(fields, block) for block in block_configs]
 
 
 def _block(fields: Fields, config: Mapping[str, Any]) -> _Block:
@@ -375,8 +381,8 @@ def _by_kv_heads(
         yield fields, list(attends)
     for sharing in sorted({block.sharing for block in blocks} - {0}):
         heads = {"num_key_value_heads": max(1, _size(fields, _HEADS) // sharing)}
-        those = [number for number in attends if blocks[number].sharing == sharing]
-        yield Fields({**fields.config, **heads}, fields.source), those
+        same_sharing = [number for number in attends if blocks[number].sharing == sharing]
+        yield Fields({**fields.config, **heads}, fields.source), same_sharing
 
 
 def _paired(fields: Fields) -> bool:
@@ -395,22 +401,23 @@ def _kinds(fields: Fields, layers: int) -> list[_Kind]:
         "block_types",
         "_block_types",
     ):
-        given = config.get(name)
-        if isinstance(given, list | str) and given and all(isinstance(one, str) for one in given):
+        codes = config.get(name)
+        if isinstance(codes, list | str) and codes and all(isinstance(code, str) for code in codes):
             repeated = (
-                [given[number % len(given)] for number in range(layers)]
+                [codes[number % len(codes)] for number in range(layers)]
                 if name.endswith("block_types")
-                else given
+                else codes
             )
             if len(repeated) == layers:
                 return [
-                    next((kind for word, kind in _WORDS if word in one), "none") for one in repeated
+                    next((kind for word, kind in _WORDS if word in code), "none")
+                    for code in repeated
                 ]
     for name, kind in (("hybrid_layer_pattern", "sliding"), ("attn_type_list", "full")):
-        given = config.get(name)
-        if isinstance(given, list) and len(given) == layers:
-            other: _Kind = "full" if kind == "sliding" else "recurrent"
-            return [kind if one == 1 else other for one in given]  # type: ignore[misc]
+        codes = config.get(name)
+        if isinstance(codes, list) and len(codes) == layers:
+            other_kind: _Kind = "full" if kind == "sliding" else "recurrent"
+            return [kind if code == 1 else other_kind for code in codes]  # type: ignore[misc]
     full = _full_layers(fields, layers)
     if full is not None:
         return ["full" if number in full else "recurrent" for number in range(layers)]
@@ -457,7 +464,7 @@ def _with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:
     if (
         isinstance(kinds, list | str)
         and len(kinds) == layers
-        and {"-", "E", "mlp", "moe"} & {str(one) for one in kinds}
+        and {"-", "E", "mlp", "moe"} & {str(code) for code in kinds}
     ):
         plain = [number for number in numbers if kinds[number] in ("-", "mlp")]
         return {
@@ -472,11 +479,13 @@ def _with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:
 
 def _sparse(fields: Fields, number: int) -> bool:
     config = fields.config
-    named = config.get("moe_layers") if isinstance(config.get("moe_layers"), list) else None
+    layer_numbers = config.get("moe_layers") if isinstance(config.get("moe_layers"), list) else None
     if isinstance(listed := config.get("moe_layers_enum"), str):
-        named = [int(one) for one in listed.split(",") if one.strip().isdecimal() and len(one) < 9]
-    if named is not None:
-        return number in named
+        layer_numbers = [
+            int(one) for one in listed.split(",") if one.strip().isdecimal() and len(one) < 9
+        ]
+    if layer_numbers is not None:
+        return number in layer_numbers
     for name in ("mlp_layer_types", "moe_layer_freq"):
         one = config.get(name)
         if isinstance(one, list) and number < len(one):
@@ -531,9 +540,9 @@ def _attention(
         ),
         Built(f"{path}.o_proj", numbers, heads * value, (hidden,), "row"),
     ]
-    shown = value if value != size else None
+    head_dim = value if value != size else None
     return built, AttentionGroup(
-        kind="full", layers=1, heads=heads, kv_heads=kv_heads, head_dim=size, value_dim=shown
+        kind="full", layers=1, heads=heads, kv_heads=kv_heads, head_dim=size, value_dim=head_dim
     )
 
 
@@ -545,14 +554,16 @@ def _ranked(
     Outputs pass the low rank in groups of heads. The cache counts as keys and values. Source:
     vllm/models/deepseek_v41/attention.py of 0.32.0.
     """
-    rank, out = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
+    rank, output_rank = fields.integer("q_lora_rank"), fields.integer("o_lora_rank")
     groups = _size(fields, ("o_groups",), default=1)
     built = [
         Built(f"{path}.q_a_proj", numbers, hidden, (rank,), "replicated"),
         Built(f"{path}.kv_proj", numbers, hidden, (size,), "replicated"),
         Built(f"{path}.q_b_proj", numbers, rank, (heads * size,), "column", heads=heads),
-        Built(f"{path}.o_a_proj", numbers, heads * size // groups, (groups * out,), "column"),
-        Built(f"{path}.o_b_proj", numbers, groups * out, (hidden,), "row"),
+        Built(
+            f"{path}.o_a_proj", numbers, heads * size // groups, (groups * output_rank,), "column"
+        ),
+        Built(f"{path}.o_b_proj", numbers, groups * output_rank, (hidden,), "row"),
     ]
     return built, AttentionGroup(kind="full", layers=1, heads=heads, kv_heads=1, head_dim=size)
 
@@ -609,12 +620,13 @@ def _recurrent(
     """A recurrent layer in the form of Mamba 2; the matrix of a convolution is negligible."""
     linear = fields.config.get("linear_attn_config")
     if isinstance(linear, Mapping):
-        named = {
+        state_fields = {
             "linear_num_heads": linear.get("num_heads"),
             "linear_head_dim": linear.get("head_dim"),
         }
         fields = Fields(
-            {**fields.config, **named, "linear_key_head_dim": linear.get("head_dim")}, fields.source
+            {**fields.config, **state_fields, "linear_key_head_dim": linear.get("head_dim")},
+            fields.source,
         )
     inner = _size(fields, ("mamba_d_ssm", "mamba_intermediate_size"), default=0)
     heads, rows = _size(fields, _STATE_HEADS, default=0), _size(fields, _STATE_ROWS, default=0)
@@ -689,12 +701,20 @@ def _mlps(
             made[1],
         ]
     )
-    own = _size(fields, _SHARED_WIDTH, default=0)
-    many = _size(
-        fields, _SHARED, default=1 if own or "interleave_moe_layer_step" in fields.config else 0
+    shared_width = _size(fields, _SHARED_WIDTH, default=0)
+    shared_count = _size(
+        fields,
+        _SHARED,
+        default=1 if shared_width or "interleave_moe_layer_step" in fields.config else 0,
     )
-    if many:
-        built += _mlp(f"{path}.shared_experts", sparse, hidden, own or many * width, gated=gated)
+    if shared_count:
+        built += _mlp(
+            f"{path}.shared_experts",
+            sparse,
+            hidden,
+            shared_width or shared_count * width,
+            gated=gated,
+        )
     return built, count
 
 

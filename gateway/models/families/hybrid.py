@@ -79,7 +79,7 @@ def delta_net_state(fields: Fields) -> Recurrent:
     """Source: gated_delta_net_state_shape in vllm/model_executor/layers/mamba/mamba_utils.py."""
     groups, columns = fields.integer("linear_num_key_heads"), fields.integer("linear_key_head_dim")
     heads, rows = fields.integer("linear_num_value_heads"), fields.integer("linear_value_head_dim")
-    named = fields.config.get("mamba_ssm_dtype")
+    state_dtype = fields.config.get("mamba_ssm_dtype")
     return Recurrent(
         kind="gdn",
         heads=heads,
@@ -88,7 +88,7 @@ def delta_net_state(fields: Fields) -> Recurrent:
         groups=groups,
         conv_channels=2 * groups * columns + heads * rows,
         conv_kernel=fields.integer("linear_conv_kernel_dim"),
-        dtype=None if named is None else fields.word("mamba_ssm_dtype"),
+        dtype=None if state_dtype is None else fields.word("mamba_ssm_dtype"),
     )
 
 
@@ -128,13 +128,13 @@ def delta_net(
 def _full_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     kinds = fields.config.get("layer_types")
     if kinds is None:
-        every = fields.integer("full_attention_interval", default=4)
-        return [number for number in numbers if (number + 1) % every == 0]
-    known = ("full_attention", "linear_attention")
+        period = fields.integer("full_attention_interval", default=4)
+        return [number for number in numbers if (number + 1) % period == 0]
+    layer_types = ("full_attention", "linear_attention")
     if (
         not isinstance(kinds, list)
         or len(kinds) != len(numbers)
-        or not all(kind in known for kind in kinds)
+        or not all(kind in layer_types for kind in kinds)
     ):
         raise fields.wrong(
             "layer_types", f"a list of {len(numbers)} times full_attention or linear_attention"

@@ -256,16 +256,16 @@ def mixer(
     gated = 2 * inner + state.heads
     conv_bias, bias = biases
     kernel = state.conv_kernel
-    out = Built(f"{path}.out_proj", numbers, inner, (hidden,), "row", bias=bias)
+    output = Built(f"{path}.out_proj", numbers, inner, (hidden,), "row", bias=bias)
     name, conv = f"{path}.in_proj", f"{path}.conv1d"
     if state.groups == 1:
-        one = (shared, shared)
+        shared_dims = (shared, shared)
         return [
             Built(
                 conv,
                 numbers,
                 kernel,
-                (inner, *one),
+                (inner, *shared_dims),
                 "qkv",
                 (),
                 False,
@@ -277,14 +277,14 @@ def mixer(
                 name,
                 numbers,
                 hidden,
-                (gated, *one),
+                (gated, *shared_dims),
                 "qkv",
                 ("in_proj",),
                 heads=state.heads,
                 kv_heads=1,
                 bias=bias,
             ),
-            out,
+            output,
         ]
     parts = (inner, inner, shared, shared, state.heads)
     return [
@@ -300,7 +300,7 @@ def mixer(
             bias=conv_bias,
         ),
         Built(name, numbers, hidden, parts, "merged", ("in_proj",), heads=state.groups, bias=bias),
-        out,
+        output,
     ]
 
 

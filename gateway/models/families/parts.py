@@ -69,8 +69,8 @@ def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
     # (vllm/transformers_utils).
     single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
     kv_heads = 1 if single else fields.integer(*KV_HEADS, default=heads)
-    named = fields.config.get("head_dim") is not None or family in _HEAD_DIMS
-    if heads % kv_heads or (hidden % heads and not named):
+    has_head_dim = fields.config.get("head_dim") is not None or family in _HEAD_DIMS
+    if heads % kv_heads or (hidden % heads and not has_head_dim):
         raise BadModel(
             f"config.json of {fields.source} has {heads} attention heads, which its {kv_heads} KV"
             f" heads or its hidden size of {hidden} do not divide into.",
@@ -119,12 +119,12 @@ def softmax_groups(
     )
     if window is not None and family == "gemma3_text" and both_ways:
         window = window // 2 + 1
-    found: tuple[tuple[Literal["full", "sliding"], Sequence[int], int | None], ...] = (
+    groups: tuple[tuple[Literal["full", "sliding"], Sequence[int], int | None], ...] = (
         ("full", range(layers), None),
     )
     if window is not None:
         slides = {*sliding}
-        found = (
+        groups = (
             ("full", [n for n in range(layers) if n not in slides], None),
             ("sliding", sliding, window),
         )
@@ -140,7 +140,7 @@ def softmax_groups(
             sinks=sinks,
             causal=not both_ways,
         )
-        for kind, numbers, size in found
+        for kind, numbers, size in groups
         if numbers
     )
 
@@ -172,8 +172,8 @@ def _attends(fields: Fields, name: str) -> bool:
 
     Source: `attn_type_list` in MiniMax's configs, where 0 is a layer with a state.
     """
-    said = fields.config[name]
-    return name == "attn_type_list" and isinstance(said, list) and all(kind == 1 for kind in said)
+    value = fields.config[name]
+    return name == "attn_type_list" and isinstance(value, list) and all(kind == 1 for kind in value)
 
 
 def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
@@ -182,17 +182,17 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
         return ()
     if "use_sliding_window" in fields.config:
         # Qwen: the layers from `max_window_layers` on.
-        used = fields.flag("use_sliding_window")
+        is_used = fields.flag("use_sliding_window")
         return (
             range(
                 min(layers, fields.integer("max_window_layers", default=layers, minimum=0)), layers
             )
-            if used
+            if is_used
             else ()
         )
     if family in _FULL_EVERY:
-        every = fields.integer("sliding_window_pattern", default=_FULL_EVERY[family])
-        return [number for number in range(layers) if (number + 1) % every]
+        period = fields.integer("sliding_window_pattern", default=_FULL_EVERY[family])
+        return [number for number in range(layers) if (number + 1) % period]
     return range(layers) if family in _ALL_SLIDE else ()
 
 
@@ -221,15 +221,15 @@ def ends(
 ) -> list[TensorGroup]:
     """Embedding, last norm and output head. tied: the default of transformers for the family."""
     vocab, hidden = fields.integer("vocab_size"), fields.integer("hidden_size")
-    found = [
+    tensors = [
         tensor(f"{path}.{embedding}.weight", 1, vocab, hidden, shard="vocab"),
         tensor(f"{path}.norm.weight", 1, hidden),
     ]
     if fields.config.get("tie_word_embeddings", tied) is not True:
-        found.append(
+        tensors.append(
             tensor(f"{path.removesuffix('model')}lm_head.weight", 1, vocab, hidden, shard="vocab")
         )
-    return found
+    return tensors
 
 
 # The norms of a layer, before attention and before the MLP, as most engines' models name them.

@@ -214,12 +214,12 @@ def with_defaults(fields: Fields) -> Fields:
     defaults = gemma.DEFAULTS.get(family) if isinstance(family, str) else None
     if defaults is None:
         return fields
-    named = {
+    fields_named = {
         name: value
         for name, value in fields.config.items()
         if value is not None or name not in defaults
     }
-    return Fields({**defaults, **named}, fields.source)
+    return Fields({**defaults, **fields_named}, fields.source)
 
 
 def _family_blueprint(

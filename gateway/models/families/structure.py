@@ -213,11 +213,11 @@ def structure_blueprint(text: str, fields: Fields) -> Blueprint:
                 hint=f"The structure of {structure['architecture']} holds for {name}={value}.",
             )
     rows = [(row, reader.numbers(row)) for row in structure["rows"]]
-    held = [(row, numbers) for row, numbers in rows if numbers and not reader.is_empty(row)]
+    present_rows = [(row, numbers) for row, numbers in rows if numbers and not reader.is_empty(row)]
     return Blueprint(
-        tuple(_linears(reader, held)),
-        tuple(_attention(reader, held)),
-        tuple(_parameters(reader, held)),
+        tuple(_linears(reader, present_rows)),
+        tuple(_attention(reader, present_rows)),
+        tuple(_parameters(reader, present_rows)),
         tuple(structure["unknown"]),
     )
 

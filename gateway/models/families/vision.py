@@ -74,7 +74,7 @@ def qwen2_tower(top: Fields) -> Blueprint:
         fields.integer("temporal_patch_size", default=2),
     )
     path, channels = "visual.blocks.*", fields.integer("in_channels", "in_chans", default=3)
-    out = fields.integer("out_hidden_size", default=3584)
+    output_size = fields.integer("out_hidden_size", default=3584)
     linears = [
         Built(
             f"{path}.attn.qkv",
@@ -89,7 +89,7 @@ def qwen2_tower(top: Fields) -> Blueprint:
         Built(f"{path}.attn.proj", blocks, hidden, (hidden,), "row", bias=True),
         *mlp(f"{path}.mlp", blocks, hidden, width, bias=True),
         Built("visual.merger.mlp.*", (0,), merged, (merged,), "column", bias=True),
-        Built("visual.merger.mlp.*", (2,), merged, (out,), "row", bias=True),
+        Built("visual.merger.mlp.*", (2,), merged, (output_size,), "row", bias=True),
     ]
     parameters = norms(path, len(blocks), hidden, "norm1", "norm2") + norms(
         "visual.merger", 1, hidden, "ln_q"
@@ -115,7 +115,7 @@ def qwen_vision(top: Fields) -> Blueprint:
     blocks = range(depth)
     merged = hidden * fields.integer("spatial_merge_size", default=2) ** 2
     path, heads = "visual.blocks.*", fields.integer("num_heads")
-    out = fields.integer("out_hidden_size")
+    output_size = fields.integer("out_hidden_size")
     qkv = (hidden, hidden, hidden)
     linears = (
         Built(
@@ -125,7 +125,7 @@ def qwen_vision(top: Fields) -> Blueprint:
         Built(f"{path}.mlp.linear_fc1", blocks, hidden, (width,), "column", bias=True),
         Built(f"{path}.mlp.linear_fc2", blocks, width, (hidden,), "row", bias=True),
         Built("visual.merger.linear_fc1", (0,), merged, (merged,), "column", bias=True),
-        Built("visual.merger.linear_fc2", (0,), merged, (out,), "row", bias=True),
+        Built("visual.merger.linear_fc2", (0,), merged, (output_size,), "row", bias=True),
     )
     parameters = [
         tensor(f"{path}.{name}", depth, hidden)

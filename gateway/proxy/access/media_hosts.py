@@ -38,7 +38,7 @@ class MediaHosts:
     """
 
     def __init__(self, allowed: Collection[str]) -> None:
-        self._patterns = tuple(one.lower() for one in allowed if one != PUBLIC)
+        self._patterns = tuple(pattern.lower() for pattern in allowed if pattern != PUBLIC)
         self._has_public = PUBLIC in allowed
         self._known: dict[str, tuple[float, bool]] = {}
         """By name, the end of the answer's validity and the answer; the oldest first."""
@@ -113,8 +113,8 @@ class MediaHosts:
 
 def addresses_of(host: str) -> list[_Address]:
     """The addresses of a name. Blocks. Raises OSError, UnicodeError."""
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in addresses]
 
 
 def is_public(address: _Address) -> bool:

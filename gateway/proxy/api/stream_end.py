@@ -59,12 +59,12 @@ def stream_end(endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent: i
     pattern = _ENDS.get(endpoint)
     if pattern is None:
         return _COMPLETE
-    seen = b"".join(pieces)
-    if b'"error"' in seen and (error := _error(seen)):
+    tail = b"".join(pieces)
+    if b'"error"' in tail and (error := _error(tail)):
         return StreamEnd(complete=True, error=error)
     if (
-        seen.endswith(b"data: [DONE]\n\n")
-        or pattern.search(seen)
+        tail.endswith(b"data: [DONE]\n\n")
+        or pattern.search(tail)
         or not _is_last_event_whole(pieces, piece_bytes, sent)
     ):
         return _COMPLETE

@@ -65,10 +65,10 @@ def _tokens(block: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
     completion = _count(block, "completion_tokens", "output_tokens")
     # Anthropic counts tokens from a cache beside `input_tokens`; OpenAI counts them within the
     # prompt.
-    read, made = (_count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
+    read, created = (_count(block, f"cache_{kind}_input_tokens") for kind in ("read", "creation"))
     details = block.get("prompt_tokens_details", block.get("input_tokens_details"))
     cached = _count(details, "cached_tokens") if isinstance(details, dict) else read
-    return None if prompt is None else prompt + (read or 0) + (made or 0), completion, cached
+    return None if prompt is None else prompt + (read or 0) + (created or 0), completion, cached
 
 
 def _count(block: dict[str, Any], *names: str) -> int | None:

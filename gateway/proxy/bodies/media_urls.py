@@ -56,7 +56,7 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
     document = msgspec.json.decode(body)
     if not isinstance(document, dict):
         return _NO_HOSTS
-    found: set[str] = set()
+    names: set[str] = set()
     waiting: list[tuple[Any, bool]] = [
         (value, _holds_media(name)) for name, value in document.items() if name not in _INERT_FIELDS
     ]
@@ -74,13 +74,13 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
         elif isinstance(value, list):
             waiting.extend((inner, is_media) for inner in value)
         elif is_media and isinstance(value, str) and (host := _host(value)) is not None:
-            found.add(host)
-    if len(found) > _MOST_HOSTS:
+            names.add(host)
+    if len(names) > _MOST_HOSTS:
         raise BadRequest(
-            f"The request names {len(found)} hosts of media; {_MOST_HOSTS} may be named.",
+            f"The request names {len(names)} hosts of media; {_MOST_HOSTS} may be named.",
             hint="Send the media as data: URLs.",
         )
-    return frozenset(found)
+    return frozenset(names)
 
 
 def refused(host: str) -> BadRequest:

@@ -44,7 +44,7 @@ def for_engine(body: bytes | bytearray) -> bytes | bytearray:
         messages = msgspec.json.decode(fields.get("messages", b"null"))
     except (msgspec.DecodeError, RecursionError):
         return body
-    changed = [_rename(one) for one in messages] if isinstance(messages, list) else []
+    changed = [_rename(message) for message in messages] if isinstance(messages, list) else []
     if not any(changed):
         return body
     return msgspec.json.encode({**fields, "messages": messages})

@@ -47,8 +47,8 @@ class Responses:
     def keep(self, replica: int, request_bytes: int, answer_bytes: int, *, events: bool) -> None:
         """Counts the memory that the replica's engine takes for a response."""
         answer = answer_bytes // _BYTES_OF_EVENTS if events else answer_bytes
-        more = -(-(_OBJECTS_BYTES + request_bytes + answer) // _KIB)
-        self._table.store(_room(replica), self._kept_kib(replica) + more, _seconds())
+        kibibytes = -(-(_OBJECTS_BYTES + request_bytes + answer) // _KIB)
+        self._table.store(_room(replica), self._kept_kib(replica) + kibibytes, _seconds())
 
     def is_full(self, replica: int) -> bool:
         """Whether the replica's engine keeps as many responses as it may."""

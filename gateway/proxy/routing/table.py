@@ -110,9 +110,9 @@ class ModelRoute:
         return key.may_use(self.alias_of or self.name)
 
     def not_ready(self) -> NotReady:
-        first, *more = self.detail.splitlines() or [""]
+        first, *rest = self.detail.splitlines() or [""]
         reason = f"{self.state}: {first[:_MOST_DETAIL].rstrip()}" if first else self.state
-        reason = f"{reason} ..." if more or len(first) > _MOST_DETAIL else reason.rstrip(".") + "."
+        reason = f"{reason} ..." if rest or len(first) > _MOST_DETAIL else reason.rstrip(".") + "."
         # While requests wait, another model may be evicted for this one.
         remedy = None if self.wait_s else _REMEDIES.get(self.state)
         advice = remedy.format(name=self.name) if remedy else f"Try again in {self.retry_after_s} s"

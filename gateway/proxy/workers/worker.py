@@ -140,8 +140,10 @@ class Worker:
         return REPORT_S
 
     def _send_report(self, channel: Channel, samples: tuple[Sample, ...] | None = None) -> None:
-        used = self.metrics.usage.take()
-        channel.send(Report(self.routes.loads(), samples, self._tables, self.routes.demand(), used))
+        usage = self.metrics.usage.take()
+        channel.send(
+            Report(self.routes.loads(), samples, self._tables, self.routes.demand(), usage)
+        )
 
     async def send_last_report(self, channel: Channel) -> None:
         """Sends the last counts."""

@@ -103,7 +103,7 @@ def description(app: FastAPI) -> dict[str, Any]:
             }
     for endpoint in (*ENDPOINTS, *_BELOW):
         api["paths"].setdefault(endpoint.path, {})[endpoint.method.lower()] = _inference(endpoint)
-    named = {"every": _COMMON, **_OF_SHAPE}
+    groups = {"every": _COMMON, **_OF_SHAPE}
     api["components"] |= {
         "schemas": (
             {
@@ -115,7 +115,7 @@ def description(app: FastAPI) -> dict[str, Any]:
         ),
         "responses": {
             f"{name}-{status}": response
-            for name, responses in named.items()
+            for name, responses in groups.items()
             for status, response in responses.items()
         },
         "securitySchemes": {

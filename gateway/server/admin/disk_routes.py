@@ -106,7 +106,7 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
     while fleet.models.get(name) is model:  # noqa: ASYNC110 - its engines stop, which takes seconds
         await asyncio.sleep(_POLL_S)
     users = _users(fleet.models)
-    kept = tuple(
+    references = tuple(
         KeptRevision(repo=revision[0], commit=revision[1], models=tuple(sorted(users[revision])))
         for revision in sorted(mine)
         if revision in users
@@ -117,7 +117,7 @@ async def remove_with_weights(request: Request, name: str) -> RemovedWeights:
         if unused
         else {"freed_bytes": 0, "removed": []}
     )
-    return RemovedWeights(name=name, kept=kept, **removed)
+    return RemovedWeights(name=name, kept=references, **removed)
 
 
 def revisions(model: ManagedModel) -> set[tuple[str, str]]:

@@ -101,8 +101,8 @@ async def list_models(request: Request) -> Response:
     async def render() -> bytes:
         views = []
         for number, model in enumerate(list(fleet.models.values()), 1):
-            shown = view(model, fleet.keep_alive_s(model.wish), starts)
-            views.append(shown.model_dump_json())
+            model_view = view(model, fleet.keep_alive_s(model.wish), starts)
+            views.append(model_view.model_dump_json())
             if number % _VIEWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
         return f'{{"data":[{",".join(views)}]}}'.encode()
@@ -126,14 +126,14 @@ async def logs(
     settings = parts.front.settings
     model = fleet.model(name)
     attempts = await asyncio.to_thread(parts.store.attempts, model.wish.name)
-    wanted = [entry for entry in attempts if attempt is None or entry.id == attempt]
-    if not wanted:
-        which = f"no attempt {attempt}" if attempt is not None else "not been started yet"
+    attempts_wanted = [entry for entry in attempts if attempt is None or entry.id == attempt]
+    if not attempts_wanted:
+        missing = f"no attempt {attempt}" if attempt is not None else "not been started yet"
         raise NotFound(
-            f"{name} has {which}, so there is no log.",
+            f"{name} has {missing}, so there is no log.",
             hint=f"`fitserve show {name}` lists the attempts.",
         )
-    chosen = wanted[-1]
+    chosen = attempts_wanted[-1]
 
     def running() -> bool:
         removed = fleet.models.get(name) is not model
@@ -324,8 +324,8 @@ def _check_name(name: str) -> None:
     """Raises BadRequest for a name that another route would match: /admin/models/a/logs are the
     logs of `a`."""
     last = name.rpartition("/")[2]
-    others = (bench_routes.router, launch_routes.router, tune_routes.router)
-    routes = (*router.routes, *(route for other in others for route in other.routes))
+    routers = (bench_routes.router, launch_routes.router, tune_routes.router)
+    routes = (*router.routes, *(route for router_b in routers for route in router_b.routes))
     if "/" in name and any(
         route.path.endswith(f"}}/{last}") for route in routes if isinstance(route, APIRoute)
     ):

@@ -99,26 +99,26 @@ async def usage(
     rows = await asyncio.to_thread(
         table.sums, (first - _EPOCH).days, (last - _EPOCH).days, columns, key, model
     )
-    used = [_used(row, columns) for row in rows]
+    used_rows = [_used(row, columns) for row in rows]
     format_ = as_format or (
         "csv" if accept.partition(",")[0].partition(";")[0].strip() == "text/csv" else "json"
     )
     if format_ == "json":
-        return UsageList(data=tuple(used), first=first, last=last)
+        return UsageList(data=tuple(used_rows), first=first, last=last)
     headers = {"content-disposition": f'attachment; filename="usage-{first}-{last}.csv"'}
-    return Response(_csv(used, columns), media_type="text/csv; charset=utf-8", headers=headers)
+    return Response(_csv(used_rows, columns), media_type="text/csv; charset=utf-8", headers=headers)
 
 
 def _parts(by: str) -> tuple[Part, ...]:
     """The columns that `by` names. Raises BadRequest."""
-    named = {part.strip() for part in by.split(",") if part.strip()}
-    if unknown := sorted(named - set(PARTS)):
+    names = {part.strip() for part in by.split(",") if part.strip()}
+    if unknown := sorted(names - set(PARTS)):
         raise BadRequest(
             f"Usage is not counted by {unknown[0]!r}.",
             hint=f"Use {', '.join(PARTS)}.",
             param="by",
         )
-    return tuple(part for part in PARTS if part in named)
+    return tuple(part for part in PARTS if part in names)
 
 
 def _used(row: UsageRow, columns: tuple[Part, ...]) -> Used:

@@ -74,10 +74,10 @@ def questions(plan: Plan) -> dict[str, dict[str, Any]]:
         result["tools"] = {**_ask(_WEATHER, limit), "tools": _TOOLS, "tool_choice": "auto"}
     if thinks:
         result["reasoning"] = {**_ask(_THINK, limit), "chat_template_kwargs": _THINKING}
-    wanted = {"name": "answer", "schema": ANSWER, "strict": True}
+    response_schema = {"name": "answer", "schema": ANSWER, "strict": True}
     result["json_schema"] = {
         **_ask(_SCHEMA, limit),
-        "response_format": {"type": "json_schema", "json_schema": wanted},
+        "response_format": {"type": "json_schema", "json_schema": response_schema},
     }
     return result
 
@@ -96,11 +96,11 @@ def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
         return Abilities.uniform(
             Ability(state="not proven", evidence="the model has no chat template")
         )
-    asked = dict.fromkeys(questions(plan), Ability(evidence=why))
+    untested = dict.fromkeys(questions(plan), Ability(evidence=why))
     tools = Ability(state="not proven", evidence=plan.tool_parser.reason)
     reasoning = Ability(state="not proven", evidence=plan.reasoning_parser.reason)
     return Abilities.model_validate(
-        {"tools": tools, "required_tools": tools, "reasoning": reasoning, **asked}
+        {"tools": tools, "required_tools": tools, "reasoning": reasoning, **untested}
     )
 
 
@@ -154,12 +154,12 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
         value = json.loads(text)
     except (ValueError, RecursionError):
         return False
-    known = schema["properties"]
-    if not isinstance(value, dict) or value.keys() != known.keys():
+    properties = schema["properties"]
+    if not isinstance(value, dict) or value.keys() != properties.keys():
         return False
     return all(
-        given in known[key].get("enum", (True, False)) and _typed(given, known[key])
-        for key, given in value.items()
+        argument in properties[key].get("enum", (True, False)) and _typed(argument, properties[key])
+        for key, argument in value.items()
     )
 
 

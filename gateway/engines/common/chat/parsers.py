@@ -87,7 +87,7 @@ class Writing(FrozenRecord, frozen=True, eq=False):
         return self._told[key]
 
     def _chosen(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
-        spec, known = self.spec, engine.flags.get(flag)
+        spec, option = self.spec, engine.flags.get(flag)
         if spec.task != "generate":
             return StrChoice(
                 value=NONE,
@@ -109,7 +109,7 @@ class Writing(FrozenRecord, frozen=True, eq=False):
             return StrChoice(value=NONE, reason=reason, source=dialect.source)
         if not dialect.parsers:
             return StrChoice(value=NONE, reason=dialect.why, source=dialect.source)
-        names = known.choices or () if known else ()
+        names = option.choices or () if option else ()
         value = next((name for name in dialect.parsers if name in names), None)
         if value is None:
             reason = f"{engine.ref} has no parser {' or '.join(dialect.parsers)}"

@@ -31,8 +31,8 @@ class Repair(Value):
 
     def applies(self, text: str) -> bool:
         """Whether the template has the fault, and exactly the passages that are edited."""
-        there = all(part in text for part in (*self.holds, *(edit.find for edit in self.edits)))
-        return there and not any(part in text for part in self.lacks)
+        is_found = all(part in text for part in (*self.holds, *(edit.find for edit in self.edits)))
+        return is_found and not any(part in text for part in self.lacks)
 
     def apply(self, text: str) -> str:
         for edit in self.edits:

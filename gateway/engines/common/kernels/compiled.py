@@ -19,13 +19,17 @@ def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "
     """code: made for this GPU; ptx: a GPU driver makes it of an older architecture's; no: neither.
     compiled: sm_90a, compute_80, ..."""
     major, _, minor = capability.partition(".")
-    here, result = (int(major), int(minor)), {"no"}
+    device, result = (int(major), int(minor)), {"no"}
     for match in filter(None, map(_NAME.fullmatch, compiled)):
-        kind, its, letter = match[1], (int(match[2]), int(match[3])), match[4]
-        alone = its == here if letter == "a" else its[0] == here[0] and its <= here
+        kind, built_for, letter = match[1], (int(match[2]), int(match[3])), match[4]
+        alone = (
+            built_for == device
+            if letter == "a"
+            else built_for[0] == device[0] and built_for <= device
+        )
         if kind == "sm" and alone:
             result.add("code")
-        elif kind == "compute" and (alone if letter else its <= here):
+        elif kind == "compute" and (alone if letter else built_for <= device):
             result.add("ptx")
     return "code" if "code" in result else "ptx" if "ptx" in result else "no"
 

@@ -152,9 +152,9 @@ def choose_moe(
     methods = rules.methods_of.get(shape.scheme.kind, ())
     method = next((m for m in methods if m.match.refusal(subject) is None), None)
     if method is None:
-        made = f" of {shape.origin}" if shape.origin else ""
+        origin = f" of {shape.origin}" if shape.origin else ""
         return _unknown(
-            f"these rules have no path for {shape.scheme.kind} experts{made} like these"
+            f"these rules have no path for {shape.scheme.kind} experts{origin} like these"
         )
     if method.refuses:
         return _no_backend(method, Refusal(kernel="", reason=method.refuses))
@@ -171,14 +171,14 @@ def choose_moe(
     refused: list[Refusal] = []
     for name in names:
         backend = rules.backends[name]
-        shown = name.rpartition(" ")[2]
+        short_name = name.rpartition(" ")[2]
         why = first_refusal(backend.requires, subject)
         if why is None:
             whole = first_refusal((*method.requires, *backend.then), subject)
             if whole:
-                return _no_backend(method, *refused, Refusal(kernel=shown, reason=whole))
-            return _chosen(method, backend, shown, shape, subject, tuple(refused))
-        refused.append(Refusal(kernel=shown, reason=why))
+                return _no_backend(method, *refused, Refusal(kernel=short_name, reason=whole))
+            return _chosen(method, backend, short_name, shape, subject, tuple(refused))
+        refused.append(Refusal(kernel=short_name, reason=why))
     return _no_backend(method, *refused)
 
 
@@ -209,8 +209,10 @@ def _chosen(
     grown = shape._replace(hidden=padded[0], intermediate=padded[1]) if padded else shape
     crashes = []
     for label, product in (("w13", grown.w13), ("w2", grown.w2)) if backend.runs else ():
-        there = subject._replace(layer=product, experts=grown)
-        why = [reason for reason in (check.refusal(there) for check in backend.runs) if reason]
+        grown_subject = subject._replace(layer=product, experts=grown)
+        why = [
+            reason for reason in (check.refusal(grown_subject) for check in backend.runs) if reason
+        ]
         crashes += (
             [(label, f"{label}: K={product.k}, N={product.n}: {'; '.join(why)}")] if why else []
         )

@@ -35,15 +35,15 @@ class GpuTable(Value):
 
     def multiplied(self, capability: str | None) -> frozenset[tuple[str, str]]:
         """Schemes whose format this GPU multiplies, and the format."""
-        known = self._multiplied.get(capability or "")
-        return frozenset(self.schemes.items()) if known is None else known
+        cached = self._multiplied.get(capability or "")
+        return frozenset(self.schemes.items()) if cached is None else cached
 
     @cached_property
     def _multiplied(self) -> dict[str, frozenset[tuple[str, str]]]:
         return {
             capability: frozenset(
-                (kind, wanted)
-                for kind, wanted in self.schemes.items()
+                (kind, formats)
+                for kind, formats in self.schemes.items()
                 if not self.widened(kind, capability)
             )
             for capability in self.capabilities
@@ -52,9 +52,9 @@ class GpuTable(Value):
     def widened(self, scheme: Kind, capability: str | None) -> Format | None:
         """The format of these weights, where this GPU does not multiply it; None: it does, or that
         is not known."""
-        known, wanted = self.traits(capability), self.schemes.get(scheme)
+        traits, formats = self.traits(capability), self.schemes.get(scheme)
         return (
-            wanted
-            if known is not None and wanted is not None and wanted not in known.formats
+            formats
+            if traits is not None and formats is not None and formats not in traits.formats
             else None
         )

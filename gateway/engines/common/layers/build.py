@@ -105,11 +105,13 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
         isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears
     ):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
-    others = tuple(_narrow_dtype(group, traits) for group in _loaded(plan, spec))
+    other_groups = tuple(_narrow_dtype(group, traits) for group in _loaded(plan, spec))
     if QUANTIZED_HEADS in traits:
-        others = tuple(part for group in others for part in _head_parts(group, quantization))
+        other_groups = tuple(
+            part for group in other_groups for part in _head_parts(group, quantization)
+        )
     return BuiltModel(
-        linears, others, plan.attention, assumed=quantization.assumed, guessed=plan.guessed
+        linears, other_groups, plan.attention, assumed=quantization.assumed, guessed=plan.guessed
     )
 
 

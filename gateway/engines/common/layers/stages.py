@@ -40,9 +40,9 @@ def layers_of(built: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ..
     """Layers of each stage as the engine splits them; one per stage if the depth is unknown."""
     if stages == 1:
         return (1,)
-    each, extra = divmod(_depth(built) or stages, stages)
+    per_stage, extra = divmod(_depth(built) or stages, stages)
     longer = kind.stage_remainder(stages, extra)
-    return tuple(each + (stage in longer) for stage in range(stages))
+    return tuple(per_stage + (stage in longer) for stage in range(stages))
 
 
 def repeated(engine: Engine, architecture: str) -> frozenset[str]:
@@ -228,12 +228,12 @@ def _bits(
     stacked: dict[Sequence[int], float] = {}
     towers = 0.0
     for layer in built.linears:
-        each = max(1, layer.experts) * layer.k * layer.n * getattr(layer.scheme, "bits", 16)
+        layer_bits = max(1, layer.experts) * layer.k * layer.n * getattr(layer.scheme, "bits", 16)
         if layer.name.startswith(_STACKS):
             numbers = tuple(layer.numbers)
-            stacked[numbers] = stacked.get(numbers, 0) + each
+            stacked[numbers] = stacked.get(numbers, 0) + layer_bits
         else:
-            towers += each * len(layer.numbers)
+            towers += layer_bits * len(layer.numbers)
     ends = [
         (item, 16 * item.count * prod(item.shape))
         for item in built.others

@@ -197,10 +197,10 @@ def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[
     if scheme.kind != "fp8_block":
         return ""
     if layer.experts:
-        own, block = _sizes(layer, k, n)[1], _block(layer, scheme, k, n, traits)
+        own_size, block = _sizes(layer, k, n)[1], _block(layer, scheme, k, n, traits)
         return (
-            f"intermediate size {own} is not a multiple of the block size {block}"
-            if own % block
+            f"intermediate size {own_size} is not a multiple of the block size {block}"
+            if own_size % block
             else ""
         )
     # validate_fp8_block_shape in quantization/utils/fp8_utils.py; merged layers are let through
@@ -260,9 +260,9 @@ def _marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[st
     if scheme.layout == "awq" and scheme.symmetric and NO_GROUP_INDEX not in traits:
         # AutoRound packed as AWQ: quantization/inc.py, inc/schemes/inc_wna16_scheme.py of 0.26.0
         return False
-    width, own = _sizes(layer, k, n)
+    width, own_size = _sizes(layer, k, n)
     multiple = max(1 if PADDED_EXPERTS in traits else 64, scheme.group)
-    return width % 128 == 0 and own % multiple == 0 and scheme.group in (-1, 32, 64, 128)
+    return width % 128 == 0 and own_size % multiple == 0 and scheme.group in (-1, 32, 64, 128)
 
 
 def _repacked(layer: Linear, scheme: Scheme, k: int, n: int, item: int) -> int:
@@ -319,8 +319,12 @@ def _grown(
 ) -> tuple[int, int]:
     """(k, n) of one expert, with the model's width and the expert's own at multiples that its
     kernel needs."""
-    width, own = map(round_up, _sizes(layer, k, n), _multiples(scheme, capability, traits))
-    return (width, own * len(layer.parts)) if layer.shard == "expert_column" else (own, width)
+    width, own_size = map(round_up, _sizes(layer, k, n), _multiples(scheme, capability, traits))
+    return (
+        (width, own_size * len(layer.parts))
+        if layer.shard == "expert_column"
+        else (own_size, width)
+    )
 
 
 def _multiples(scheme: Scheme, capability: str, traits: Collection[str]) -> tuple[int, int]:

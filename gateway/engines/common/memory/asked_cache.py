@@ -23,16 +23,16 @@ class CountedCache(FrozenRecord, frozen=True):
         points = self.asked.needed[len(self.asked.needed) // 2 : -1] or self.asked.needed
         if len(points) < 2:
             return 0
-        (short, few), (long, many) = points[0], points[-1]
-        return -(-(many - few) // (long - short))
+        (short, short_bytes), (long, long_bytes) = points[0], points[-1]
+        return -(-(long_bytes - short_bytes) // (long - short))
 
     @property
     def states_per_request(self) -> int:
         return self.asked.states_per_request if self.asked.state_bytes else 0
 
     def states(self, kv_bytes: int) -> int:
-        left = max(0, kv_bytes - self.asked.fixed)
-        return left // self.asked.state_bytes if self.asked.state_bytes else 0
+        left_bytes = max(0, kv_bytes - self.asked.fixed)
+        return left_bytes // self.asked.state_bytes if self.asked.state_bytes else 0
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
         points = self.asked.needed
@@ -43,11 +43,15 @@ class CountedCache(FrozenRecord, frozen=True):
         )
         if at == 0 or (at < len(points) and points[at][0] == length):
             return points[at][1]
-        (short, few), (long, many) = points[at - 1 : at + 1] if at < len(points) else points[-2:]
+        (short, short_bytes), (long, long_bytes) = (
+            points[at - 1 : at + 1] if at < len(points) else points[-2:]
+        )
         # The longest request fills its last block in part: a whole one costs the same. The second
         # length is one block.
         long += -long % points[min(1, len(points) - 2)][0]
-        between = few + math.ceil((many - few) * (length - short) / (long - short))
+        between = short_bytes + math.ceil(
+            (long_bytes - short_bytes) * (length - short) / (long - short)
+        )
         return -(-between // self.asked.block_bytes) * self.asked.block_bytes
 
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
@@ -57,8 +61,12 @@ class CountedCache(FrozenRecord, frozen=True):
         return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= room)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
-        needed = self.bytes_for(length, batched_tokens)
-        return self._blocks(kv_bytes) / (needed / self.asked.block_bytes) if needed else math.inf
+        request_bytes = self.bytes_for(length, batched_tokens)
+        return (
+            self._blocks(kv_bytes) / (request_bytes / self.asked.block_bytes)
+            if request_bytes
+            else math.inf
+        )
 
     def _blocks(self, kv_bytes: int) -> int:
         return max(0, kv_bytes - self.asked.fixed) // self.asked.block_bytes

@@ -204,8 +204,10 @@ def modelopt(block: Block) -> Quantization:
     # Where the engine renames a family's modules it reads `path*` as the module and all below it,
     # elsewhere as a prefix.
     stars = [entry for entry in written if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."]
-    below = [entry for entry in written if entry not in stars] + [entry[:-1] for entry in stars]
-    below = [block.renamed(entry) for entry in (*below, *(f"{entry[:-1]}.*" for entry in stars))]
+    prefixes = [entry for entry in written if entry not in stars] + [entry[:-1] for entry in stars]
+    prefixes = [
+        block.renamed(entry) for entry in (*prefixes, *(f"{entry[:-1]}.*" for entry in stars))
+    ]
     prefixed = [block.renamed(entry) for entry in written]
     algorithm = _checkpoint_algorithm(block, str(fields["quant_algo"]).upper())
     size = fields.get("group_size")
@@ -226,7 +228,7 @@ def modelopt(block: Block) -> Quantization:
         )
 
     def rule(layer: Layer) -> LayerScheme:
-        if excluded(layer, below):
+        if excluded(layer, prefixes):
             return UNQUANTIZED
         if PLAIN_TOWERS in block.traits and any(name in layer.name for name in _TOWERS):
             return UNQUANTIZED

@@ -82,8 +82,8 @@ class Check(RootModel[dict[str, Any]]):
     @cached_property
     def tests(self) -> tuple[tuple[Test, Any], ...]:
         return tuple(
-            (_any_of if name == "any_of" else CONDITIONS[name].test, wanted)
-            for name, wanted in self.root.items()
+            (_any_of if name == "any_of" else CONDITIONS[name].test, expected)
+            for name, expected in self.root.items()
             if name != "when"
         )
 
@@ -97,8 +97,8 @@ class Check(RootModel[dict[str, Any]]):
             outside = self.precondition.refusal(subject)
             if outside is not None:
                 return outside if isinstance(outside, Undecided) else None
-        for test, wanted in self.tests:
-            if reason := test(wanted, subject):
+        for test, expected in self.tests:
+            if reason := test(expected, subject):
                 return reason
         return None
 

@@ -151,10 +151,10 @@ def _of_experts(reason: Callable[[MoeShape, Any], str], takes: TypeAdapter[Any])
 
 
 def _capabilities(expected: tuple[str, ...], subject: Subject) -> str:
-    here = of_family(subject.capability, expected)
+    matching = of_family(subject.capability, expected)
     return (
         ""
-        if here
+        if matching
         else f"runs on compute capability {_alternatives(expected)}, this GPU has"
         f" {subject.capability}"
     )
@@ -165,19 +165,19 @@ def _at_least_capability(expected: str, subject: Subject) -> bool:
 
 
 def _min_capability(expected: str, subject: Subject) -> str:
-    enough = _at_least_capability(expected, subject)
+    is_enough = _at_least_capability(expected, subject)
     return (
         ""
-        if enough
+        if is_enough
         else f"needs compute capability {expected} or higher, this GPU has {subject.capability}"
     )
 
 
 def _below_capability(expected: str, subject: Subject) -> str:
-    above = _at_least_capability(expected, subject)
+    is_above = _at_least_capability(expected, subject)
     return (
         f"is for GPUs below compute capability {expected}, this one has {subject.capability}"
-        if above
+        if is_above
         else ""
     )
 
@@ -215,10 +215,10 @@ def _full_k(layer: LinearShape) -> int:
 
 
 def _act_order(layer: LinearShape, expected: str) -> str:
-    asked, full_k = layer.scheme.act_order, _full_k(layer)
+    act_order, full_k = layer.scheme.act_order, _full_k(layer)
     if expected == "yes":
-        return "" if asked else "is for layers with act-order"
-    if not asked or (expected == "unsharded" and layer.k == full_k):
+        return "" if act_order else "is for layers with act-order"
+    if not act_order or (expected == "unsharded" and layer.k == full_k):
         return ""
     return "cannot do act-order" + (
         f" on K={layer.k} of {full_k}" if expected == "unsharded" else ""
@@ -273,14 +273,14 @@ def _cut_multiple(layer: LinearShape, expected: int) -> str:
 
 
 def _origins(subject: Subject) -> str | None:
-    made = subject.experts or subject.layer
-    return None if made is None else made.origin
+    product = subject.experts or subject.layer
+    return None if product is None else product.origin
 
 
 def _family(subject: Subject) -> str | None:
     """Of the model, whose switches hold for dense layers and experts alike."""
-    made = subject.experts or subject.layer
-    return None if made is None else made.family
+    product = subject.experts or subject.layer
+    return None if product is None else product.family
 
 
 _NOT_FAMILIES = Condition(
@@ -304,14 +304,14 @@ def _whole_expert_groups(experts: MoeShape, _: bool) -> str:
 
 def _halved_groups(experts: MoeShape, least: int) -> str:
     """Groups that do not divide both sizes are halved until they do, down to `least`."""
-    group = asked = experts.scheme.group
+    group = group_size = experts.scheme.group
     if group <= 0:
         return f"takes groups of at least {least}, not one per channel"
     while experts.intermediate % group or experts.hidden % group:
         group //= 2
         if group < least:
             sizes = f"{experts.hidden} and {experts.intermediate}"
-            return f"no half of the group size {asked} down to {least} divides {sizes}"
+            return f"no half of the group size {group_size} down to {least} divides {sizes}"
     return ""
 
 

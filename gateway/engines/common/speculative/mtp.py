@@ -72,15 +72,19 @@ def drafting_bytes(
             for tensor in spec.draft_tensors
             if tensor.shard != "vocab"
         )
-    alike = [linear for linear in build(spec).linears if _drafts(linear, spec)]
-    sizes = [linear_bytes(linear, Rank(tp=rank.tp, dtype=rank.dtype)) for linear in alike]
+    drafting_linears = [linear for linear in build(spec).linears if _drafts(linear, spec)]
+    sizes = [
+        linear_bytes(linear, Rank(tp=rank.tp, dtype=rank.dtype)) for linear in drafting_linears
+    ]
     if not sizes or None in sizes:
         return None
-    each = sum((size or 0) // linear.count for size, linear in zip(sizes, alike, strict=True))
+    layer_bytes = sum(
+        (size or 0) // linear.count for size, linear in zip(sizes, drafting_linears, strict=True)
+    )
     joined = (
         2 * spec.hidden * spec.hidden * ITEM_BYTES[rank.dtype]
     )  # the token and the hidden state, into one
-    return layers * (each + joined)
+    return layers * (layer_bytes + joined)
 
 
 def _cut(tensor: TensorGroup) -> TensorGroup:

@@ -72,18 +72,20 @@ def speculate(
     rules: SpeculativeRules | None,
 ) -> Speculation:
     """The engine version's speculation for the target; `drafter` is the one that the user names."""
-    asked = "drafter" if drafter is not None else wish.speculative
-    if asked is None:
+    wanted_kind = "drafter" if drafter is not None else wish.speculative
+    if wanted_kind is None:
         return _UNASKED
-    if asked == "off":
+    if wanted_kind == "off":
         return _no_speculation("set by the user", "user")
     if rules is None:
         return _dropped(
-            asked, engine, [_refusal(asked, f"what {engine.ref} can draft with is not known here")]
+            wanted_kind,
+            engine,
+            [_refusal(wanted_kind, f"what {engine.ref} can draft with is not known here")],
         )
     if drafter is not None:
         return _with_drafter(target, drafter, wish, engine, rules)
-    if asked == "ngram":
+    if wanted_kind == "ngram":
         return _with_ngrams(wish, engine, rules)
     return _with_own_layers(target, wish, engine, rules)
 

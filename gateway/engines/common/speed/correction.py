@@ -111,14 +111,14 @@ def _largest(rows: Sequence[LayerKernel]) -> list[str]:
 
 def _nearest(facts: list[Fact], wanted: Mapping[str, str]) -> Ratio | None:
     for names, words in zip(_NEAR, _NEARNESS, strict=True):
-        alike = [
+        same_scope = [
             fact
             for fact in facts
             if all(fact.scope[name] == wanted[name] for name in (*names, "figure"))
         ]
-        alike = [fact for fact in alike if not _is_served(fact)] or alike
-        if alike:
-            logs = [math.log(bounded((fact.value or 0) / _THOUSAND)) for fact in alike]
+        same_scope = [fact for fact in same_scope if not _is_served(fact)] or same_scope
+        if same_scope:
+            logs = [math.log(bounded((fact.value or 0) / _THOUSAND)) for fact in same_scope]
             exact = names == _NEAR[0]
             part = 1.0 if exact else len(logs) / (len(logs) + 1)
             return Ratio(math.exp(part * sum(logs) / len(logs)), words)
@@ -144,12 +144,12 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     if not {"stream", "total", "first_token_2k_s"} <= result.keys():
         return _served(plan, facts)
     values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in result.items()}
-    own = {figure: banded(value, _BAND) for figure, value in values.items()}
+    figures = {figure: banded(value, _BAND) for figure, value in values.items()}
     runs = f"fitserve bench, {result['stream'].samples or 1} times"
     speed = plan.speed
     if speed is None:
         told = Speed(
-            **own,
+            **figures,
             concurrency=int(result["total"].scope["concurrency"]),
             grade="measured",
             source=runs,
@@ -158,10 +158,10 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
         base = _base(speed)
         ratios = {
             **speed.ratios,
-            **{figure: values[figure] / base[figure] for figure in own.keys() & base.keys()},
+            **{figure: values[figure] / base[figure] for figure in figures.keys() & base.keys()},
         }
         told = speed.evolve(
-            **own,
+            **figures,
             ratios=ratios,
             grade="measured",
             source=f"{speed.source.partition(_RUNS)[0]}; {runs}",
@@ -175,7 +175,7 @@ def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
     if speed is None:
         return plan
     basis, base = _basis(speed.source), _base(speed)
-    own = {
+    ratios = {
         fact.scope["figure"]: fact.value / _THOUSAND
         for fact in facts
         if fact.kind == "speed_ratio"
@@ -183,22 +183,26 @@ def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
         and fact.scope.get("basis") == basis
         and fact.scope.get("figure") in base
     }
-    if not own:
+    if not ratios:
         return plan
-    told = {figure: banded(base[figure] * ratio, _SERVED_BAND) for figure, ratio in own.items()}
+    served_figures = {
+        figure: banded(base[figure] * ratio, _SERVED_BAND) for figure, ratio in ratios.items()
+    }
     source = speed.source.partition(_SERVED)[0] + _SERVED
     return plan.evolve(
-        speed=speed.evolve(**told, ratios={**speed.ratios, **own}, grade="served", source=source)
+        speed=speed.evolve(
+            **served_figures, ratios={**speed.ratios, **ratios}, grade="served", source=source
+        )
     )
 
 
 def _is_same_load(plan: Plan, fact: Fact) -> bool:
     if fact.scope.get("figure") not in FIGURES or not fact.value:
         return False
-    here = {"replicas": str(plan.replicas.value)}
+    load_here = {"replicas": str(plan.replicas.value)}
     if plan.speed is not None and fact.scope["figure"] == "total":
-        here["concurrency"] = str(plan.speed.concurrency)
-    return all(fact.scope.get(name) == value for name, value in here.items())
+        load_here["concurrency"] = str(plan.speed.concurrency)
+    return all(fact.scope.get(name) == value for name, value in load_here.items())
 
 
 def learned(plan: Plan, bench: Bench, known: Iterable[Fact], time_s: float) -> tuple[Fact, ...]:
@@ -211,12 +215,12 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], time_s: float) -> t
     }
     values = _figures(plan, bench)
     whole = {"fingerprint": plan.fingerprint, "replicas": str(plan.replicas.value)}
-    own = {"total": {"concurrency": str(_concurrency(plan, bench))}}
+    scopes = {"total": {"concurrency": str(_concurrency(plan, bench))}}
     facts = [
         _fact(
             plan,
             "speed_measured",
-            {**whole, **own.get(figure, {}), "figure": figure},
+            {**whole, **scopes.get(figure, {}), "figure": figure},
             value,
             before,
             time_s,
@@ -224,14 +228,14 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], time_s: float) -> t
         for figure, value in values.items()
     ]
     base = _base(plan.speed)
-    where = measurement_scope(
+    scope = measurement_scope(
         plan.scope, plan.kernels, plan.attention, plan.speed.source if plan.speed else ""
     )
     facts += [
         _fact(
             plan,
             "speed_ratio",
-            {**where, "figure": figure},
+            {**scope, "figure": figure},
             bounded(values[figure] / base[figure]),
             before,
             time_s,
@@ -242,9 +246,9 @@ def learned(plan: Plan, bench: Bench, known: Iterable[Fact], time_s: float) -> t
 
 
 def _figures(plan: Plan, bench: Bench) -> dict[str, float]:
-    wanted = _concurrency(plan, bench)
+    concurrency = _concurrency(plan, bench)
     total = next(
-        (level.tokens_per_s for level in bench.levels if level.concurrency == wanted), None
+        (level.tokens_per_s for level in bench.levels if level.concurrency == concurrency), None
     )
     result = {
         "stream": bench.stream,

@@ -51,8 +51,8 @@ def work_with(
     across engine versions with equally fast kernels."""
     kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
     formats = gpus.multiplied(rank.capability) if gpus else frozenset()
-    model, known = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
-    return work_of(model, stage, rank, kernels, formats, known, table.names)
+    model, known_traits = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
+    return work_of(model, stage, rank, kernels, formats, known_traits, table.names)
 
 
 class Model(NamedTuple):
@@ -80,7 +80,7 @@ def work_of(
     """
     item = _ITEM[rank.dtype]
     chosen = {(layer, scheme): kernel for layer, scheme, kernel in kernels}
-    made = dict(formats)
+    formats_made = dict(formats)
     per_token = model.experts.per_token if model.experts else 0
     products = [
         product
@@ -88,7 +88,7 @@ def work_of(
             stage.linears, linears_bytes(stage, rank.computing, traits), strict=True
         )
         if not _MEDIA.match(layer.name)
-        and (product := _product(layer, size, rank, chosen, made, per_token, item, names))
+        and (product := _product(layer, size, rank, chosen, formats_made, per_token, item, names))
         is not None
     ]
     if not stage.is_known:
@@ -145,12 +145,12 @@ def _product(
         return None
     k, n = cut
     kernel = chosen.get((layer.name, describe(scheme)), "")
-    taken = (per_token / rank.ep if dealt else per_token) if layer.experts else 1
+    experts_read = (per_token / rank.ep if dealt else per_token) if layer.experts else 1
     return Product(
         layers=layer.count,
         bytes=size,
-        flops=2.0 * k * n * layer.count * taken,
-        passed=float((k + n) * item * layer.count * taken),
+        flops=2.0 * k * n * layer.count * experts_read,
+        passed=float((k + n) * item * layer.count * experts_read),
         multiplied=multiplied(scheme, kernel, formats, rank.dtype),
         kernel=names.group(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
         experts=layer.experts,
@@ -172,11 +172,11 @@ def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int)
         math.prod(tensor.shape) * tensor.count / (rank.tp if tensor.shard != "replicated" else 1)
     )
     routed = experts if tensor.shard.startswith("expert") else None
-    taken = routed.per_token / routed.count if routed else 1.0
+    experts_read = routed.per_token / routed.count if routed else 1.0
     return Product(
         layers=tensor.count // (routed.count if routed and len(tensor.shape) == 2 else 1) or 1,
         bytes=elements * item,
-        flops=2.0 * elements * taken,
+        flops=2.0 * elements * experts_read,
         passed=0,
         multiplied=rank.dtype,
         kernel="",
@@ -196,8 +196,8 @@ def _reading(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
     heads = max(1, group.heads // rank.tp)
     if group.kind == "recurrent" and group.recurrent is not None:
         state = group.recurrent
-        kept = state.heads * state.rows * state.columns / rank.tp * 4
-        return AttentionWork(0, 0, state_bytes=2.0 * group.layers * kept)
+        state_bytes = state.heads * state.rows * state.columns / rank.tp * 4
+        return AttentionWork(0, 0, state_bytes=2.0 * group.layers * state_bytes)
     value = group.value_dim or group.head_dim
     if group.kind == "mla":
         # Prompts are computed with keys and values taken out of the latents.

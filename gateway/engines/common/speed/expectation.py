@@ -46,32 +46,34 @@ def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | Non
     plans."""
     limit, band, ratios = load.tokens, clock.table.band, ratios or {}
     read, written = lengths(load.context)
-    held = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
-    at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held))
-    used = min(load.replicas, load.concurrency)
+    held_requests = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
+    at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held_requests))
+    used_replicas = min(load.replicas, load.concurrency)
     short, long = min(_SHORT, load.context), load.context >= _LONG
-    key = at_once, used, load.concurrency, read, written, limit, short, long
+    key = at_once, used_replicas, load.concurrency, read, written, limit, short, long
     if not ratios and key in clock.told:
         return clock.told[key]
     figures = {
         "stream": 1 / clock.decode_s(1, _SHORT),
-        "total": used * clock.total_per_s(at_once, read, written, limit),
+        "total": used_replicas * clock.total_per_s(at_once, read, written, limit),
         "first_token_2k_s": clock.first_token_s(short, limit),
     }
     figures |= {"first_token_32k_s": clock.first_token_s(_LONG, limit)} if long else {}
-    known = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
-    told = {
-        figure: banded(value * (known[figure].value if figure in known else 1), band)
+    known_ratios = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
+    figures_told = {
+        figure: banded(value * (known_ratios[figure].value if figure in known_ratios else 1), band)
         for figure, value in figures.items()
     }
     why = (
-        "; corrected by what was measured of " + next(iter(known.values())).source if known else ""
+        "; corrected by what was measured of " + next(iter(known_ratios.values())).source
+        if known_ratios
+        else ""
     )
     speed = Speed(
-        **told,
-        concurrency=min(load.concurrency, at_once * used),
+        **figures_told,
+        concurrency=min(load.concurrency, at_once * used_replicas),
         source=clock.machine.source + why,
-        ratios={figure: ratio.value for figure, ratio in known.items()},
+        ratios={figure: ratio.value for figure, ratio in known_ratios.items()},
     )
     if not ratios:
         clock.told[key] = speed

@@ -195,10 +195,10 @@ class SpeedTable(Value):
 
     def part(self, name: str, *, experts: bool) -> Part:
         """name: as `names` has it."""
-        named, others = (
+        of_name, of_other_names = (
             (self.expert_kernels, self.experts) if experts else (self.kernels, self.dense)
         )
-        return named.get(name, others)
+        return of_name.get(name, of_other_names)
 
 
 class SpeedKnowledge(FrozenRecord, frozen=True, eq=False):
@@ -226,10 +226,10 @@ def machine_of(
     for gpu in group:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
     peaks = [_peaks(gpu, pace, measured) for gpu in (group if measured else kinds.values())]
-    known = [item for item in peaks if item is not None]
-    if len(known) < max(1, len(peaks)):
+    known_peaks = [item for item in peaks if item is not None]
+    if len(known_peaks) < max(1, len(peaks)):
         return None
-    slowest = min(known, key=lambda item: item.memory)
+    slowest = min(known_peaks, key=lambda item: item.memory)
     joined = all(
         link is not None and link.nvlinks
         for link in (links.get(_ends(*pair)) for pair in combinations(group, 2))
@@ -286,16 +286,16 @@ def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured: Measured) -> _Peaks | None:
     days: dict[str, str] = {}
 
     memory = card.memory_gb_s * 1e9 if card else None
-    for what, formats in _FORMATS.items():
+    for product, formats in _FORMATS.items():
         # Of a card without a data sheet something is better than nothing, though parts of it are a
         # little less.
         number, part = (
-            measured.number(gpu, what),
-            reference.part(what) if reference else 1.0 if card is None else None,
+            measured.number(gpu, product),
+            reference.part(product) if reference else 1.0 if card is None else None,
         )
         if number is None or part is None:
             continue
-        days[what] = number.day
+        days[product] = number.day
         if formats:
             flops |= dict.fromkeys(formats, number.value / part)
         else:
@@ -320,9 +320,9 @@ def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
     sheet = f"data sheet of {peaks.card.name}" if peaks.card else ""
     if not days:
         return sheet
-    taken = {*days, *(name for what in days for name in _FORMATS.get(what, ()))}
-    wanted = {"memory", *peaks.flops, *(["all-reduce"] if wire else [])}
-    rest = f"; else {sheet}" if sheet and wanted - taken else ""
+    parts_used = {*days, *(name for what in days for name in _FORMATS.get(what, ()))}
+    parts_needed = {"memory", *peaks.flops, *(["all-reduce"] if wire else [])}
+    rest = f"; else {sheet}" if sheet and parts_needed - parts_used else ""
     return f"{', '.join(days)} measured here on {max(days.values())}{rest}"
 
 
@@ -345,9 +345,9 @@ def _wire(
     if reduce is not None:  # there engines have NCCL's all-reduce, which is what was measured
         # The measurement is of the whole group. Fewer ranks reach less, as elsewhere over the
         # host's memory.
-        more = 0.0 if direct else table.host.more_s / table.host.latency_s
-        latency = reduce.latency_s / (1 + more * (len(group) - 2))
-        return Wire(reduce.bytes_s, latency, more * latency)
+        host_factor = 0.0 if direct else table.host.more_s / table.host.latency_s
+        latency = reduce.latency_s / (1 + host_factor * (len(group) - 2))
+        return Wire(reduce.bytes_s, latency, host_factor * latency)
     if joined and card is not None and card.nvlink_gb_s:
         return Wire(
             card.nvlink_gb_s * 1e9 * table.nvlink.part, table.nvlink.latency_s, table.nvlink.more_s

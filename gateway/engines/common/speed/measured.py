@@ -64,11 +64,13 @@ class Measured:
     def all_reduce(
         self, group: Sequence[Gpu], links: Mapping[frozenset[int], Link]
     ) -> Reduce | None:
-        alike = self._reduces.get((cards(group), reach(group, links))) if self._reduces else None
-        if alike is None:
+        same_group = (
+            self._reduces.get((cards(group), reach(group, links))) if self._reduces else None
+        )
+        if same_group is None:
             return None
-        sizes = alike.get(uuids(group)) or next(
-            (item for gpus, item in alike.items() if gpus.count(",") == len(group) - 1), None
+        sizes = same_group.get(uuids(group)) or next(
+            (item for gpus, item in same_group.items() if gpus.count(",") == len(group) - 1), None
         )
         return None if sizes is None or len(sizes) < 2 else fitted(sizes, len(group))
 

@@ -47,9 +47,9 @@ def plan_outcome(
 ) -> PlanOutcome:
     """Results of `count` replicas of a plan. gpus: of one replica. needed: useful tokens of KV
     cache; more do not count. groups: of ranks of one replica, with a KV cache each."""
-    held = memory.kv_tokens * count * groups
-    kept = min(held, needed) if memory.kv_bytes_per_token else needed
-    return PlanOutcome(speed, context, kept, gpus * count)
+    held_tokens = memory.kv_tokens * count * groups
+    kept_tokens = min(held_tokens, needed) if memory.kv_bytes_per_token else needed
+    return PlanOutcome(speed, context, kept_tokens, gpus * count)
 
 
 # Requests that have their whole context at the same time.
@@ -106,8 +106,8 @@ class Penalties(NamedTuple):
 
 def rating(worth: float, demerits: Penalties) -> float:
     """Each plan is rated by itself, so that which of two comes first never depends on a third."""
-    lost = (
+    lost_share = (
         _WEAK * demerits.weak + _CHANGE * demerits.changes + min(_OLDER * demerits.older, _OLDEST)
     )
-    lost += _COPIES * demerits.copies
-    return math.log(max(worth, 1e-9)) - lost
+    lost_share += _COPIES * demerits.copies
+    return math.log(max(worth, 1e-9)) - lost_share

@@ -54,13 +54,13 @@ def counted(text: bytes, names: Mapping[str, str]) -> Counts | None:
     Source of the form: https://prometheus.io/docs/instrumenting/exposition_formats/
     """
     whole, result = b"\n" + text, dict[str, float]()
-    for what, name in names.items():
+    for counter, name in names.items():
         try:
             values = _values(whole, b"\n" + name.encode())
         except ValueError:
             return None
         if values:
-            result[what] = sum(values)
+            result[counter] = sum(values)
     return result or None
 
 

@@ -60,11 +60,11 @@ class StepClock:
     def _decode_s(self, requests: float, context: float) -> float:
         stages = self.work.pp
         part = max(1.0, requests / stages)
-        each = [clock.step_s(part, context) for clock in (self, *self.beside)]
+        seconds = [clock.step_s(part, context) for clock in (self, *self.beside)]
         # One request passes through all stages; with several requests the slowest stage sets the
         # pace.
-        alone = sum(each) if self.beside else stages * each[0]
-        passed = stages * max(each) * self._waiting if requests > 1 else alone
+        alone = sum(seconds) if self.beside else stages * seconds[0]
+        passed = stages * max(seconds) * self._waiting if requests > 1 else alone
         return passed + (stages - 1) * self.table.stage_s
 
     def step_s(self, requests: float, context: float) -> float:
@@ -97,13 +97,13 @@ class StepClock:
         batches = tokens / batch
         logits = max(1.0, batch / length)
         clocks = (self, *self.beside)
-        each = [clock.batch_s(batch, logits, launched=launched) for clock in clocks]
+        seconds = [clock.batch_s(batch, logits, launched=launched) for clock in clocks]
         computed = max(
             batches * item + count * clock.pairs_s(length)
-            for item, clock in zip(each, clocks, strict=True)
+            for item, clock in zip(seconds, clocks, strict=True)
         )
-        others = sum(each) - max(each) if self.beside else (self.work.pp - 1) * each[0]
-        fill = others + (self.work.pp - 1) * self.table.stage_s
+        other_s = sum(seconds) - max(seconds) if self.beside else (self.work.pp - 1) * seconds[0]
+        fill = other_s + (self.work.pp - 1) * self.table.stage_s
         return computed * (self._waiting if batches > 1 else 1) + fill + count * self.table.admit_s
 
     def batch_s(self, tokens: float, logits: float, *, launched: bool = True) -> float:

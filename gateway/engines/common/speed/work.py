@@ -39,8 +39,8 @@ class Product(NamedTuple):
         takes are left alone."""
         if not self.experts:
             return self.bytes
-        left: float = (1 - self.per_token / self.experts) ** tokens
-        return self.bytes * min(1.0, (1 - left) * self.busiest(tokens))
+        untouched: float = (1 - self.per_token / self.experts) ** tokens
+        return self.bytes * min(1.0, (1 - untouched) * self.busiest(tokens))
 
 
 class AttentionWork(NamedTuple):

@@ -91,14 +91,14 @@ def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
             n = int(getattr(module, "output_size_per_partition", None) or module.output_size)
             k = int(getattr(module, "input_size_per_partition", None) or module.input_size)
             scheme = getattr(module, "scheme", None)
-            alike = name, k, n, type(module.quant_method), type(scheme)
-            if alike not in known:
-                known[alike] = kernel_of(module, k, dtype)
-            rows[name, known[alike], k, n, 0] += 1
+            key = name, k, n, type(module.quant_method), type(scheme)
+            if key not in known:
+                known[key] = kernel_of(module, k, dtype)
+            rows[name, known[key], k, n, 0] += 1
         elif hasattr(module, "moe_runner_config") and hasattr(module, "quant_method"):
             method, runner = sglang_layers.experts(module)
-            own, width = int(module.intermediate_size_per_partition), int(module.hidden_size)
-            rows[name, runner or method or "", width, own, int(module.num_local_experts)] += 1
+            partition, width = int(module.intermediate_size_per_partition), int(module.hidden_size)
+            rows[name, runner or method or "", width, partition, int(module.num_local_experts)] += 1
     names = ("layer", "kernel", "k", "n", "experts")
     return [
         {**dict(zip(names, row, strict=True)), "count": count}

@@ -35,9 +35,9 @@ def cache(configured: Configured, whole: Any, memory_bytes: int) -> dict[str, An
 
     pages = max(1, -(-longest // page))
     # Of two long pools, so that windows are full and fixed costs are paid.
-    few, many = bytes_for(pages * page), bytes_for(2 * pages * page)
-    block = max(1, math.ceil((many - few) / pages))
-    fixed = max(0, few - pages * block)
+    one_page_bytes, two_pages_bytes = bytes_for(pages * page), bytes_for(2 * pages * page)
+    block = max(1, math.ceil((two_pages_bytes - one_page_bytes) / pages))
+    fixed = max(0, one_page_bytes - pages * block)
     doubled = sorted(
         {page * 2**power for power in range(max(1, pages.bit_length()))} | {pages * page}
     )
@@ -60,10 +60,10 @@ def _states(count: _Counted, size: int) -> dict[str, int]:
     size = max(size, _GIB) * 64
     if count(size) <= 0:
         return {}
-    states, each = count.slots()
+    states, per_request = count.slots()
     if not states:
         return {}
-    return {"state_bytes": -(-size // states), "states_per_request": each}
+    return {"state_bytes": -(-size // states), "states_per_request": per_request}
 
 
 def _pool_tokens(count: Callable[[int], int], size: int) -> int:
@@ -128,7 +128,7 @@ def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> _Counte
     arguments, model = configured.arguments, configured.model
     runner = bare_runner()
     layers = max(model.num_hidden_layers, model.num_attention_layers)
-    known = {
+    arguments_known = {
         "device": "cuda", "gpu_id": 0, "is_draft_worker": False, "server_args": arguments,
         "model_config": model, "model": whole, "dtype": model.dtype,
         "spec_algorithm": speculative.from_string(None), "dp_size": 1, "pp_size": 1,
@@ -138,7 +138,7 @@ def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> _Counte
         "end_layer": getattr(whole, "end_layer", layers),
         "sliding_window_size": _window(whole, model),
     }  # fmt: skip
-    for name, value in known.items():
+    for name, value in arguments_known.items():
         setattr(runner, name, value)
     runner.num_effective_layers = (runner.end_layer - runner.start_layer) * getattr(
         model.hf_config, "loop_num", 1
@@ -191,9 +191,9 @@ def _of_configurator(
         "sglang.srt.speculative.spec_info"
     ).SpeculativeAlgorithm
     dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
-    asked = resolved(arguments, "kv_cache_dtype")
-    named, dtype = fit(
-        dtypes.configure_kv_cache_dtype, server_args_kv_cache_dtype=asked, model=whole,
+    cache_dtype = resolved(arguments, "kv_cache_dtype")
+    name, dtype = fit(
+        dtypes.configure_kv_cache_dtype, server_args_kv_cache_dtype=cache_dtype, model=whole,
         model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
         speculative_draft_attention_backend=None,
     )  # fmt: skip
@@ -205,10 +205,10 @@ def _of_configurator(
         whole, model
     )
     plain = speculative.from_string(None)
-    known = {
+    arguments_known = {
         "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None,
         "model": whole, "model_config": model, "server_args": arguments, "kv_cache_dtype": dtype,
-        "kv_cache_dtype_str": named or asked, "model_dtype": model.dtype,
+        "kv_cache_dtype_str": name or cache_dtype, "model_dtype": model.dtype,
         "page_size": resolved(arguments, "page_size"), "sliding_window_size": window,
         "spec_algorithm": plain, "is_draft_worker": False,
         "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
@@ -222,7 +222,7 @@ def _of_configurator(
         "forward_stream": None, "req_to_token_pool": None, "token_to_kv_pool_allocator": None,
         "memory_pool_config": None,
     }  # fmt: skip
-    configurator = fit(_subclass(module.KVCacheConfigurator), **known)
+    configurator = fit(_subclass(module.KVCacheConfigurator), **arguments_known)
     slack, states = _slack(configured, memory_bytes), runtime.get_schedule().max_mamba_cache_size
 
     def count(size: int) -> int:

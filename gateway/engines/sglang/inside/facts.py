@@ -38,7 +38,11 @@ def facts() -> dict[str, Any]:
         "quantizations": {name: _method(name, kind) for name, kind in methods.items()},
         "environment": _environment(import_module("sglang.srt.environ")),
         "compiled": (
-            common(held for name, held in compiled(kernels).items() if name.endswith("common_ops"))
+            common(
+                capabilities
+                for name, capabilities in compiled(kernels).items()
+                if name.endswith("common_ops")
+            )
             if kernels
             else []
         ),
@@ -77,11 +81,11 @@ def _method(name: str, kind: Any) -> dict[str, Any]:
     dtypes = sorted(
         str(dtype).removeprefix("torch.") for dtype in _called(kind.get_supported_act_dtypes, item)
     )
-    said: dict[str, Any] = (
+    limits: dict[str, Any] = (
         {"min_capability": f"{minimum // 10}.{minimum % 10}"} if minimum > 0 else {}
     )
-    said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
-    return said | ({"online": name} if _online(name) else {})
+    limits["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
+    return limits | ({"online": name} if _online(name) else {})
 
 
 def _online(name: str) -> bool:

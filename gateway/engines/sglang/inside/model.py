@@ -143,15 +143,15 @@ def _ranks(
         elif re.search(r"PP|DP|CP", name):
             setattr(state, name, Group(1))
     attention: Any = importlib.import_module("sglang.srt.layers.dp_attention")
-    known = {
+    rank_names = {
         "_ATTN_TP_RANK": 0,
         "_ATTN_TP_SIZE": attention_tp,
         "_ATTN_DP_RANK": 0,
         "_ATTN_DP_SIZE": dp,
         "_LOCAL_ATTN_DP_SIZE": dp,
     }
-    known |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": dp > 1}
-    for name, value in known.items():
+    rank_names |= {"_LOCAL_ATTN_DP_RANK": 0, "_ENABLE_DP_ATTENTION_FLAG": dp > 1}
+    for name, value in rank_names.items():
         setattr(attention, name, value)
     attention._ATTN_TP_GROUP = Group(attention_tp)
     with suppress(ImportError):

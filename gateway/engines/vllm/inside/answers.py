@@ -54,9 +54,9 @@ def stand_in_for_packages() -> None:
     ):
         with suppress(ImportError):
             module = importlib.import_module(name)
-            for known in ("GemmType", "HummingGemmType"):
-                if hasattr(module, known):
-                    setattr(module, known, _GemmType)
+            for type_name in ("GemmType", "HummingGemmType"):
+                if hasattr(module, type_name):
+                    setattr(module, type_name, _GemmType)
 
 
 def pretend_bitsandbytes() -> None:
@@ -119,24 +119,24 @@ def kernels(whole: Any, dtype: str) -> dict[str, tuple[str, int, int, int]]:
                 0,
             )
         elif "moe" in type(method).__name__.lower():
-            given = module.moe_config
-            own = (
-                getattr(given, "intermediate_size_per_partition_unpadded", None)
-                or given.intermediate_size_per_partition
+            moe_config = module.moe_config
+            own_sizes = (
+                getattr(moe_config, "intermediate_size_per_partition_unpadded", None)
+                or moe_config.intermediate_size_per_partition
             )
-            width = getattr(given, "hidden_dim_unpadded", None) or given.hidden_dim
+            width = getattr(moe_config, "hidden_dim_unpadded", None) or moe_config.hidden_dim
             backends = [
                 value.name
                 for name, value in vars(method).items()
                 if "backend" in name and isinstance(value, enum.Enum)
             ]
-            experts: Any = getattr(given, "num_local_experts", None) or getattr(
-                given, "num_experts", 0
+            experts: Any = getattr(moe_config, "num_local_experts", None) or getattr(
+                moe_config, "num_experts", 0
             )
             result[path] = (
                 backends[0] if backends else type(method).__name__,
                 width,
-                own,
+                own_sizes,
                 int(experts),
             )
     return result
@@ -148,16 +148,19 @@ def kernel_of(method: Any, k: int, n: int, dtype: str) -> str:
     scheme = getattr(method, "scheme", None)  # of INCLinearMethod
     inner = getattr(scheme, "linear_method", None) or getattr(scheme, "inner_method", None)
     for owner in (method, inner):
-        held = vars(owner) if owner is not None else {}
-        if held.get("use_marlin") and "Marlin" not in type(held.get("fp8_linear")).__name__:
+        attributes = vars(owner) if owner is not None else {}
+        if (
+            attributes.get("use_marlin")
+            and "Marlin" not in type(attributes.get("fp8_linear")).__name__
+        ):
             return "Marlin"  # for every kernel that it made besides
-        if type(held.get("w8a8_block_fp8_linear")).__name__.endswith("LinearOp"):
+        if type(attributes.get("w8a8_block_fp8_linear")).__name__.endswith("LinearOp"):
             return block_fp8(k, n, dtype)
         for name in ("kernel", "linear_kernel", "w8a8_block_fp8_linear", "fp8_linear"):
-            if name in held and not isinstance(held[name], type):
-                return type(held[name]).__name__
-        if isinstance(held.get("backend"), enum.Enum):
-            return str(held["backend"].value)
+            if name in attributes and not isinstance(attributes[name], type):
+                return type(attributes[name]).__name__
+        if isinstance(attributes.get("backend"), enum.Enum):
+            return str(attributes["backend"].value)
     name = type(inner or method).__name__
     return "torch" if name == "UnquantizedLinearMethod" else name
 
@@ -285,11 +288,11 @@ def groups_of(plans: Any, configured: Any, specs: dict[str, Any]) -> Any:
 def cache(configured: Any) -> dict[str, Any] | None:
     """Bytes of a block over all layers that share it, and of one request of some lengths, up to the
     model's own."""
-    kept = specs(configured)
-    if not kept:
+    cache_specs = specs(configured)
+    if not cache_specs:
         return None
     plans = planner()
-    groups = groups_of(plans, configured, kept)
+    groups = groups_of(plans, configured, cache_specs)
     longest = configured.model_config.max_model_len
     # Whole blocks of the group with the longest ones: between them nothing grows. A state's block
     # may be a whole request.
@@ -300,15 +303,19 @@ def cache(configured: Any) -> dict[str, Any] | None:
     lengths = sorted(
         {1, longest} | {blocks * block for blocks in _BLOCKS if blocks * block < longest}
     )
-    needed = [(length, bytes_needed(plans, configured, groups, length)) for length in lengths]
-    aside = set_aside(plans, configured, kept, groups, *needed[len(needed) // 2])
+    bytes_by_length = [
+        (length, bytes_needed(plans, configured, groups, length)) for length in lengths
+    ]
+    aside = set_aside(
+        plans, configured, cache_specs, groups, *bytes_by_length[len(bytes_by_length) // 2]
+    )
     configured.model_config.max_model_len = longest
     # resolve_cudagraph_mode_and_sizes wants a block for each request (vllm/config/compilation.py).
     states = any("Mamba" in kind for kind, _ in kinds)
     return {
         "block_bytes": block_bytes(groups),
         "aside": aside,
-        "needed": needed,
+        "needed": bytes_by_length,
         "state_bytes": block_bytes(groups) if states else 0,
     }
 
@@ -354,8 +361,8 @@ def bytes_needed(plans: Any, configured: Any, groups: Any, length: int) -> int:
     if "builder" in inspect.signature(plans._max_memory_usage_bytes_from_groups).parameters:
         builder: Any = importlib.import_module("vllm.v1.core.kv_cache_config_builder")
         arguments.insert(0, builder.get_kv_cache_config_builder(configured))
-    needed: int = plans._max_memory_usage_bytes_from_groups(*arguments)
-    return needed
+    needed_bytes: int = plans._max_memory_usage_bytes_from_groups(*arguments)
+    return needed_bytes
 
 
 def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def facts() -> dict[str, Any]:
     batched, seqs = args.EngineArgs.get_batch_defaults(1)
     device = "cuda" if import_module("vllm.platforms").current_platform.is_cuda() else "cpu"
     package = Path(import_module("vllm").__path__[0])
-    said = {
+    answer = {
         "version": str(import_module("vllm").__version__),
         "device": device,
         "flags": _flags(parser(), _choices(args.EngineArgs, quantizations)),
@@ -43,7 +43,9 @@ def facts() -> dict[str, Any]:
         "quantizations": {name: _method(name) for name in sorted(quantizations)},
         "environment": _environment(),
         "compiled": common(
-            held for name, held in compiled(package).items() if name.startswith(("_C", "_moe_C"))
+            capabilities
+            for name, capabilities in compiled(package).items()
+            if name.startswith(("_C", "_moe_C"))
         ),
         "cuda_runtime": cuda_major(package),
         **config_classes(_configs()),
@@ -53,12 +55,12 @@ def facts() -> dict[str, Any]:
         **installed(),
     }
     if device == "cuda":
-        said["block_size"] = cache.DEFAULT_BLOCK_SIZE
+        answer["block_size"] = cache.DEFAULT_BLOCK_SIZE
         for size in (80, 180):
             vllm_boot.imagine((8, 6), size * GIB, 8)
             batched, seqs = args.EngineArgs.get_batch_defaults(1)
-            said[f"on_{size}_gib"] = {"batched_tokens": batched[usage], "seqs": seqs[usage]}
-    return said
+            answer[f"on_{size}_gib"] = {"batched_tokens": batched[usage], "seqs": seqs[usage]}
+    return answer
 
 
 def _method(name: str) -> dict[str, Any]:
@@ -68,21 +70,21 @@ def _method(name: str) -> dict[str, Any]:
     methods: Any = import_module("vllm.model_executor.layers.quantization")
     kind = methods.get_quantization_config(name)
     minimum = kind.get_min_capability()
-    said: dict[str, Any] = (
+    limits: dict[str, Any] = (
         {"min_capability": f"{minimum // 10}.{minimum % 10}"} if minimum > 0 else {}
     )
     dtypes = sorted(str(dtype).removeprefix("torch.") for dtype in _dtypes(kind))
-    said["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
+    limits["dtypes"] = [dtype for dtype in dtypes if dtype in ("bfloat16", "float16", "float32")]
     if name in methods.DEPRECATED_QUANTIZATION_METHODS:
-        said["deprecated"] = True
+        limits["deprecated"] = True
     if (configured := _online(name)) is not None:
-        same = type(configured) is kind
-        said["online"] = (
+        is_same_kind = type(configured) is kind
+        limits["online"] = (
             name
-            if same
+            if is_same_kind
             else next(m for m in ("online", *methods.QUANTIZATION_METHODS) if _is_of(configured, m))
         )
-    return said
+    return limits
 
 
 def _is_of(configured: Any, name: str) -> bool:
@@ -163,7 +165,7 @@ def _load_formats() -> list[str]:
 
 def _architectures() -> dict[str, list[str]]:
     registry = import_module("vllm.model_executor.models.registry")
-    known = set(registry.ModelRegistry.get_supported_archs())
+    supported = set(registry.ModelRegistry.get_supported_archs())
     tables: dict[str, list[str]] = {}
     for name, table in vars(registry).items():
         if (
@@ -173,11 +175,11 @@ def _architectures() -> dict[str, list[str]]:
             and isinstance(table, dict)
         ):
             tables[name.strip("_").removesuffix("_MODELS").lower().replace("_", " ")] = sorted(
-                known & set(table)
+                supported & set(table)
             )
-            known -= set(table)
-    if known:
-        tables["others"] = sorted(known)
+            supported -= set(table)
+    if supported:
+        tables["others"] = sorted(supported)
     return {name: table for name, table in tables.items() if table}
 
 

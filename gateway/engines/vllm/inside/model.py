@@ -163,8 +163,9 @@ def built(
     if headers is not None:
         files["model.safetensors"] = headers
     with folder_of(files) as folder:
-        given = {"max_model_len": 2048, "enforce_eager": True, **_EXECUTOR, **arguments}
+        engine_arguments = {"max_model_len": 2048, "enforce_eager": True, **_EXECUTOR, **arguments}
         with built_of(
-            engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **given), served=False
+            engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **engine_arguments),
+            served=False,
         ) as configured:
             yield configured

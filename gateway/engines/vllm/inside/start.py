@@ -50,15 +50,15 @@ def rehearsed(
 
 def _serve_arguments(folder: str, argv: Sequence[str]) -> None:
     """The API server's checks of its own flags, before an engine."""
-    given = parsed(folder, argv)
+    arguments = parsed(folder, argv)
     for name in ("openai", "launchers", "common"):
         try:
             module: Any = importlib.import_module(f"vllm.entrypoints.{name}.cli_args")
         except ModuleNotFoundError:
             continue
-        module.validate_parsed_serve_args(given)
+        module.validate_parsed_serve_args(arguments)
         if hasattr(module, "validate_api_server_args"):
-            module.validate_api_server_args(given)
+            module.validate_api_server_args(arguments)
         return
 
 
@@ -80,15 +80,17 @@ def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
     with built_of(arguments) as (configured, _):
         start.ran += ["configuration", "model"]
         start.run("", lambda: hear(start, configured.model_config))
-        kept = start.run("cache layers", lambda: answers.specs(configured))
-        if not kept:
+        cache_layers = start.run("cache layers", lambda: answers.specs(configured))
+        if not cache_layers:
             return
         plans = answers.planner()
-        groups = start.run("cache groups", lambda: answers.groups_of(plans, configured, kept))
+        groups = start.run(
+            "cache groups", lambda: answers.groups_of(plans, configured, cache_layers)
+        )
         if groups is None or not kv_bytes:
             return
         cache = start.run(
-            "cache", lambda: answers.planned(plans, configured, kept, groups, kv_bytes)
+            "cache", lambda: answers.planned(plans, configured, cache_layers, groups, kv_bytes)
         )
         if cache is None:
             return
