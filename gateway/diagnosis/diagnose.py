@@ -28,6 +28,8 @@ def diagnose(
 
 
 def _no_failure(reader: LogReader) -> str:
+    if reader.is_empty:
+        return "The log is empty."
     if reader.answered:
         return "The engine answered requests, and the log names no failure."
     if reader.ready:

@@ -67,6 +67,11 @@ class LogReader:
             self._lines.anchors = FATAL if self.answered else FATAL + SERVES
 
     @property
+    def is_empty(self) -> bool:
+        """Whether the log has no line."""
+        return self._lines.number == 0
+
+    @property
     def ready(self) -> bool:
         """Whether the engine has started to serve."""
         return self._evidence.serving

@@ -65,16 +65,14 @@ def read_drafter(
     layers = _numbers(fields, inner)
     if draft_vocab > vocab:
         raise fields.wrong("draft_vocab_size", f"no larger than the vocabulary of {vocab}")
-    target_size = fields.integer("target_hidden_size", default=0, minimum=0) or None
+    size = fields.integer("target_hidden_size", default=0, minimum=0) or None
     groups: tuple[TensorGroup, ...] = ()
     if plain is None and tensors is not None:
         groups = tuple(
             group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED)
         )
     elif plain is None:
-        groups = _shapes(
-            layer, fields, method, attention, draft_vocab, target_size or hidden, len(layers)
-        )
+        groups = _shapes(layer, fields, method, attention, draft_vocab, size or hidden, len(layers))
     return Drafter(
         source=source,
         revision=revision,
@@ -90,9 +88,7 @@ def read_drafter(
         draft_vocab=draft_vocab,
         # EAGLE and DFlash read the target's hidden states, by default in the drafter's own size.
         target_hidden=(
-            None
-            if method == "draft_model"
-            else target_size or (None if method == "mtp" else hidden)
+            None if method == "draft_model" else size or (None if method == "mtp" else hidden)
         ),
         target_layers=layers,
         attention=attention,

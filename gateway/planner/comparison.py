@@ -63,7 +63,8 @@ def _figures(plan: Plan) -> str:
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
         full_requests = memory.full_requests * plan.replicas.value * plan.data_parallel.value
-        parts.append(f"{full_requests:,.3g} requests of {context}")
+        count = f"{full_requests:,.3g}"
+        parts.append(f"{count} request{'' if count == '1' else 's'} of {context}")
     else:
         parts.append(context)
     if plan.drops:

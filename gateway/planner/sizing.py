@@ -210,8 +210,8 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     footprints = [_footprint(part, batch) for part in candidate.parts]
     usual = [rules.budget(footprint, context) for footprint in footprints]
     most = [
-        rules.largest_budget(footprint, stage_footprint) or stage_footprint
-        for footprint, stage_footprint in zip(footprints, usual, strict=True)
+        rules.largest_budget(footprint, budget) or budget
+        for footprint, budget in zip(footprints, usual, strict=True)
     ]
     wanted, kept = (
         wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
@@ -224,41 +224,30 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
     pairs = list(zip(footprints, usual, strict=True))
     if _needs_only(candidate):
         needed_bytes = max(
-            (_needed_budget(stage_footprint, batch, bounds) for stage_footprint, bounds in pairs),
+            (_needed_budget(footprint, batch, bounds) for footprint, bounds in pairs),
             key=_share,
         )
         shares.insert(0, (min(shares[0][0], needed_bytes, key=_share), None))
     if kept is not None:
-        cut = max(
-            (_cut(stage_footprint, bounds, kept) for stage_footprint, bounds in pairs), key=_share
-        )
+        cut = max((_cut(footprint, bounds, kept) for footprint, bounds in pairs), key=_share)
         shares.insert(0, (min(shares[-2][0], cut, key=_share), kept))
     sizes_found: Sizes | None = None
-    for stage_share, cap in shares:
+    for budget, cap in shares:
         try:
-            each = [
+            stages = [
                 _sizes_within(
-                    stage_footprint,
+                    footprint,
                     batch,
-                    stage_share._replace(bytes=_stage_bytes(stage_footprint, stage_share, context)),
+                    budget._replace(bytes=_stage_bytes(footprint, budget, context)),
                 )
-                for stage_footprint in footprints
+                for footprint in footprints
             ]
         except Refused:
-            if stage_share is shares[-1][0] and sizes_found is None:
+            if budget is shares[-1][0] and sizes_found is None:
                 raise
             continue
-        least = min(
-            each,
-            key=lambda stage_footprint: (
-                stage_footprint.memory.kv_tokens,
-                stage_footprint.context.value,
-            ),
-        )
-        fewest = min(
-            (stage_footprint.batch for stage_footprint in each),
-            key=lambda stage_footprint: stage_footprint.seqs.value,
-        )
+        least = min(stages, key=lambda stage: (stage.memory.kv_tokens, stage.context.value))
+        fewest = min((stage.batch for stage in stages), key=lambda batch: batch.seqs.value)
         least = least._replace(batch=fewest)
         sizes_found = least._replace(cap=cap or _claim(candidate, least.memory))
         if sizes_found.context.value >= wanted:

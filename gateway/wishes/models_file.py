@@ -76,7 +76,7 @@ def load(path: Path) -> ModelsFile:
         raise BadRequest(
             "\n".join(
                 [
-                    "Nothing was changed:",
+                    f"{path.name} has mistakes, so nothing is changed:",
                     *lines,
                     *rest_line,
                     "`fitserve config schema` describes the file.",

@@ -115,7 +115,7 @@ async def test_an_image_that_is_gone_is_told_with_what_to_do(
         harness.host.resolve(exact),
         harness.host.identity(exact),
     ):
-        with pytest.raises(HostError, match="is not on this machine any more") as gone:
+        with pytest.raises(HostError, match="is no longer on this machine") as gone:
             await call
         assert "`fitserve retry NAME`" in gone.value.hint
     with pytest.raises(HostError, match="No such image"):

@@ -64,7 +64,7 @@ def install(
                 f" are free at {folder}.",
                 hint="Free disk space, or set FITSERVE_DATA_DIR to a larger disk.",
             )
-        say(f"Installing {engine.ref} into {folder}. This takes several GiB and minutes.")
+        say(f"Installing {engine.ref} into {folder}. This takes minutes and several GiB of disk.")
         sources = _package_sources(wheels)
         environment = {**os.environ, **sources}
         create, fill, verify = _commands(

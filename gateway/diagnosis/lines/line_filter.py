@@ -142,7 +142,12 @@ class LineFilter:
             self._rest = self._rest.removesuffix(b"\n")
             if self.number == 0 and _LOST.search(self._rest):
                 self._rest = _RAISED.sub(b"\n", _LOST.sub(b"\n", self._rest))
-            self._block(self._rest + b"\n")
+                # Its parts are one line of the log.
+                for part in self._rest.split(b"\n"):
+                    self.number = 0
+                    self._block(part + b"\n")
+            else:
+                self._block(self._rest + b"\n")
             self._rest = b""
         self._last_lines()
 

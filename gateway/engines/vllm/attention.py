@@ -115,7 +115,7 @@ def layer_attention(
     step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
     rows, version = [], step.flash_attention if step else None
     for group, query in zip(groups, queries, strict=True):
-        user_backend = (
+        target = (
             query._replace(causal=not ahead, flash_attention=version)
             if ahead or version is not None
             else query
@@ -128,16 +128,10 @@ def layer_attention(
             choice = BackendChoice(backend="torch", status="ok")
         else:
             choice = choose_backend(
-                rules,
-                user_backend,
-                rank.capability,
-                None,
-                forced or (step.backend if step else None),
+                rules, target, rank.capability, None, forced or (step.backend if step else None)
             )
             choice = _started(
-                choice,
-                rules,
-                Subject(rank.capability, frozenset(rules.packages), attention=user_backend),
+                choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=target)
             )
         rows.append(
             LayerAttention(

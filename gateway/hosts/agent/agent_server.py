@@ -301,7 +301,10 @@ def _unpacked(text: str) -> bytes:
     except (ValueError, zlib.error):
         document = b""
     if not document or opener.unconsumed_tail:
-        raise AgentRefusal("The agent refuses: the document of questions is malformed.")
+        raise AgentRefusal(
+            "The agent refuses: the document of questions is malformed.",
+            hint="Gateway and agent must be of one version.",
+        )
     return document
 
 

@@ -131,7 +131,7 @@ class AgentHost:
         if len(packed) > MOST_BYTES_OF_CALL // 2:
             raise HostError(
                 "The model has too many tensors for a call to the agent.",
-                hint="The plan by the rules stays.",
+                hint="fitserve plans by its own rules; nothing is to be done.",
             )
         async with aclosing(
             self._ask(InquireCall(engine=engine, asked=packed, gpus=gpus), None)

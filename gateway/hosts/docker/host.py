@@ -160,7 +160,7 @@ class DockerHost:
             except DockerRefused as refused:
                 if refused.status not in (404, 409):
                     raise HostError(
-                        f"Docker does not give the log of {name}: {refused}."
+                        f"Docker refuses to give the log of {name}: {refused}."
                     ) from refused
                 break
             except (HostError, OSError):
@@ -218,7 +218,7 @@ class DockerHost:
         except (DockerRefused, OSError, ValueError, KeyError) as error:
             raise HostError(
                 f"Docker broke off the answer of {engine}: {error}.",
-                hint="The plan by the rules stays.",
+                hint="fitserve plans by its own rules; nothing is to be done.",
             ) from error
         finally:
             await asyncio.shield(self._docker.call(partial(_remove, container), _SLOW_S))

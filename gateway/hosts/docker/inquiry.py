@@ -84,7 +84,7 @@ def start_inquiry(client: APIClient, container: str, image: str) -> None:
             raise
         raise HostError(
             f"The image {image} cannot check plans: it has no python3.",
-            hint="The plan by the rules stays. Check whether this is an engine image.",
+            hint="fitserve plans by its own rules. Check whether this is an engine image.",
         ) from None
 
 

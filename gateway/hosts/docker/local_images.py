@@ -108,8 +108,8 @@ def _image(image: str, client: APIClient) -> Attributes | None:
 
 def _missing_image(engine: EngineRef) -> HostError:
     return HostError(
-        f"The image that {engine.image} was when {engine} was asked or started first"
-        f" ({engine.digest}) is not on this machine any more.",
+        f"The image of {engine} from its first start or question, {engine.digest}, is no longer"
+        " on this machine.",
         hint=(
             f"`fitserve retry NAME` takes what {engine.image} is now; `docker load` brings the old"
             " one back."

@@ -386,7 +386,7 @@ class ProcessHost:
             open_files.restore_fd_limit(child.pid)
             process = procfs.read(child.pid)
             if process is None:
-                raise ProcessLookupError(errno.ESRCH, "somebody else waited for it")
+                raise ProcessLookupError(errno.ESRCH, "it ended before it was recorded")
             record = self._records.write(
                 record.evolve(pid=process.pid, start_ticks=process.start_ticks)
             )

@@ -96,29 +96,27 @@ class ModelPlanner:
         uninstalled: list[Engine] = []
         if startable is not None:
             engines, uninstalled = startable.split(engines)
-            shows_uninstalled = (
-                request.include_uninstalled and not request.machine_name and uninstalled
-            )
-            if not engines and (uninstalled or startable.installed_only) and not shows_uninstalled:
+            optional = request.include_uninstalled and not request.machine_name and uninstalled
+            if not engines and (uninstalled or startable.installed_only) and not optional:
                 raise startable.refusal(uninstalled, model_name or wish.name)
         if wish.chat_template is not None:
             from gateway.models.catalog.template_syntax import check  # not before there is one
 
             check(wish.chat_template.text, wish.chat_template.name)
         images = profiles.images | ({wish.image} if wish.image else set())
-        facts_here = valid_facts(facts, machine.driver, images, request.pins)
+        known = valid_facts(facts, machine.driver, images, request.pins)
         running = request.running
         if running is not None:
             machine = freed(machine, running.held_bytes)
-        learned = self._learned(running, spec, machine, facts_here) if running is not None else ()
+        learned = self._learned(running, spec, machine, known) if running is not None else ()
         # A newer fact about the traffic of a plan replaces the older one.
         replaced = {_fact_key(fact) for fact in learned}
-        facts_here = [fact for fact in facts_here if _fact_key(fact) not in replaced] + [*learned]
+        known = [fact for fact in known if _fact_key(fact) not in replaced] + [*learned]
         inputs = PlanningInput(
             spec,
             machine,
             wish,
-            KnownFacts((*profiles.facts, *facts_here)),
+            KnownFacts((*profiles.facts, *known)),
             request.claims,
             profiles.gpus,
             dict(request.answers),
@@ -131,15 +129,7 @@ class ModelPlanner:
             request.machine_name or "this machine",
         )
         return ModelPlanning(
-            profiles,
-            self._hub,
-            request,
-            inputs,
-            engines,
-            uninstalled,
-            startable,
-            learned,
-            facts_here,
+            profiles, self._hub, request, inputs, engines, uninstalled, startable, learned, known
         )
 
     def _learned(

@@ -111,7 +111,8 @@ class ModelRoute:
 
     def not_ready(self) -> NotReady:
         first, *rest = self.detail.splitlines() or [""]
-        reason = f"{self.state}: {first[:_MOST_DETAIL].rstrip()}" if first else self.state
+        says_more = first and first.rstrip(".") != self.state
+        reason = f"{self.state}: {first[:_MOST_DETAIL].rstrip()}" if says_more else self.state
         reason = f"{reason} ..." if rest or len(first) > _MOST_DETAIL else reason.rstrip(".") + "."
         # While requests wait, another model may be evicted for this one.
         remedy = None if self.wait_s else _REMEDIES.get(self.state)

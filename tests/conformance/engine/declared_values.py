@@ -6,15 +6,18 @@ The standard library alone reads the sources.
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.conformance.engine.path_conditions import UNKNOWN, OneOf, Over
 
 
+@cache
 def constants(package: Path, file: str, *, imports: bool = True) -> dict[str, Any]:
     """The constants of a module that its conditions look into: Literals, collections and keys of
-    mappings. imports: also those of modules that it imports them from."""
+    mappings. imports: also those of modules that it imports them from, each of which is read once.
+    """
     module = ast.parse((package / file).read_text())
     result: dict[str, Any] = {}
     for node in module.body:

@@ -41,6 +41,20 @@ def test_who_pastes_one_line_means_it(line: str, kind: str) -> None:
     assert read(line).kind == kind
 
 
+def test_the_parts_of_a_pasted_line_have_its_number() -> None:
+    failure = read(
+        "(EngineCore_0 pid=77) ERROR 11-28 10:00:09 [core.py:700] ValueError: To serve at least one"
+        " request with the model's max seq len (40960), 5.6 GiB KV cache is needed, which is larger"
+        " than the available KV cache memory (2.1 GiB)."
+    )
+    assert failure.kind == "kv_too_small"
+    assert failure.line_number == 1
+
+
+def test_an_empty_log_is_called_empty() -> None:
+    assert diagnose([b""], SIGNATURES)[0].message == "The log is empty."
+
+
 def test_among_many_lines_it_is_one_of_many() -> None:
     assert (
         read(*["frob"] * 5, "NVSHMEM API called before NVSHMEM initialization has completed").kind

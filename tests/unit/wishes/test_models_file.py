@@ -31,7 +31,10 @@ def mistakes(folder: Path, text: str) -> list[str]:
     with pytest.raises(BadRequest) as failed:
         load(path)
     head, *told, schema = failed.value.message.splitlines()
-    assert (head, "config schema" in schema) == ("Nothing was changed:", True)
+    assert (head, "config schema" in schema) == (
+        f"{path.name} has mistakes, so nothing is changed:",
+        True,
+    )
     return [line.removeprefix(f"{path}:") for line in told]
 
 
