@@ -118,7 +118,17 @@ class _OfferSearch:
         gpus = set(self.decision(fewest_offers).plans[0].devices)
         on_gpus = [offer for offer in fewest_offers if gpus & offer.gives.keys()]
         fewest_offers = on_gpus if self.losses(on_gpus) <= goal else fewest_offers
-        return minimal_offers(fewest_offers, lambda offers: self.losses(offers) <= goal)
+        minimal = minimal_offers(fewest_offers, lambda offers: self.losses(offers) <= goal)
+        if len(minimal) < 2:
+            return minimal
+        # A copy that shrinks would restart. It leaves alone instead, if the others can stay so.
+        shrinking = {(offer.model, offer.replica) for offer in minimal if offer.how == "surplus"}
+        alone = (
+            offer
+            for offer in offers
+            if offer.how != "surplus" and (offer.model, offer.replica) in shrinking
+        )
+        return next(((offer,) for offer in alone if self.losses([offer]) <= goal), minimal)
 
     def used_parts(
         self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]

@@ -58,6 +58,20 @@ def test_surplus_comes_before_sleep_and_stop_and_what_is_not_needed_is_left() ->
     assert takes(offers, needing(18, 18)) == []
 
 
+def test_one_copy_that_leaves_is_less_than_one_that_leaves_and_one_that_shrinks() -> None:
+    offers = [
+        offer("a", "surplus", 2),
+        offer("b", "sleep", 6),
+        offer("a", "sleep", 8),
+    ]
+    assert takes(offers, needing(8, 8)) == ["a sleep"]
+    assert takes(offers, needing(6, 6)) == ["b sleep"]
+    assert takes(offers, needing(14, 14)) == ["b sleep", "a sleep"]
+    # The surplus of `a` and the memory of `b` suffice, and all that `a` has does not.
+    offers[2] = offer("a", "sleep", 7)
+    assert takes(offers, needing(8, 8)) == ["a surplus", "b sleep"]
+
+
 def test_for_a_longer_context_nobody_is_stopped() -> None:
     offers = [offer("a", "surplus", 2), offer("a", "stop", 8)]
     assert takes(offers, needing(5)) == []
