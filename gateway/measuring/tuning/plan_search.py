@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gateway.controller.decisions.changes import is_as_good
@@ -168,6 +168,7 @@ class PlanSearch:
         self._trial_s += time.monotonic() - began
         if self._report.tried[0].speed is None:
             return f"the served plan could not be measured: {self._report.tried[0].problem}"
+        best = self._with_last_speed(best)
         if self._options.offline:
             if self._options.automatic and self._model.rival is None:
                 return "no plan should be better, and none has memory beside the served one"
@@ -208,12 +209,20 @@ class PlanSearch:
                 self._take(candidate)
                 engine = await asyncio.to_thread(self._tools.engine, plan.engine)
                 best = BasePlan(self.wish, candidate.wish, plan, engine, lossy=best.lossy)
+                best = self._with_last_speed(best)
                 candidates, without_gain = iter((*neighbours(best), *other_engine_plans)), 0
                 continue
             without_gain += 1
             if without_gain >= _PATIENCE:
                 return f"the last {_PATIENCE} changes gave nothing"
         return "no change is left to try"
+
+    def _with_last_speed(self, base: BasePlan) -> BasePlan:
+        """The plan with its measured speed, where forecasts of others learn from the same one."""
+        speed = self._report.tried[-1].speed
+        if self._text or speed is None:
+            return base
+        return replace(base, plan=base.plan.evolve(speed=speed))
 
     def _take(self, candidate: PlanChange) -> None:
         """Note that the last tried plan is the best."""
