@@ -19,6 +19,7 @@ from gateway.errors import BadRequest
 # files in the engine's own folder.
 _MARK = re.compile(rb'/(?:(?<=[:"./]/)|\.\.)').search
 _ESCAPE = re.compile(rb"\\[u/]").search
+_SLASH, _BACKSLASH = b"/\\"
 _STEMS = ("image", "audio", "video")
 # Fields that engines pass on as data, without fetching anything.
 _INERT_FIELDS = frozenset(
@@ -50,8 +51,8 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
 
     Raises BadRequest for a path, and for a URL that is not http or https or names no host.
     """
-    # The search for one byte takes nanoseconds.
-    if (b"/" not in body or not _MARK(body)) and (b"\\" not in body or not _ESCAPE(body)):
+    # The search for a byte by its number takes nanoseconds; for a text it raises an error first.
+    if (_SLASH not in body or not _MARK(body)) and (_BACKSLASH not in body or not _ESCAPE(body)):
         return _NO_HOSTS
     document = msgspec.json.decode(body)
     if not isinstance(document, dict):
