@@ -18,11 +18,11 @@ def measured_facts(path: Path) -> list[Fact]:
         return []
     import sqlite3  # not before there is a database
 
+    from gateway.store.database_files import reader
+
     query = "SELECT fact FROM facts WHERE json_extract(fact, '$.kind')='machine_speed' ORDER BY id"
     try:
-        with contextlib.closing(
-            sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
-        ) as db:
+        with contextlib.closing(reader(path)) as db:
             return [Fact.model_validate_json(row[0]) for row in db.execute(query)]
     except (sqlite3.Error, ValidationError):
         return []

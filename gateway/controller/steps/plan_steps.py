@@ -47,17 +47,6 @@ class PlanSteps:
         plan for that.
         """
         replica.outdated = False
-        await self._plan(model, replica, room, instead)
-        if replica.outdated and replica.attempt is None and not replica.takes:
-            replica.blocked, replica.looks_again = None, True
-
-    async def _plan(
-        self,
-        model: ManagedModel,
-        replica: ReplicaState,
-        room: CurrentContext,
-        instead: CurrentContext,
-    ) -> None:
         try:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._replica_planner.planning:
@@ -99,6 +88,9 @@ class PlanSteps:
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
+        finally:
+            if replica.outdated and replica.attempt is None and not replica.takes:
+                replica.blocked, replica.looks_again = None, True
 
     async def _fits_beside(
         self,

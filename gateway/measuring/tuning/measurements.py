@@ -70,7 +70,7 @@ class Measurements:
         The measurement of a served plan is also one of the model. Raises StoreError.
         """
         single, name = for_copies(plan, 1), model.wish.name
-        attempt = next((single for single in model.serving if single.plan == plan), None)
+        attempt = next((attempt for attempt in model.serving if attempt.plan == plan), None)
         if attempt is not None:
             await self._store_report(name, single, report)
         else:
@@ -128,9 +128,9 @@ class Measurements:
         facts = KnownFacts(await asyncio.to_thread(self._store.facts))
         single = for_copies(plan, 1)
         for form in (plan, single):
-            speed = measured(form, facts.of_plan(form.fingerprint))
-            if speed.speed is not None and speed.speed.grade != "predicted":
-                return for_copies(speed, plan.replicas.value)
+            measured_form = measured(form, facts.of_plan(form.fingerprint))
+            if measured_form.speed is not None and measured_form.speed.grade != "predicted":
+                return for_copies(measured_form, plan.replicas.value)
         return plan
 
     async def _compare_plans(self, model: ManagedModel, serving: Attempt) -> None:

@@ -100,12 +100,12 @@ def _weights(decision: Decision) -> int:
 def _room(decision: Decision) -> int:
     """The largest weights that would have room, all ranks together."""
     sized = [(rejection.memory, _ranks(rejection)) for rejection in decision.rejected] + [
-        (rejection.memory, _ranks(rejection)) for rejection in decision.plans[:1]
+        (plan.memory, _ranks(plan)) for plan in decision.plans[:1]
     ]
     rooms = [
-        (rejection.budget_bytes - rejection.activation_bytes - rejection.overhead_bytes) * ranks
-        for rejection, ranks in sized
-        if rejection is not None
+        (memory.budget_bytes - memory.activation_bytes - memory.overhead_bytes) * ranks
+        for memory, ranks in sized
+        if memory is not None
     ]
     return max([0, *rooms])
 

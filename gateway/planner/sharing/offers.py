@@ -121,7 +121,7 @@ class _OfferSearch:
         minimal = minimal_offers(fewest_offers, lambda offers: self.losses(offers) <= goal)
         if len(minimal) < 2:
             return minimal
-        # A copy that shrinks would restart. It leaves alone instead, if the others can stay so.
+        # A copy that shrinks would restart. Where its whole memory suffices, it leaves alone.
         shrinking = {(offer.model, offer.replica) for offer in minimal if offer.how == "surplus"}
         alone = (
             offer

@@ -325,7 +325,7 @@ def _check_name(name: str) -> None:
     logs of `a`."""
     last = name.rpartition("/")[2]
     routers = (bench_routes.router, launch_routes.router, tune_routes.router)
-    routes = (*router.routes, *(route for router_b in routers for route in router_b.routes))
+    routes = (*router.routes, *(route for extra in routers for route in extra.routes))
     if "/" in name and any(
         route.path.endswith(f"}}/{last}") for route in routes if isinstance(route, APIRoute)
     ):
