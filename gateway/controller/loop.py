@@ -202,6 +202,7 @@ class Loop:
                 replica.task.cancel()
                 await asyncio.wait({replica.task})
             replica.end_preparation()
+            replica.end_inquiry()
             await replica.unwatch()
         await self._orphans.close()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.controller.decisions.eviction import Eviction, Place
 from gateway.controller.decisions.reconcile import Rest
@@ -28,8 +29,11 @@ from gateway.domain import (
     StartConditions,
     Wish,
 )
+from gateway.logging import Logger
 from gateway.planner.starts import Stage
 from gateway.supervision import Setback
+
+log = Logger("fitserve.loop")
 
 # Seconds before an engine whose inquiry failed is asked again. The cause may be gone by then.
 _ASK_AGAIN_S = 600.0
@@ -76,6 +80,8 @@ class ReplicaState:
     """The plan with the offers that it waits for."""
     preparation: Preparation | None = None
     """The files of its start, brought and read ahead."""
+    early_inquiry: asyncio.Task[None] | None = None
+    """Asks its engine about the plan for its turn, while it rests."""
     launched: int | None = None
     """The attempt that this gateway launched. Phases of other starts were not seen whole."""
     conditions: StartConditions = StartConditions()
@@ -196,6 +202,19 @@ class ReplicaState:
         if self.preparation is not None:
             self.preparation.end()
             self.preparation = None
+
+    def begin_inquiry(self, inquiry: Coroutine[Any, Any, None]) -> None:
+        """Begin an inquiry for its turn, unless one runs."""
+        if self.early_inquiry is not None and not self.early_inquiry.done():
+            inquiry.close()
+            return
+        self.early_inquiry = asyncio.create_task(inquiry)
+        self.early_inquiry.add_done_callback(_note_inquiry)
+
+    def end_inquiry(self) -> None:
+        if self.early_inquiry is not None:
+            self.early_inquiry.cancel()
+            self.early_inquiry = None
 
     async def unwatch(self) -> None:
         if self.watcher is not None:
@@ -409,3 +428,9 @@ class ManagedModel:
             yield self.setback.problem
         for replica in self.replicas:
             yield from replica.problems
+
+
+def _note_inquiry(inquiry: asyncio.Task[None]) -> None:
+    # The start at its turn asks itself where no answer is kept.
+    if not inquiry.cancelled() and (error := inquiry.exception()) is not None:
+        log.warning("an early inquiry failed", error=str(error))

@@ -12,7 +12,7 @@ from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner
 from gateway.domain import Attempt, Plan
 from gateway.domain.plan_request import PlanResult
-from gateway.errors import FitserveError, NoPlan
+from gateway.errors import FitserveError, HostError, NoPlan
 from gateway.logging import Logger
 from gateway.machine.gpu_watch import GpuWatch
 
@@ -68,23 +68,23 @@ class PlanSteps:
                 if planned.plan is not None:
                     await self._record(model, replica, planned.plan, planned.template)
                     return
-            if (
-                not model.wish_of(replica).check
-                or not set(planned.engines_to_ask) - model.failed_inquiries.keys()
-            ):
-                await self._without_plan(model, replica, planned, room)
-                return
-            # The engine's own code may allow a plan that the rules refuse.
-            replica.progress = (
-                f"checking: {planned.engines_to_ask[0]} is asked about what its rules refuse"
-            )
-            async with self._replica_planner.checked(
-                model, room, planned.engines_to_ask[0], None
-            ) as planned:
-                if planned.plan is None:
-                    await self._without_plan(model, replica, planned, room)
-                    return
-                await self._record(model, replica, planned.plan, planned.template)
+            checks = model.wish_of(replica).check
+            if not checks or not set(planned.engines_to_ask) - model.failed_inquiries.keys():
+                resting = await self._without_plan(model, replica, planned, room)
+            else:
+                # The engine's own code may allow a plan that the rules refuse.
+                replica.progress = (
+                    f"checking: {planned.engines_to_ask[0]} is asked about what its rules refuse"
+                )
+                async with self._replica_planner.checked(
+                    model, room, planned.engines_to_ask[0], None
+                ) as planned:
+                    if planned.plan is not None:
+                        await self._record(model, replica, planned.plan, planned.template)
+                        return
+                    resting = await self._without_plan(model, replica, planned, room)
+            if checks and resting is not None:
+                replica.begin_inquiry(self._ask_early(model, room, resting))
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
@@ -109,16 +109,29 @@ class PlanSteps:
 
     async def _without_plan(
         self, model: ManagedModel, replica: ReplicaState, planned: PlanResult, room: CurrentContext
-    ) -> None:
-        """It rests where others would leave for it once it is asked. Else raises NoPlan."""
+    ) -> Plan | None:
+        """It rests where others would leave for it once it is asked. Else raises NoPlan.
+
+        Returns the plan that it would then have.
+        """
         reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
         if room().if_asked:
-            takes = (await self._replica_planner.decide(model, room, "leave")).takes
-            if takes:
-                replica.rest_until_asked(reason, takes, asks=model.asks)
+            later = await self._replica_planner.decide(model, room, "leave")
+            if later.takes:
+                replica.rest_until_asked(reason, later.takes, asks=model.asks)
                 model.on_request = True
-                return
+                return later.plan
         raise NoPlan(reason)
+
+    async def _ask_early(self, model: ManagedModel, room: CurrentContext, plan: Plan) -> None:
+        """Ask the engine of a resting model, so that its turn begins with the start itself."""
+        if plan.question is None or str(plan.engine) in model.failed_inquiries:
+            return
+        try:
+            await self._launcher.host.identity(plan.engine)
+        except HostError:
+            return  # The start fetches the engine first, and then asks it.
+        await self._replica_planner.ask_early(model, room, plan)
 
     async def _record(
         self, model: ManagedModel, replica: ReplicaState, plan: Plan, template: str

@@ -18,6 +18,7 @@ from gateway.errors import FitserveError
 from gateway.planner.sharing.surplus import cap_after_giving
 
 CurrentContext = Callable[[], PlanningContext]
+Others = Literal["give", "stay", "leave"]
 KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
 
 
@@ -31,12 +32,14 @@ class ReplicaPlanner:
         self._keep_commits = keep_commits
         self.planning = asyncio.Lock()
         """The lock of every step that relies on free memory."""
+        self._early = asyncio.Lock()
+        """Resting models ask one after the other: starts need the processor more."""
 
     async def decide(
         self,
         model: ManagedModel,
         room: CurrentContext,
-        others: Literal["give", "stay", "leave"] = "give",
+        others: Others = "give",
     ) -> PlanResult:
         """The decision from present knowledge.
 
@@ -44,13 +47,7 @@ class ReplicaPlanner:
         with `leave` is not shown to users. Raises BadModel and its kin.
         """
         now = room()
-        surplus = [offer for offer in now.sharing.offers if offer.how == "surplus"]
-        offers = {"give": now.sharing.offers, "stay": (), "leave": (*surplus, *now.if_asked)}[
-            others
-        ]
-        planned = await self._planner.plan(
-            _request(model, now, now.sharing._replace(offers=offers))
-        )
+        planned = await self._planner.plan(_request(model, now, _sharing(now, others)))
         if model.decision is None or not (now.copy or others == "leave"):
             model.decision = planned.decision
         await self._keep_commits(model, planned.commits)
@@ -67,20 +64,40 @@ class ReplicaPlanner:
         """
         async with model.inquiry_lock:
             before, pins = room(), model.pins
-            request = _request(model, before, before.sharing._replace(offers=()))
-            try:
-                planned = await self._planner.check(request, model.failed_inquiries, self._asking_s)
-            except FitserveError as error:
-                problems = InquiryResult({}, {engine: str(error)}, {})
-                planned = PlanResult(plan, str(error), model.decision or b"null", asked=problems)
-            pins.update(planned.asked.pins)
-            model.remember_answers(planned.asked)
+            planned = await self._inquire(model, before, "stay", engine, plan)
         async with self.planning:
             if room() != before:
                 planned = await self.decide(model, room, "stay")
             elif not before.copy:
                 model.decision = planned.decision
             yield planned._replace(plan=pinned(planned.plan, pins)) if planned.plan else planned
+
+    async def ask_early(self, model: ManagedModel, room: CurrentContext, plan: Plan) -> None:
+        """Ask the engine of the plan for which others would leave, before the model's turn.
+
+        The answers are kept, so the start at its turn needs no inquiry.
+        """
+        async with self._early, model.inquiry_lock:
+            await self._inquire(model, room(), "leave", str(plan.engine), plan)
+
+    async def _inquire(
+        self,
+        model: ManagedModel,
+        context: PlanningContext,
+        others: Others,
+        engine: str,
+        plan: Plan | None,
+    ) -> PlanResult:
+        """The plan after an inquiry, whose outcome the model remembers."""
+        request = _request(model, context, _sharing(context, others))
+        try:
+            planned = await self._planner.check(request, model.failed_inquiries, self._asking_s)
+        except FitserveError as error:
+            problems = InquiryResult({}, {engine: str(error)}, {})
+            planned = PlanResult(plan, str(error), model.decision or b"null", asked=problems)
+        model.pins.update(planned.asked.pins)
+        model.remember_answers(planned.asked)
+        return planned
 
     async def smaller(
         self,
@@ -130,6 +147,13 @@ def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) ->
         pins=model.pins,
         sharing=sharing,
     )
+
+
+def _sharing(context: PlanningContext, others: Others) -> Sharing:
+    offers = context.sharing.offers
+    surplus = [offer for offer in offers if offer.how == "surplus"]
+    chosen = {"give": offers, "stay": (), "leave": (*surplus, *context.if_asked)}[others]
+    return context.sharing._replace(offers=chosen)
 
 
 def pinned(plan: Plan, pins: Mapping[str, str]) -> Plan:

@@ -127,6 +127,8 @@ class ReplicaSteps:
             return False
         if model.deleting and replica.task is not None and not replica.stopping:
             replica.task.cancel()
+        if model.deleting:
+            replica.end_inquiry()
         instance = replica.instance_among(instances)
         self._look_again_after_a_while(replica)
         self._prepare(model, replica)

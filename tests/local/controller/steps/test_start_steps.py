@@ -15,8 +15,9 @@ import yaml
 from gateway.controller.fleet.preparation import LaunchFiles
 from gateway.controller.steps.launcher import Launcher
 from gateway.domain import LaunchSpec, Plan
+from gateway.domain.units import GIB
 from gateway.errors import BadModel
-from tests.support.makers import engine
+from tests.support.makers import engine, machine
 from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, profiles_folder, running
@@ -126,6 +127,54 @@ async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_p
         again = await gateway.until("again", "ready")
         assert again["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
         assert len(code.asked) == count
+
+
+async def test_a_model_without_room_is_checked_before_its_turn(tmp_path: Path) -> None:
+    """Its first request then waits for a start alone."""
+    world = World()
+    world.code = code = Code()
+    small = machine("cpu").evolve(ram_total_bytes=8 * GIB)
+    args = {"kv-cache-memory-bytes": GIB + 1}
+    async with running(tmp_path, healthy, world, hardware=small) as gateway:
+        await gateway.add("first", model_folder(tmp_path / "first"), args=args)
+        await gateway.until("first", "ready")
+        code.begun.clear()
+        code.let_go.clear()
+        second = model_folder(tmp_path / "second", num_hidden_layers=3)
+        await gateway.add("second", second, args=args)
+        await code.begun.wait()
+        view = await gateway.until("second", "stopped")
+        assert "A request loads it by this: first is unloaded" in view["detail"]
+        count = len(code.asked)
+        code.let_go.set()
+        body = {"model": "second", "prompt": "hi", "max_tokens": 3}
+        answer = await gateway.client.post("/v1/completions", json=body, timeout=hang_s())
+        assert answer.status_code == 200, answer.text
+        view = await gateway.show("second")
+        assert view["plan"]["question"] is None, "it was checked"
+        assert view["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
+        assert len(code.asked) == count, "its start asks nothing"
+
+
+async def test_an_engine_that_is_not_here_yet_is_asked_at_the_turn(tmp_path: Path) -> None:
+    """A failure before the turn would leave the start unchecked."""
+    world = World()
+    world.code = Code()
+    small = machine("cpu").evolve(ram_total_bytes=8 * GIB)
+    args = {"kv-cache-memory-bytes": GIB + 1}
+    async with running(tmp_path, healthy, world, hardware=small) as gateway:
+        await gateway.add("first", model_folder(tmp_path / "first"), args=args)
+        await gateway.until("first", "ready")
+        world.code = None
+        second = model_folder(tmp_path / "second", num_hidden_layers=3)
+        await gateway.add("second", second, args=args)
+        await gateway.until("second", "stopped")
+        world.code = code = Code()
+        body = {"model": "second", "prompt": "hi", "max_tokens": 3}
+        answer = await gateway.client.post("/v1/completions", json=body, timeout=hang_s())
+        assert answer.status_code == 200, answer.text
+        assert (await gateway.show("second"))["plan"]["question"] is None
+        assert code.asked
 
 
 async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_start(
