@@ -245,6 +245,7 @@ def boot_installed(
     )
     if "vllm._C" in missing and "vllm._C_stable_libtorch" in missing:
         stubs.fake_ops(OPS, HOST)
+        stubs.fake_triton()
     imagine(capability, memory_bytes, count, name)
 
 
@@ -252,8 +253,16 @@ def _imports(name: str) -> bool:
     try:
         importlib.import_module(name)
     except Exception:  # an extension fails to load in many ways
+        _forget_package(name.rpartition(".")[0])
         return False
     return True
+
+
+def _forget_package(name: str) -> None:
+    """Modules of a package whose own import failed remember that the extension is missing."""
+    if name not in sys.modules:
+        for module in [known for known in sys.modules if known.startswith(f"{name}.")]:
+            del sys.modules[module]
 
 
 def configured(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManager[Any]:
