@@ -18,6 +18,7 @@ from gateway.cli.terminal import print_message
 from gateway.domain.record import FrozenRecord
 from gateway.errors import BadRequest
 
+ModelName = Annotated[str, typer.Argument(help="Name of the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 Engines = Annotated[
     list[str] | None,

@@ -7,6 +7,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from gateway.cli.value_names import NamedValues, name_values
+
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 _MISSING = object()
 
@@ -55,7 +57,7 @@ def read_plainly(params: list[Any]) -> list[Any]:
     return params
 
 
-class PlainCommand(TyperCommand):
+class PlainCommand(NamedValues, TyperCommand):
     """A command with plain values."""
 
     # The base class names the parameter `ctx`.
@@ -68,3 +70,7 @@ class PlainGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return read_plainly(super().get_params(ctx))
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        name_values(self.get_params(ctx))
+        super().format_options(ctx, formatter)

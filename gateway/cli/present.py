@@ -9,6 +9,7 @@ from typing import Any
 
 from gateway.cli.terminal import line_width as _width
 from gateway.cli.terminal import say, squeeze, wrap
+from gateway.domain.phases import phase_label
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size
 from gateway.visible import visible_line
@@ -61,7 +62,7 @@ def start_text(start: Any) -> str:
     if phase is not None:
         usual_s = expected["phases"].get(phase) if expected is not None else None
         usual = f" of {in_words(usual_s)}" if usual_s else ""
-        words.append(f"{phase} {in_words(start['elapsed_s'])}{usual}")
+        words.append(f"{phase_label(phase)} {in_words(start['elapsed_s'])}{usual}")
     if expected is not None:
         passed = f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
         low, high = (in_words(expected[name]) for name in ("low_s", "high_s"))
@@ -245,7 +246,8 @@ def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
     from gateway.planner import explain
 
     say("")
-    print_table(("CHOICE", "VALUE", "WHY"), explain.choices(plan, why_gpus))
+    origin = start.conditions.origin if start is not None else None
+    print_table(("CHOICE", "VALUE", "WHY"), explain.choices(plan, why_gpus, origin))
     if plan.kernels:
         _show_layers(
             "Kernels per rank",
@@ -427,8 +429,9 @@ def _show_attempt(attempt: Any) -> None:
     )
     if not (failure := attempt["failure"]):
         return
+    head = f"{failure['kind']} while {phase_label(failure['phase'])}:"
     print_paragraph(
-        f"{failure['kind']} while {failure['phase']}: {failure['message']} {failure['advice']}",
+        f"{head} {failure['message']} {failure['advice']}",
         indent=11,
         first="     ",
     )

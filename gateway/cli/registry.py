@@ -125,6 +125,8 @@ def add_commands(app: typer.Typer, only: str = "") -> None:
         module, _, attribute = place.rpartition(".")
         command = getattr(import_module(f"gateway.cli.commands.{module}"), attribute)
         if isinstance(command, typer.Typer):
-            app.add_typer(command, name=name)
+            for part in command.registered_commands:
+                part.cls = PlainCommand
+            app.add_typer(command, name=name, cls=PlainGroup)
         else:
             app.command(name, **{"cls": PlainCommand, **OPTIONS.get(name, {})})(command)

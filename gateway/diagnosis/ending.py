@@ -1,4 +1,4 @@
-"""The end of an engine: its phase in words, its cause, and an end without a known cause. Pure."""
+"""The end of an engine: its cause, and an end without a known cause. Pure."""
 
 from __future__ import annotations
 
@@ -8,16 +8,6 @@ from gateway.domain import Failure, Instance
 
 # Signals of a crash: SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
 _CRASHES = frozenset({4, 6, 7, 8, 11})
-# The phases of a start, in words for users.
-PHASES = {
-    "download": "downloading weights",
-    "load": "loading weights",
-    "profile": "measuring memory",
-    "kv": "making the KV cache",
-    "compile": "compiling",
-    "graphs": "capturing graphs",
-    "waking": "waking up from sleep",
-}
 
 
 def environmental(failure: Failure) -> bool:

@@ -515,8 +515,8 @@ class Sharing(NamedTuple):
     """How a model shares its machine. cap: what it keeps to. offers: what others could give, in the
         order in which it is asked of them.
     holders: the others. home: UUIDs of the GPUs that it had last. leaves: why it may have to leave
-    its GPUs for a while; "": it does not. again: the plan that it had until something outside of
-    that ended its engine, and is to have again.
+    its GPUs for a while; "": it does not. restored: the plan that it had until something
+    outside of the plan ended its engine. Its next start keeps that plan.
     """
 
     cap: Cap | None = None
@@ -524,7 +524,7 @@ class Sharing(NamedTuple):
     holders: tuple[Holding, ...] = ()
     home: tuple[str, ...] = ()
     leaves: str = ""
-    again: Plan | None = None
+    restored: Plan | None = None
 
 
 ALONE = Sharing()

@@ -150,7 +150,7 @@ def _ranked(
     goal_context = _context_goal(plans, order, longest)
     useful = _context_goal(plans, order, min(LEAST_USEFUL, longest))
     cost, tokens_needed = gpu_discount(wish.gpus), needed_tokens(wish, inputs.spec)
-    restored = inputs.sharing.again.fingerprint if inputs.sharing.again is not None else None
+    restored = inputs.sharing.restored.fingerprint if inputs.sharing.restored is not None else None
 
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value

@@ -23,7 +23,9 @@ from gateway.domain import (
     Rival,
     Speed,
 )
+from gateway.domain.phases import phase_label
 from gateway.domain.plan import RAM
+from gateway.domain.start import StartOrigin
 from gateway.domain.units import GIB, gib
 from gateway.domain.wish import Goal
 from gateway.planner.comparison import gpus_of, layout_of
@@ -36,9 +38,18 @@ class Row(NamedTuple):
     source: str
 
 
-def choices(plan: Plan, why_gpus: str = "") -> list[tuple[str, str, str]]:
-    """Every decided value, with its reason and source. why_gpus: of the decision."""
-    rows = [("engine", str(plan.engine), image(plan.engine))]
+def choices(
+    plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None
+) -> list[tuple[str, str, str]]:
+    """Every decided value, with its reason and source. why_gpus: of the decision. origin: of its
+    starts; None: unknown."""
+    rows = [
+        (
+            "engine",
+            str(plan.engine),
+            image(plan.engine) if origin in (None, "container") else _ORIGINS[origin],
+        )
+    ]
     rows += [("GPUs", str(gpus_of(plan)), why_gpus)] if why_gpus else []
     for name in Plan.model_fields:
         choice = getattr(plan, name)
@@ -137,7 +148,7 @@ def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
             " weights"
         ),
     }
-    rows = [(name, f"{seconds:,g} s") for name, seconds in time.phases.items()]
+    rows = [(phase_label(name), f"{seconds:,g} s") for name, seconds in time.phases.items()]
     band = f"{time.low_s:,g} s" + (f" to {time.high_s:,g} s" if time.high_s != time.low_s else "")
     by = [basis[time.grade], *by]
     return [*rows, ("in all", band), ("by", ", ".join(filter(None, by)))]

@@ -217,7 +217,7 @@ class Search:
                 kv_dtype,
             )
         ]
-        restored = inputs.sharing.again
+        restored = inputs.sharing.restored
         if restored is None:
             return variants
         size = restored.tensor_parallel.value, restored.data_parallel.value
@@ -236,7 +236,7 @@ class Search:
         before = self._reached.get(variant, 0)
         if reach > before:
             self._add_plan(plan)
-        restored = self.inputs.sharing.again
+        restored = self.inputs.sharing.restored
         if restored is not None and plan.fingerprint == restored.fingerprint:
             self._queue.clear()
             return []

@@ -73,7 +73,7 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
     cap = _cap(candidate)
-    before = candidate.inputs.sharing.again
+    before = candidate.inputs.sharing.restored
     if (
         before is not None
         and _shares(candidate)

@@ -179,7 +179,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
         # An image of this machine that no allowed name has.
         secret = name.build({"secret": ""})
         plain = harness.make_spec("a1")
-        for told in (
+        for pinned in (
             secret,
             f"debian@{secret}",
             f"{repository(BASE_IMAGE)}/x@{secret}",
@@ -187,7 +187,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
             secret[:30],
             f"{secret}\n",
         ):
-            engine = plain.engine.evolve(digest=told)
+            engine = plain.engine.evolve(digest=pinned)
             calls: tuple[Any, ...] = (
                 PrepareCall(engine=engine),
                 ResolveCall(engine=engine),
@@ -201,7 +201,7 @@ async def test_a_gateway_that_was_taken_over_cannot_name_another_image_by_its_di
                 body = json.loads(call.model_dump_json())
                 answer = await ask(harness, body.pop("call"), **body)
                 assert (answer["answer"], answer["error"]) == ("failed", "AgentRefusal"), (
-                    told,
+                    pinned,
                     call,
                 )
                 assert "is not an image that it found under the name" in answer["message"]

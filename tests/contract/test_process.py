@@ -215,10 +215,10 @@ time.sleep(600)
 async def test_each_start_gets_a_key_that_nobody_else_can_read(
     harness: ProcessHarness, way: str
 ) -> None:
-    told = {"key_env": "THE_KEY", "key_option": "api-key"}
+    keys = {"key_env": "THE_KEY", "key_option": "api-key"}
     before = os.umask(0o022)
     try:
-        started = await harness.host.start(program(harness, _TELLS, **{way: told[way]}))
+        started = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
     finally:
         os.umask(before)
     assert started.key is not None
@@ -240,7 +240,7 @@ async def test_each_start_gets_a_key_that_nobody_else_can_read(
     await harness.host.stop("a1", grace_s=0)
     assert not harness.record("a1").exists()
     assert not list((harness.data_dir / "run").iterdir())
-    again = await harness.host.start(program(harness, _TELLS, **{way: told[way]}))
+    again = await harness.host.start(program(harness, _TELLS, **{way: keys[way]}))
     assert again.key not in (None, started.key)
 
 
@@ -351,8 +351,8 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "
     finally:
         os.close(held)
     lines = [line async for line in harness.host.follow("a1")]
-    told = json.loads(lines[0])
-    variables = told["env"]
+    report = json.loads(lines[0])
+    variables = report["env"]
     assert not [name for name in variables if name.startswith("FITSERVE_")]
     assert "HF_TOKEN" not in variables
     assert (variables["MINE"], variables["SSL_CERT_FILE"]) == ("1", "/ca.pem")
@@ -362,10 +362,10 @@ print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "
     )
     assert variables["HOME"] == str(harness.data_dir / "home")
     assert variables["PATH"].split(":")[0] == str(Path(sys.executable).parent)
-    assert told["cwd"] == str(harness.data_dir / "run/a1")
-    assert told["leads"]
+    assert report["cwd"] == str(harness.data_dir / "run/a1")
+    assert report["leads"]
     log = str(harness.data_dir / "logs/a1.log")
-    assert told["files"] == {"0": "/dev/null", "1": log, "2": log}
+    assert report["files"] == {"0": "/dev/null", "1": log, "2": log}
 
 
 async def test_an_engine_has_the_limit_on_open_files_that_the_gateway_was_started_with(

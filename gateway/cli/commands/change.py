@@ -12,6 +12,7 @@ from gateway.cli.options import (
     EndpointOptions,
     Json,
     KeepAlive,
+    ModelName,
     Priority,
     WishOptions,
     absolute_source,
@@ -98,7 +99,7 @@ class ChangeOptions(FrozenRecord, frozen=True):
 
 @with_option_groups
 def set_model(
-    name: Annotated[str, typer.Argument(help="The model.")],
+    name: ModelName,
     endpoints: EndpointOptions,
     wish: WishOptions,
     serving: ServingChanges,
@@ -133,7 +134,7 @@ def set_model(
 
 @with_option_groups
 def update(
-    name: Annotated[str, typer.Argument(help="The model.")],
+    name: ModelName,
     change: ChangeOptions,
     engine: Annotated[
         str | None, typer.Option(help="New engine version, KIND==VERSION; the weights stay.")

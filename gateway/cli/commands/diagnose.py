@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.facts.learn import context_limit, facts_of_log
 from gateway.domain import Fact, Failure
+from gateway.domain.phases import phase_label
 from gateway.engines.registry import KIND_THAT_LOGS_ITS_VERSION
 from gateway.errors import BadRequest
 from gateway.profiles.profiles import Profiles
@@ -100,10 +101,10 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     if failure.kind == "none":
         yield (
             f"{'healthy' if diagnosis.healthy else 'cannot tell'}: {failure.message} The last phase"
-            f" was: {failure.phase}."
+            f" was: {phase_label(failure.phase)}."
         )
         return
-    yield f"{failure.kind} ({failure.phase}): {failure.message}"
+    yield f"{failure.kind} (while {phase_label(failure.phase)}): {failure.message}"
     if failure.line_number:
         yield f"line {failure.line_number}: {visible_line(failure.line)}"
     for name, value in failure.culprit.items():

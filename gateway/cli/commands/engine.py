@@ -382,7 +382,7 @@ def engine_ls(as_json: Json = False) -> None:
         say(json.dumps(rows, indent=2))
         return
     print_table(
-        ("ENGINE", "DEVICE", "KNOWN", "ASKED", "INSTALLED", "IMAGE"),
+        ("ENGINE", "DEVICE", "KNOWN", "PROFILE FROM", "INSTALLED", "IMAGE"),
         [
             (
                 r["engine"],

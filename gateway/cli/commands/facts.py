@@ -15,6 +15,8 @@ from gateway.cli.present import print_table
 from gateway.cli.terminal import say
 from gateway.errors import BadRequest, NotFound
 
+FactNumber = Annotated[int, typer.Argument(help="Number of the fact in `facts ls`.")]
+
 app = typer.Typer(
     no_args_is_help=True, help="Learned facts about engines and GPUs.", rich_markup_mode=None
 )
@@ -42,7 +44,7 @@ def ls(as_json: Json = False) -> None:
 
 
 @app.command("show")
-def show(number: int, as_json: Json = False) -> None:
+def show(number: FactNumber, as_json: Json = False) -> None:
     """Show a fact: its value, its scope, and the line that proves it."""
     row = next((row for row in _rows() if row["id"] == number), None)
     if row is None:
@@ -64,7 +66,7 @@ def show(number: int, as_json: Json = False) -> None:
 
 
 @app.command("rm")
-def rm(number: int, as_json: Json = False) -> None:
+def rm(number: FactNumber, as_json: Json = False) -> None:
     """Remove a fact. Plans that it ruled out become possible again."""
     answer = call("DELETE", f"/admin/facts/{number}")
     say(json.dumps(answer, indent=2) if as_json else f"fact {number}: removed")

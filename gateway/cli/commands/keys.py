@@ -86,7 +86,9 @@ def ls(as_json: Json = False) -> None:
 
 
 @app.command("rm")
-def rm(name: str, as_json: Json = False) -> None:
+def rm(
+    name: Annotated[str, typer.Argument(help="Name of the key.")], as_json: Json = False
+) -> None:
     """Revoke a key at once. Exit code 1 if the disk could not be written: a restart would restore
     the key."""
     answer = call("DELETE", f"/admin/keys/{path_segment(name)}")

@@ -21,8 +21,8 @@ Requests = Annotated[
 
 
 def ps(as_json: Json = False, requests: Requests = False) -> None:
-    """List the models with engine, context, GPUs and memory. UP and ASKED are the times since the
-    start and the last request. Prepared processes fork the next engines."""
+    """List the models with engine, context, GPUs and memory. UP and LAST USE are the times since
+    the start and the last request. Prepared processes fork the next engines."""
     if requests:
         _requests(as_json)
         return
@@ -39,7 +39,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "GPUS",
         "MEMORY",
         "UP",
-        "ASKED",
+        "LAST USE",
         "STAYS",
         "DETAIL",
     )
@@ -75,7 +75,7 @@ def list_models(as_json: Json = False) -> None:
         return
     now_s = time.time()
     print_table(
-        ("NAME", "STATE", "SIZE", "COMMIT", "ASKED", "SOURCE"),
+        ("NAME", "STATE", "SIZE", "COMMIT", "LAST USE", "SOURCE"),
         [
             (
                 row["name"],

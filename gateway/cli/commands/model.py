@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call, model_path, stream
-from gateway.cli.options import Json, without_none
+from gateway.cli.options import Json, ModelName, without_none
 from gateway.cli.present import (
     print_paragraph,
     removal_text,
@@ -24,7 +24,7 @@ _REPEAT_S = 15.0
 _HOPELESS = ("no_plan", "quarantined", "stopped", "stopping")
 
 
-def show(name: str, as_json: Json = False) -> None:
+def show(name: ModelName, as_json: Json = False) -> None:
     """Show a model's state, plan and attempts, with reasons. Exit code 3 unless it is ready."""
     view = call("GET", model_path(name))
     if as_json:
@@ -38,7 +38,7 @@ def show(name: str, as_json: Json = False) -> None:
 
 
 def logs(
-    name: str,
+    name: ModelName,
     attempt: Annotated[
         int | None, typer.Option(help="Number of an attempt; default: the latest.")
     ] = None,
@@ -56,24 +56,24 @@ def logs(
     print_bytes(stream(model_path(name, "/logs"), query), raw=raw)
 
 
-def retry(name: str, as_json: Json = False) -> None:
+def retry(name: ModelName, as_json: Json = False) -> None:
     """Start a model again now. The model was given up, or waits for its next start. Image tags are
     resolved again."""
     print_view(call("POST", model_path(name, "/retry")), as_json=as_json)
 
 
-def stop(name: str, as_json: Json = False) -> None:
+def stop(name: ModelName, as_json: Json = False) -> None:
     """Stop a model after its running requests, and keep it. `fitserve start` loads it again."""
     print_view(call("POST", model_path(name, "/stop")), as_json=as_json)
 
 
-def start(name: str, as_json: Json = False) -> None:
+def start(name: ModelName, as_json: Json = False) -> None:
     """Load a stopped model again."""
     print_view(call("POST", model_path(name, "/start")), as_json=as_json)
 
 
 def rm(
-    name: str,
+    name: ModelName,
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when all its engines have stopped.")
     ] = False,

@@ -117,7 +117,7 @@ class Fleet:
             sharing = (
                 sharing._replace(offers=())
                 if aside
-                else sharing._replace(again=_plan_to_restore(model, requester, sharing.cap))
+                else sharing._replace(restored=_plan_to_restore(model, requester, sharing.cap))
             )
             return PlanningContext(
                 self.wish_beside_others(wish), claims, sharing, if_asked=if_asked
@@ -140,7 +140,7 @@ class Fleet:
             else ()
         )
         sharing = sharing._replace(
-            offers=offers, again=_plan_to_restore(model, requester, sharing.cap)
+            offers=offers, restored=_plan_to_restore(model, requester, sharing.cap)
         )
         return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
 

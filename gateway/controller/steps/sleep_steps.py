@@ -56,7 +56,7 @@ class SleepSteps:
         self._gate = gate
         self._planning = planning
         self._patience_s = launcher.settings.start_timeout_s
-        self._one = asyncio.Lock()
+        self._measurement = asyncio.Lock()
         """Freed memory is measured, so one engine falls asleep at a time."""
 
     async def sleep(self, replica: ReplicaState, attempt: Attempt) -> None:
@@ -67,7 +67,7 @@ class SleepSteps:
             log.warning("stopped instead of put to sleep", model=replica.model, why=why)
             replica.spent = attempt.id
             return
-        async with self._one:
+        async with self._measurement:
             await self._sleep(replica, attempt, watcher)
 
     async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher) -> None:

@@ -16,12 +16,12 @@ from gateway.controller.decisions.freeze_detector import FreezeDetector, longest
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.controller.watch.verify import alive, metrics_of, sleeps
 from gateway.diagnosis.compilers import COMPILING, compiling
-from gateway.diagnosis.ending import PHASES
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.diagnosis.log_reader import LogReader
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.start_clock import StartClock
 from gateway.domain import Attempt, EngineProcess, Failure, Observation
+from gateway.domain.phases import PHASE_LABELS
 from gateway.errors import FitserveError, HostError
 from gateway.hosts.host import Host
 from gateway.logging import Logger
@@ -202,7 +202,7 @@ class Watcher:
         """Show the phase by the log, or by the compilers while the log is silent."""
         if not self.observation.answering:
             self.clock.enter(self._reader.progress.phase, time.monotonic())
-        phase = self._compiles or PHASES.get(self._reader.progress.phase)
+        phase = self._compiles or PHASE_LABELS.get(self._reader.progress.phase)
         if phase is not None and phase != self.observation.phase and not self.observation.answering:
             self.note(phase=phase)
 
@@ -216,7 +216,7 @@ class Watcher:
             compiling(process.command for process in await self._processes()),
         )
         if before and not self._compiles and self.observation.phase.startswith(COMPILING):
-            self.note(phase=PHASES.get(self._reader.progress.phase, "starting"))
+            self.note(phase=PHASE_LABELS.get(self._reader.progress.phase, "starting"))
         self._tell_phase()
         return _COMPILERS_S
 

@@ -123,7 +123,7 @@ class ModelPlanner:
             profiles.pace,
             profiles.parsers,
             self._engine_env,
-            request.sharing._replace(again=None),
+            request.sharing._replace(restored=None),
             model.adapters,
             model.drafter,
             request.machine_name or "this machine",
@@ -211,7 +211,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
     def _restored(self) -> Decision | None:
         """The decision for the plan to restore; None: there is none, or it cannot come back."""
-        plan = self.request.sharing.again
+        plan = self.request.sharing.restored
         if plan is None:
             return None
         from gateway.planner.sharing.restore import keep_if_unchanged, wish_for_restore

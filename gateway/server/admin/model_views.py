@@ -24,6 +24,7 @@ from gateway.domain import (
     Value,
     Wish,
 )
+from gateway.domain.phases import phase_label
 from gateway.planner.explain import changes
 from gateway.server.admin.bench_routes import RivalView, rival_view
 
@@ -59,6 +60,7 @@ class AttemptView(Value):
     phases: dict[str, float] = Field(description="seconds of each phase of its start")
     asleep: Asleep | None = Field(description="sleep of its engine; None: the engine is awake")
     failure: Failure | None
+    failed_while: str | None = Field(description="phase of the failure, in words for users")
     follows: Follows | None = Field(description="the next start of its replica after a failure")
 
 
@@ -277,5 +279,6 @@ def _attempt(attempt: Attempt, later: Iterable[Attempt]) -> AttemptView:
         phases=attempt.phases,
         asleep=attempt.asleep,
         failure=attempt.failure,
+        failed_while=phase_label(attempt.failure.phase) if attempt.failure is not None else None,
         follows=_follows(attempt, later),
     )

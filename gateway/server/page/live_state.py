@@ -10,6 +10,7 @@ from typing import Literal, TypedDict
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
 from gateway.domain import Hardware, Plan, PreparedView, StartConditions, StartTime
+from gateway.domain.phases import phase_label
 from gateway.domain.units import TransferProgress
 from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.routes import Routes
@@ -276,7 +277,7 @@ def _start(replica: ReplicaState, expected: Expected) -> LiveStart | None:
     time_s = expected(attempt.plan, replica.conditions)
     now, now_s = time.time(), time.monotonic()
     return LiveStart(
-        phase=clock.phase if clock is not None else None,
+        phase=phase_label(clock.phase) if clock is not None else None,
         phase_since=round(now - clock.elapsed_s(now_s)) if clock is not None else None,
         since=round(now - clock.total_s(now_s)) if clock is not None else None,
         phase_s=time_s.phases.get(clock.phase) if time_s is not None and clock else None,

@@ -27,6 +27,29 @@ def test_the_help_imports_nothing_heavy() -> None:
     assert imported & HEAVY == set()
 
 
+def test_the_help_names_each_value_by_a_noun_in_capitals() -> None:
+    commands = ["plan", "demo", "run", "export", "usage", "engine install", "facts rm"]
+    pages = [help_page(command.split()) for command in commands]
+    usages = [page.splitlines()[0].partition("[OPTIONS] ")[2] for page in pages]
+    assert usages == ["MODEL", "[MODEL]...", "MODEL [PROMPT]...", "NAME", "", "[ENGINE]", "NUMBER"]
+    options = [
+        match
+        for page in pages
+        for match in re.findall(r"^  (?:-\w, )?--([\w-]+) (\S.*?)(?:  |$)", page, re.MULTILINE)
+        if not match[1].startswith("/")
+    ]
+    assert ("format", "argv|compose|kubernetes") in options
+    assert ("from", "DATE") in options
+    assert ("from", "FOLDER") in options
+    assert [name for name, value in options if not re.fullmatch("[A-Z=]+", value)] == ["format"]
+
+
+def help_page(command: list[str]) -> str:
+    arguments = [sys.executable, "-m", "gateway.__main__", *command, "--help"]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 def test_one_command_imports_no_other() -> None:
     program = (
         "import sys\n"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.diagnosis.ending import PHASES
 from gateway.diagnosis.log_reader import LogReader
 from gateway.domain import Decision, EngineRef, LaunchSpec
+from gateway.domain.phases import PHASE_LABELS
 from gateway.profiles.profiles import Profiles
 from gateway.store.engine_logs import log_path
 from tests.support.dataplane import until
@@ -99,7 +99,7 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
         for line in LOG:
             engine.say(line)
             reader.read(line.encode())
-            phase = PHASES.get(reader.progress.phase)
+            phase = PHASE_LABELS.get(reader.progress.phase)
             if phase is not None and phase not in ("serving", *phases[-1:]):
                 phases.append(phase)
                 await shown(gateway, phase)

@@ -55,7 +55,7 @@ def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: i
 
 # Columns of `fitserve ps`: those that fit when their cells wrap, the last below, and those of which
 # each row is a paragraph.
-HEAD = ("NAME", "STATE", "ENGINE", "CONTEXT", "GPUS", "MEMORY", "UP", "ASKED", "STAYS", "DETAIL")
+HEAD = ("NAME", "STATE", "ENGINE", "CONTEXT", "GPUS", "MEMORY", "UP", "LAST USE", "STAYS", "DETAIL")
 NARROW = (
     "qwen",
     "ready",

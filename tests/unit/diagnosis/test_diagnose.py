@@ -652,8 +652,8 @@ def test_the_command_cites_the_line_and_fails() -> None:
     )
     assert code == 1
     assert output.startswith(
-        "kv_too_small (kv): A context of 131072 tokens needs 16.00 GiB of KV cache, and 6.26 GiB"
-        " are available.\nline 51: "
+        "kv_too_small (while making the KV cache): A context of 131072 tokens needs 16.00 GiB"
+        " of KV cache, and 6.26 GiB are available.\nline 51: "
     )
     assert "fact: max_context 51312" in output
 

@@ -309,8 +309,8 @@ def test_the_expected_start_has_its_phases_and_its_source() -> None:
         phases={"import": 1.5, "load": 12.0}, low_s=12.0, high_s=20.0, starts=5, grade="measured"
     )
     assert explain.start_rows(ExpectedStart(conditions=warm, time=time)) == [
-        ("import", "1.5 s"),
-        ("load", "12 s"),
+        ("importing the engine", "1.5 s"),
+        ("loading weights", "12 s"),
         ("in all", "12 s to 20 s"),
         ("by", "the last 5 of this plan here, by a fork of the prepared process"),
     ]

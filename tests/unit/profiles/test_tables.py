@@ -15,9 +15,9 @@ def test_a_missing_folder_of_profiles_is_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tables, "__file__", str(tmp_path / "gateway/profiles/tables.py"))
-    with pytest.raises(SettingsError, match="The profiles of fitserve are missing") as told:
+    with pytest.raises(SettingsError, match="The profiles of fitserve are missing") as refusal:
         tables.shipped.__wrapped__()
-    assert "Install fitserve again" in (told.value.hint or "")
+    assert "Install fitserve again" in (refusal.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["pace", "xids"])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import address, call, get_text, model_path
-from gateway.cli.options import Json
+from gateway.cli.options import Json, ModelName
 from gateway.cli.present import print_paragraph, print_table, status_text
 from gateway.cli.terminal import say
 from gateway.errors import NotReady
@@ -22,7 +22,7 @@ _REPORTED_S = 3.0
 
 
 def bench(
-    name: str,
+    name: ModelName,
     seconds: Annotated[
         float,
         typer.Option(min=0.1, max=600, help="Seconds for each number of concurrent requests."),

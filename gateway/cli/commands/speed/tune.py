@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call, model_path
-from gateway.cli.options import Json
+from gateway.cli.options import Json, ModelName
 from gateway.cli.present import print_paragraph, print_table
 from gateway.cli.terminal import say, status
 from gateway.errors import FitserveError
@@ -19,7 +19,7 @@ _LOOK_S = 0.5
 
 
 def tune(
-    name: str,
+    name: ModelName,
     minutes: Annotated[
         float, typer.Option(min=0.1, max=1440, help="Longest time of the search.")
     ] = 15,

@@ -33,9 +33,9 @@ def test_a_new_phase_gives_a_line_with_its_times_and_no_line_comes_twice_in_a_ro
         "m: starting (planning)",
         "",
         "m: starting (pulling); the start takes 30s to 40s in all",
-        "m: starting (loading); load 1s of 12s, 9s of 30s to 40s in all",
+        "m: starting (loading); loading weights 1s of 12s, 9s of 30s to 40s in all",
         "",
-        "m: starting (loading); kv 0s, 14s of 30s to 40s in all",
+        "m: starting (loading); making the KV cache 0s, 14s of 30s to 40s in all",
     ]
 
 
@@ -44,5 +44,5 @@ def test_a_long_phase_is_told_from_time_to_time_unless_nothing_is_new() -> None:
     assert reports.line(view("loading", "load", elapsed_s=1.0), 0.0)
     assert not reports.line(view("loading", "load", elapsed_s=9.0), 8.0)
     later = view("loading", "load", elapsed_s=21.0)
-    assert reports.line(later, 20.0) == "m: starting (loading); load 21s"
+    assert reports.line(later, 20.0) == "m: starting (loading); loading weights 21s"
     assert not reports.line(later, 60.0)

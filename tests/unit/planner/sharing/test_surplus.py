@@ -376,7 +376,7 @@ class Machine:
 
     def restart(self, name: str) -> None:
         sharing = self.sharing(name)._replace(offers=())
-        before = sharing.again
+        before = sharing.restored
         found = (
             keep_if_unchanged(
                 self.decided(name, sharing, wish=wish_for_restore(self.wishes[name], before)),
@@ -385,7 +385,7 @@ class Machine:
             if before
             else None
         )
-        found = found or self.decided(name, sharing._replace(again=None))
+        found = found or self.decided(name, sharing._replace(restored=None))
         assert found.plans, found.rejected
         self.start(name, found.plans[0])
 

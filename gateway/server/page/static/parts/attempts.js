@@ -7,7 +7,7 @@ import { differences } from "./wish_form.js";
 /** @param {any[]} attempts oldest first @param {(attempt: number) => void} showLog */
 export function attemptList(attempts, showLog) {
   if (!attempts.length) return h("p", { class: "empty" }, "Nothing was started yet.");
-  return h("ol", { class: "attempts" }, [...attempts].reverse().map((one) => h("li", {}, head(one, showLog), one.failure && failure(one.failure), one.follows && next(one.follows))));
+  return h("ol", { class: "attempts" }, [...attempts].reverse().map((one) => h("li", {}, head(one, showLog), one.failure && failure(one.failure, one.failed_while), one.follows && next(one.follows))));
 }
 
 function head(attempt, showLog) {
@@ -23,11 +23,11 @@ function head(attempt, showLog) {
   );
 }
 
-function failure(found) {
+function failure(found, phase) {
   return h(
     "div",
     { class: "failure" },
-    h("p", {}, h("strong", {}, found.kind.replaceAll("_", " ")), ` while ${found.phase}: `, found.message),
+    h("p", {}, h("strong", {}, found.kind.replaceAll("_", " ")), ` while ${phase}: `, found.message),
     found.line && h("pre", { class: "proof", tabindex: "0", "aria-label": "The line that proves it" }, found.line_number ? h("span", { class: "muted" }, `line ${found.line_number}  `) : null, found.line),
     found.advice && !found.steps.includes(found.advice) && h("p", { class: "muted" }, found.advice),
     found.steps.length > 0 && h("ol", { class: "steps" }, found.steps.map((step) => h("li", {}, step))),

@@ -1,0 +1,21 @@
+"""The phases of a start in words for users."""
+
+from __future__ import annotations
+
+PHASE_LABELS = {
+    "import": "importing the engine",
+    "download": "downloading weights",
+    "load": "loading weights",
+    "profile": "measuring memory",
+    "kv": "making the KV cache",
+    "compile": "compiling",
+    "graphs": "capturing graphs",
+    "prove": "verifying answers",
+    "waking": "waking up from sleep",
+}
+"""By the names that JSON, the database and rules have."""
+
+
+def phase_label(phase: str) -> str:
+    """The phase in words; a plain word such as "serving" stays."""
+    return PHASE_LABELS.get(phase, phase)
