@@ -29,6 +29,7 @@ from typing import IO, Annotated, NamedTuple, Self
 import msgspec
 
 from gateway.errors import BadRequest, SettingsError, StoreError
+from gateway.store import database_files
 from gateway.store.database import VERSION, Damaged, Database
 
 _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
@@ -165,9 +166,7 @@ def _copy_database(data: Path, copy: Path) -> None:
         )
     try:
         with (
-            contextlib.closing(
-                sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True, timeout=30)
-            ) as file,
+            contextlib.closing(database_files.reader(source, timeout_s=30)) as file,
             contextlib.closing(sqlite3.connect(copy)) as target,
         ):
             file.backup(target)

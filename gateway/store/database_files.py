@@ -49,9 +49,16 @@ def make_private(path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
 
 
-def reader(path: Path) -> sqlite3.Connection:
-    """A new connection that sees the file and no page in memory. Raises sqlite3.Error."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=1)
+def reader(
+    path: Path, timeout_s: float = 1.0, *, is_unchanging: bool = False
+) -> sqlite3.Connection:
+    """A new connection that sees the file and no page in memory. Raises sqlite3.Error.
+
+    timeout_s: the wait for a lock. is_unchanging: read without a shared memory file, which SQLite
+    cannot make in a read-only folder.
+    """
+    options = "mode=ro&immutable=1" if is_unchanging else "mode=ro"
+    return sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True, timeout=timeout_s)
 
 
 def remove(path: Path) -> None:

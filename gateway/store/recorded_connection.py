@@ -1,9 +1,10 @@
-"""A connection to SQLite that notes the statements of a change, to repeat them elsewhere."""
+"""Transactions of SQLite, and a connection that notes their statements to repeat them elsewhere."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 Statement = tuple[str, list[Any]]
@@ -29,3 +30,22 @@ class RecordedConnection(sqlite3.Connection):
     def _note(self, sql: str, rows: list[Any]) -> None:
         if self.statements is not None and not sql.lstrip().startswith("SELECT"):
             self.statements.append((sql, rows))
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    try:
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        # A full disk refuses the commit and leaves the transaction open. The next change must not
+        # join it.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

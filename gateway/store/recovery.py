@@ -89,12 +89,11 @@ def _copy(path: Path) -> sqlite3.Connection | None:
     """A copy of the database in memory; None if the file cannot be read."""
     if not path.exists():
         return None
-    # The second way needs no shared memory file, which SQLite cannot make in a read-only folder.
-    for options in ("mode=ro", "mode=ro&immutable=1"):
+    for is_unchanging in (False, True):
         memory = _memory()
         try:
             with contextlib.closing(
-                sqlite3.connect(f"{path.as_uri()}?{options}", uri=True, timeout=1)
+                database_files.reader(path, is_unchanging=is_unchanging)
             ) as file:
                 # A backup would wait for a lock for ever; a read gives up after a second.
                 file.execute("SELECT 1 FROM sqlite_master").fetchone()

@@ -149,7 +149,7 @@ class _Loader(importlib.abc.Loader):
     def exec_module(self, module: types.ModuleType) -> None: ...
 
 
-class Finder(importlib.abc.MetaPathFinder):
+class StubFinder(importlib.abc.MetaPathFinder):
     """Comes before every other finder."""
 
     def __init__(self, present: set[str], absent: set[str]) -> None:
@@ -216,7 +216,7 @@ def fake_triton() -> None:
 
 def stand_in(present: set[str], absent: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     """Imports of `present` give modules that have every attribute, those of `absent` fail."""
-    sys.meta_path.insert(0, Finder(present, absent))
+    sys.meta_path.insert(0, StubFinder(present, absent))
 
 
 # Shared memory that a block may ask for, bytes; 99 KiB where not listed.

@@ -21,7 +21,7 @@ class DriverError(Exception):
     pass
 
 
-class Measurer:
+class DriverMeasurer:
     def __init__(self, question: dict[str, Any], rank: int) -> None:
         self.question, self.rank = question, rank
         self.library = ctypes.CDLL("libcuda.so.1")

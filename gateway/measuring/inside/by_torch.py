@@ -22,7 +22,7 @@ _CHECKED_BYTES = 4 << 20
 _SMALL = 1 << 20
 
 
-class Measurer:
+class TorchMeasurer:
     def __init__(self, question: dict[str, Any], rank: int) -> None:
         self.question, self.rank = question, rank
         self.cuda = question["device"] == "cuda"

@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+_MEASURERS = {"torch": ("by_torch", "TorchMeasurer"), "driver": ("by_driver", "DriverMeasurer")}
 # NVLS is off, as in engines: on some machines with NVSwitch it breaks. All traffic stays on this
 # host.
 _VARIABLES = {
@@ -166,6 +167,12 @@ class RankProcess:
         os.close(self.answers)
 
 
+def _measurer(question: dict[str, Any], number: int) -> Any:
+    """The measurer that the question names. Its module imports what only some machines have."""
+    module, name = _MEASURERS[question["by"]]
+    return getattr(importlib.import_module(f".{module}", __package__), name)(question, number)
+
+
 def run_rank(question: dict[str, Any], number: int, question_fd: int, answer_fd: int) -> None:
     """Do parts in the process of one GPU until the pipe ends."""
     measurer: Any = None
@@ -175,9 +182,7 @@ def run_rank(question: dict[str, Any], number: int, question_fd: int, answer_fd:
                 part = json.loads(text)
                 try:
                     if measurer is None:
-                        measurer = importlib.import_module(
-                            f".by_{question['by']}", __package__
-                        ).Measurer(question, number)
+                        measurer = _measurer(question, number)
                         say(answer_fd, software=measurer.software)
                     methods = {
                         "own": measurer.single_gpu,

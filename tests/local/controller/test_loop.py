@@ -15,8 +15,7 @@ from gateway.controller import loop as loop_module
 from gateway.controller.watch.verify import verify
 from gateway.domain import Failure, Instance, LaunchSpec, Plan
 from gateway.errors import HostError
-from gateway.store import database as store_database
-from gateway.store import database_files
+from gateway.store import database_files, mirror
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S, Clock, hang_s
@@ -501,7 +500,7 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
 async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store_database, "_REST_S", 1.0)
+    monkeypatch.setattr(mirror, "_REST_S", 1.0)
     monkeypatch.setattr(loop_module, "_STORE_LOOK_S", 0.1)
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))

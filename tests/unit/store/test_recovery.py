@@ -17,7 +17,7 @@ import pytest
 from gateway.domain import Fact
 from gateway.domain.grant import Grant
 from gateway.errors import StoreError
-from gateway.store import database, database_files
+from gateway.store import database_files, mirror
 from gateway.store.database import Database
 from gateway.store.database_files import mirror_of, remove
 from gateway.store.recovery import installation_id, open_store
@@ -264,7 +264,7 @@ def test_what_runs_is_entered_again_into_an_empty_database(tmp_path: Path) -> No
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that the database's clock is ahead."""
     ahead = [0.0]
-    monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=lambda: ahead[0]))
+    monkeypatch.setattr(mirror, "time", SimpleNamespace(monotonic=lambda: ahead[0]))
     return ahead
 
 
@@ -352,7 +352,7 @@ def test_damage_within_the_tick_of_the_last_change_is_found_by_a_look(
     store.add_model(wish(name="b"), 1.0)
     overwrite(path, 4)
     # The clock of the file system is too coarse to tell the two writers apart.
-    monkeypatch.setattr(store._database, "_stamp", database_files.stamp(path))
+    monkeypatch.setattr(store._database._mirror, "_stamp", database_files.stamp(path))
     clock[0] += 6
     store.look()
     assert store.failing is not None
