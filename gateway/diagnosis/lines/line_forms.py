@@ -15,7 +15,7 @@ EXCEPTION = re.compile(
     r"(?:: ?|\((?=['\"])|$)"
 )
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.
-QUOTED = re.compile(
+QUOTED = IndexedPattern(
     r"(?:[`'\"(:*]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
 )
 # Terminals break lines, so the end may be missing. In a quote the beginning may be missing.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Generic, TypeVar
 
 Row = TypeVar("Row")
@@ -30,7 +29,7 @@ class PatternIndex:
         demands = [needles(pattern) for pattern in patterns]
         self.unindexed = tuple(at for at, several in enumerate(demands) if not several)
         """Expressions that may match any text."""
-        usage = Counter(gram for several in demands for one in several for gram in grams(one))
+        usage = Counter(gram for several in demands for one in several for gram in _grams(one))
         index: dict[Gram, dict[str, list[int]]] = {}
         short: dict[str, list[int]] = {}
         for at, several in enumerate(demands):
@@ -38,9 +37,10 @@ class PatternIndex:
                 if len(needle) < _GRAM:
                     short.setdefault(needle, []).append(at)
                 else:
-                    rarest = min(grams(needle), key=lambda one: (usage[one], one))
+                    rarest = min(_grams(needle), key=lambda one: (usage[one], one))
                     index.setdefault(rarest, {}).setdefault(needle, []).append(at)
         self._index, self._grams = index, frozenset(index)
+        _asked.add(self._grams)
         self._numbers, self._short = short, tuple(short)
         # The reader asks several times about one line.
         self._last: tuple[str, Sequence[int]] = "", self.unindexed
@@ -54,7 +54,7 @@ class PatternIndex:
     def _find(self, lower: str) -> Sequence[int]:
         rows = {
             at
-            for gram in self._grams & grams(lower)
+            for gram in self._grams & _asked.found_in(lower)
             for needle, several in self._index[gram].items()
             if needle in lower
             for at in several
@@ -89,15 +89,41 @@ class IndexedPattern:
         return self._pattern.search(text) if self._index.candidates(text) else None
 
 
-# Several indexes are asked about one line and about its message.
-@lru_cache(maxsize=4)
-def grams(text: str) -> frozenset[Gram]:
-    """The parts of a text that are four characters long."""
+class _AskedGrams:
+    """The grams of all indexes. Several indexes are asked about one line and about its message, so
+    the line is read once for all of them."""
+
+    def __init__(self) -> None:
+        self._all: frozenset[Gram] = frozenset()
+        self._last: tuple[str, frozenset[Gram]] = "", frozenset()
+
+    def add(self, several: frozenset[Gram]) -> None:
+        self._all |= several
+        self._last = "", frozenset()
+
+    def found_in(self, text: str) -> frozenset[Gram]:
+        """The grams of the text that an index has, with those of the last text around it."""
+        whole, found = self._last
+        if text not in whole:
+            found = frozenset().union(*map(self._all.intersection, _windows(text)))
+            self._last = text, found
+        return found
+
+
+_asked = _AskedGrams()
+
+
+def _windows(text: str) -> list[memoryview]:
+    """The parts of a text that are four characters long, by the place of the first."""
     view = memoryview(text.encode("latin-1", "replace"))
-    result: set[Gram] = set()
-    for at in range(min(_GRAM, len(view))):
-        result.update(view[at : at + (len(view) - at) // _GRAM * _GRAM].cast("I"))
-    return frozenset(result)
+    return [
+        view[at : at + (len(view) - at) // _GRAM * _GRAM].cast("I")
+        for at in range(min(_GRAM, len(view)))
+    ]
+
+
+def _grams(text: str) -> frozenset[Gram]:
+    return frozenset().union(*_windows(text))
 
 
 def needles(pattern: str) -> tuple[str, ...]:

@@ -1,11 +1,13 @@
 """The index finds each expression that matches, and few others."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
 import pytest
 
 from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.lines import pattern_index
 from gateway.diagnosis.lines.pattern_index import IndexedPattern, PatternIndex, needles
 from gateway.diagnosis.signatures import Signatures
 from gateway.profiles.profiles import Profiles
@@ -100,3 +102,23 @@ def test_a_line_is_searched_for_few_of_all_texts(line: str) -> None:
         searches.append(CountedPattern.searches)
     assert searches[1] <= 8 * 1000 < len(counted) * 1000 / 20
     assert searches[1] <= 2.1 * searches[0] + 100
+
+
+def test_a_line_is_read_once_for_all_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[str] = []
+
+    def read(text: str) -> list[memoryview]:
+        readings.append(text)
+        return windows(text)
+
+    windows = pattern_index._windows
+    signatures = Profiles().signatures
+    monkeypatch.setattr(pattern_index, "_windows", read)
+    words = ["".join(word) for word in itertools.permutations("kqvzj", 4)]
+    lines = [
+        f"(EngineCore pid=7) ERROR 03-14 10:22:05 [core.py:1330] {first} {second}"
+        for first, second in itertools.pairwise(words)
+    ]
+    diagnose(["\n".join(lines).encode()], signatures)
+    assert {readings.count(line.lower()) for line in lines} == {1}
+    assert len(readings) < 1.2 * len(lines)
