@@ -41,21 +41,24 @@ def welch(one: list[int], other: list[int]) -> float:
 
 def near(key: str) -> str:
     """Right up to its last eight characters."""
-    return key[:-8] + "~" + new_key()[-7:]
+    return key[:-8] + "~" + new_key().reveal()[-7:]
 
 
 def far(key: str) -> str:
     """Of the same length and the same characters."""
-    wrong = new_key()
+    wrong = new_key().reveal()
     return "~" + wrong[1 : len(key)]
 
 
 def compare(count: int, made: int, chance: random.Random) -> str:
-    known = [new_key() for _ in range(made)]
+    known = [new_key().reveal() for _ in range(made)]
     keys = Keys(
         None,
         None,
-        [key_of(Grant(name=f"k{index}"), digest_of(key)) for index, key in enumerate(known)],
+        [
+            key_of(Grant(name=f"k{index}"), digest_of(key.encode()))
+            for index, key in enumerate(known)
+        ],
         Patient(),
     )
     target = known[made // 2]

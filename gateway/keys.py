@@ -14,6 +14,8 @@ import hashlib
 import secrets
 from typing import Literal, NamedTuple, get_args
 
+from gateway.secret import Secret
+
 Scope = Literal["inference", "read", "admin"]
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 # The names of the keys that are settings.
@@ -39,14 +41,11 @@ class UsageRow(NamedTuple):
     estimated_tokens: int
 
 
-def new_key() -> str:
+def new_key() -> Secret:
     """A key of 256 random bits."""
-    return f"fs-{secrets.token_urlsafe(32)}"
+    return Secret(f"fs-{secrets.token_urlsafe(32)}")
 
 
-def digest_of(key: str | bytes) -> bytes:
-    # surrogateescape: a key from the environment may hold bytes that are not UTF-8, and clients
-    # send just those bytes.
-    return hashlib.sha256(
-        key.encode(errors="surrogateescape") if isinstance(key, str) else key
-    ).digest()
+def digest_of(key: Secret | bytes) -> bytes:
+    # A key from the environment may hold bytes that are not UTF-8, and clients send these bytes.
+    return hashlib.sha256(key if isinstance(key, bytes) else key.reveal_bytes()).digest()

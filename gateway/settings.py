@@ -18,7 +18,6 @@ from gateway.domain.base import (
     BaseModel,
     ConfigDict,
     Field,
-    SecretStr,
     ValidationError,
     field_validator,
 )
@@ -26,6 +25,7 @@ from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import FOR_EVER
 from gateway.domain.value import Duration
 from gateway.errors import BadFlag, SettingsError
+from gateway.secret import Secret
 
 # Variables that are no setting: the settings file, and the command line's gateway.
 _NO_SETTINGS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
@@ -40,7 +40,9 @@ _MEDIA_HOST = re.compile(r"[A-Za-z0-9._*-]+|[0-9A-Fa-f:.]+")
 class Settings(BaseModel):
     """Every setting of the gateway. Names are the environment variables without `FITSERVE_`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, hide_input_in_errors=True
+    )
 
     host: str = Field(
         "127.0.0.1", description="address to listen on; anything but loopback needs an admin key"
@@ -89,11 +91,11 @@ class Settings(BaseModel):
     profiles_dir: Path | None = Field(
         None, description="folder of profiles that add to the shipped ones and win over them"
     )
-    admin_key: SecretStr | None = Field(
+    admin_key: Secret | None = Field(
         None, description="bearer key for everything; at least 8 characters"
     )
-    api_key: SecretStr | None = Field(None, description="bearer key for /v1 only")
-    hf_token: SecretStr | None = Field(None, description="for downloads only; engines never get it")
+    api_key: Secret | None = Field(None, description="bearer key for /v1 only")
+    hf_token: Secret | None = Field(None, description="for downloads only; engines never get it")
     hf_endpoint: str | None = Field(
         None, description="another Hugging Face Hub; default: the public one"
     )
@@ -291,13 +293,13 @@ class Settings(BaseModel):
         "",
         description="for tests of recovery: where the gateway kills itself, as `Launch.before`",
     )
-    webhook: SecretStr | None = Field(
+    webhook: Secret | None = Field(
         None,
         description=(
             "URLs that get events (docs/events.md), separated by commas; redirects are not followed"
         ),
     )
-    webhook_secret: SecretStr | None = Field(
+    webhook_secret: Secret | None = Field(
         None,
         description=(
             "signs webhooks: `whsec_` and the base64 of 24 to 64 bytes, as in standardwebhooks.com"
@@ -386,8 +388,8 @@ class Settings(BaseModel):
 
     @field_validator("webhook")
     @classmethod
-    def _check_webhooks(cls, urls: SecretStr | None) -> SecretStr | None:
-        texts = _split(urls.get_secret_value()) if urls is not None else ()
+    def _check_webhooks(cls, urls: Secret | None) -> Secret | None:
+        texts = _split(urls.reveal()) if urls is not None else ()
         for number, url in enumerate(texts, 1):
             parts = urlsplit(url)
             if (
@@ -406,8 +408,12 @@ class Settings(BaseModel):
 
     @field_validator("webhook_secret")
     @classmethod
-    def _check_webhook_secret(cls, secret: SecretStr | None) -> SecretStr | None:
-        if secret is not None and not 24 <= len(_webhook_key(secret) or b"") <= 64:
+    def _check_webhook_secret(cls, secret: Secret | None) -> Secret | None:
+        try:
+            is_key = secret is None or 24 <= len(signing_key(secret)) <= 64
+        except ValueError:
+            is_key = False
+        if not is_key:
             raise ValueError(
                 "it is not `whsec_` and the base64 of 24 to 64 bytes; make one with `python3 -c"
                 ' \'import base64, secrets; print("whsec_" +'
@@ -426,12 +432,9 @@ class Settings(BaseModel):
         return patterns
 
     @property
-    def webhook_urls(self) -> tuple[str, ...]:
-        return _split(self.webhook.get_secret_value()) if self.webhook is not None else ()
-
-    @property
-    def webhook_key(self) -> bytes | None:
-        return _webhook_key(self.webhook_secret) if self.webhook_secret is not None else None
+    def webhook_urls(self) -> tuple[Secret, ...]:
+        texts = _split(self.webhook.reveal()) if self.webhook is not None else ()
+        return tuple(Secret(url) for url in texts)
 
     @property
     def webhook_kinds(self) -> tuple[str, ...]:
@@ -480,12 +483,9 @@ def _split(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _webhook_key(secret: SecretStr) -> bytes | None:
-    """The key of a webhook secret; None: no base64."""
-    try:
-        return base64.b64decode(secret.get_secret_value().removeprefix("whsec_"), validate=True)
-    except ValueError:
-        return None
+def signing_key(secret: Secret) -> bytes:
+    """The key of a webhook secret. Raises ValueError where it is no base64."""
+    return base64.b64decode(secret.reveal().removeprefix("whsec_"), validate=True)
 
 
 def load_settings() -> Settings:
@@ -518,7 +518,7 @@ def load_settings() -> Settings:
         )
     for name in ("admin_key", "api_key"):
         key = getattr(settings, name)
-        if key is not None and len(key.get_secret_value()) < 8:
+        if key is not None and len(key.reveal()) < 8:
             raise SettingsError(
                 f"FITSERVE_{name.upper()} has fewer than 8 characters.",
                 hint="Use a long random key.",
@@ -554,7 +554,7 @@ def _read_file() -> dict[str, Any]:
     # ValueError: an impossible date. RecursionError: endless brackets.
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SettingsError(
-            f"The file named by FITSERVE_CONFIG is not YAML: {error}",
+            f"The file named by FITSERVE_CONFIG is not YAML{_place(error)}.",
             hint="Correct the file and start again.",
         ) from None
     if document is not None and not (
@@ -565,6 +565,14 @@ def _read_file() -> dict[str, Any]:
             hint="Write lines such as `port: 8080`.",
         )
     return document or {}
+
+
+def _place(error: Exception) -> str:
+    """The problem with line and column. PyYAML repeats the line, which may hold a secret."""
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+    problem = getattr(error, "problem", None) if mark is not None else None
+    return f"{where}: {problem}" if problem else where
 
 
 def listed() -> list[tuple[str, str]]:

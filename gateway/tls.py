@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from gateway.errors import SettingsError
 from gateway.file_reading import FileReader, read_file
 from gateway.logging import Logger
+from gateway.secret import Secret
 from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.tls")
@@ -35,12 +36,12 @@ class CertificatePair(NamedTuple):
     """The contents of two PEM files: the certificate with its chain, and its key."""
 
     chain: bytes
-    key: bytes
+    key: Secret
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Raises OSError (ssl.SSLError) where they do not fit."""
         # OpenSSL reads a key from a file alone. These are files in memory.
-        with _memory_file(self.chain) as chain, _memory_file(self.key) as key:
+        with _memory_file(self.chain) as chain, _memory_file(self.key.reveal_bytes()) as key:
             # Without a password OpenSSL would ask for it on the terminal.
             context.load_cert_chain(chain, key, password=lambda: "")
 
@@ -110,7 +111,7 @@ class Certificate:
 
     def _read(self) -> CertificatePair:
         chain, key = (read_file(file, _MOST_BYTES) for file in self._files)
-        return CertificatePair(chain, key)
+        return CertificatePair(chain, Secret(key))
 
 
 @contextlib.contextmanager

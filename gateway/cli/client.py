@@ -16,6 +16,7 @@ from gateway.errors import (
     Unauthorized,
     short_reason,
 )
+from gateway.secret import Secret
 
 if TYPE_CHECKING:
     import ssl
@@ -103,7 +104,7 @@ def model_path(name: str, suffix: str = "") -> str:
     return f"/admin/models/{path_segment(name)}{suffix}"
 
 
-def address() -> tuple[str, str | None]:
+def address() -> tuple[str, Secret | None]:
     """The URL and the key of the gateway. Without FITSERVE_URL, the settings of this shell give
     the URL. Raises SettingsError."""
     url = os.environ.get("FITSERVE_URL") or _local_url()
@@ -113,7 +114,7 @@ def address() -> tuple[str, str | None]:
             f"FITSERVE_URL is {url!r}, which is not a URL.",
             hint="Set it to a URL such as http://127.0.0.1:8080.",
         )
-    return url, key
+    return url, Secret(key) if key else None
 
 
 def gateway_url(host: str | None, port: int | None) -> str:
@@ -169,7 +170,7 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
             ) from None
         verify.check_hostname = False
         verify.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    headers = {b"authorization": f"Bearer {key}".encode(errors="surrogateescape")} if key else {}
+    headers = {b"authorization": b"Bearer " + key.reveal_bytes()} if key is not None else {}
     try:
         return httpx.Client(
             base_url=url,

@@ -176,19 +176,6 @@ class TypeAdapter:
         refuse(f"{self.kind} of {type(data).__name__}")
 
 
-class SecretStr:
-    """A text that is not printed."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def get_secret_value(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return "SecretStr('**********')"
-
-
 class ValidationInfo:
     """Never made: a lean process does not run validators that ask for it."""
 

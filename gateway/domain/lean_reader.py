@@ -20,10 +20,10 @@ from gateway.domain.base import bare, refuse
 from gateway.domain.lean_class import (
     BeforeValidator,
     FieldInfo,
-    SecretStr,
     ValueType,
     run_checks,
 )
+from gateway.secret import Secret
 
 Reader = Callable[[Any], Any]
 
@@ -212,7 +212,7 @@ def reader_of(kind: Hashable, trusted: bool) -> Reader | None:
     if kind is None or kind in _SCALARS:
         scalar: Any = type(None) if kind is None else kind
         return None if trusted else _unchanged(scalar)
-    if kind in (Path, SecretStr):
+    if kind in (Path, Secret):
         return _made_of_text(kind)
     origin = get_origin(kind)
     if origin is Annotated:
@@ -414,8 +414,8 @@ def _exact_types(kind: Any) -> Iterable[type]:
         return {type(value) for value in get_args(kind)}
     if origin is Path:
         return (str, type(Path()))
-    if origin is SecretStr:
-        return (str, SecretStr)
+    if origin is Secret:
+        return (str, Secret)
     if origin in (tuple, list):
         return (list, tuple)
     if isinstance(origin, ValueType):

@@ -9,6 +9,7 @@ from gateway.domain.facts import Failure
 from gateway.domain.plan import Plan
 from gateway.domain.start import StartOrigin
 from gateway.domain.value import EngineRef, Grade, Value, served_name
+from gateway.secret import Secret
 
 # A measured figure from outside, within the range of a clock.
 Positive = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
@@ -87,9 +88,8 @@ class Instance(Value):
         description="created: a start was cut off before its process"
     )
     url: str | None = Field(None, description="base URL, without /v1")
-    key: str | None = Field(
+    key: Secret | None = Field(
         None,
-        repr=False,
         description="what the engine wants of its callers; only host and gateway know it",
     )
     exit_code: int | None = None

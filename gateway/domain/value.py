@@ -39,7 +39,9 @@ TRUSTED = "trusted"
 class Value(BaseModel):
     """A frozen value: unknown fields are errors, equality is by content."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", defer_build=True, hide_input_in_errors=True
+    )
 
     if TYPE_CHECKING or not is_lean():
 

@@ -350,7 +350,7 @@ class Exchange(AnsweredRequest):
             return
         if status == _UNAUTHORIZED:
             self.fail(
-                refusals.unauthorized(key=self.replica is not None and bool(self.replica.key))
+                refusals.unauthorized(key=self.replica is not None and self.replica.key is not None)
             )
             return
         self.status = status

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from pydantic import SecretStr
 
 from gateway.controller.events.event_log import EventLog
 from gateway.controller.events.observer import Observer
@@ -174,8 +173,8 @@ def build_front(
     """The parts that need no event loop. `gpus`: None reads the GPUs of this machine; `shared`:
     None serves clients from this process."""
     keys = Keys(
-        _secret(settings.admin_key),
-        _secret(settings.api_key),
+        settings.admin_key,
+        settings.api_key,
         failed_logins=FailedLogins(memory=shared[0] if shared is not None else None),
         origins=Origins(frozenset(settings.web_origins)),
     )
@@ -218,8 +217,9 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
     keyring = await _load_keyring(app, front, store)
     allowed = front.profiles.allowed_images(settings.allowed_images)
     host = host or await choose_host(settings, instance, allowed)
-    token = _secret(settings.hf_token)
-    hub = Hub(settings.hf_endpoint, token, settings.data / "hub", models=settings.models)
+    hub = Hub(
+        settings.hf_endpoint, settings.hf_token, settings.data / "hub", models=settings.models
+    )
     planning = PlanProcess(_planning_start(front, host, hub, allowed))
     launcher = Launcher(settings, host, profiles.engine_in_image, partial(download, hub))
     requests_ended = partial(gauges.requests_ended, front.metrics, front.workers)
@@ -352,7 +352,3 @@ def _build_live(front: Front, loop: Loop, host: Host) -> LiveStream:
         front.keys,
         {"version": __version__, "host": host.kind, "workers": front.settings.workers},
     )
-
-
-def _secret(value: SecretStr | None) -> str | None:
-    return value.get_secret_value() if value is not None else None

@@ -26,6 +26,7 @@ from gateway.errors import Conflict, HostError
 from gateway.hosts.docker.container import container_name
 from gateway.hosts.docker.host import DockerHost, available
 from gateway.hosts.docker.inquiry import create_inquiry
+from gateway.secret import Secret
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
 from tests.contract.harness import answering, exited, find, until
 from tests.support.docker_registry import Registry
@@ -199,10 +200,10 @@ async def test_each_start_gets_a_key_of_its_own(harness: DockerHarness) -> None:
     )
     started = await harness.host.start(spec)
     async with aclosing(harness.host.follow(spec.name)) as lines:
-        assert await anext(lines) == (started.key or "").encode()
+        assert await anext(lines) == (started.key or Secret("")).reveal_bytes()
     assert await find(harness.restart(), spec.name) == started
     assert started.key
-    assert started.key not in repr(started)
+    assert started.key.reveal() not in repr(started)
     await harness.host.stop(spec.name, 0)
     again = await harness.host.start(spec)
     assert again.key not in (None, started.key)

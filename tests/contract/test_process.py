@@ -222,19 +222,19 @@ async def test_each_start_gets_a_key_that_nobody_else_can_read(
     finally:
         os.umask(before)
     assert started.key is not None
-    assert len(started.key) >= 32
+    assert len(started.key.reveal()) >= 32
     line = await anext(aiter(harness.host.follow("a1")))
     said = json.loads(line)
     if way == "key_env":
-        assert said == {"env": started.key, "files": {}}
+        assert said == {"env": started.key.reveal(), "files": {}}
     else:
         ((path, text),) = said["files"].items()
-        assert text == f'api-key: "{started.key}"\n'
+        assert text == f'api-key: "{started.key.reveal()}"\n'
         assert os.stat(path).st_mode & 0o077 == 0  # noqa: PTH116
         assert command_line(harness.pid("a1")).split(b"\0")[-3:-1] == [b"--config", path.encode()]
-    assert started.key.encode() not in command_line(harness.pid("a1"))
+    assert started.key.reveal_bytes() not in command_line(harness.pid("a1"))
     assert harness.record("a1").stat().st_mode & 0o077 == 0
-    assert started.key not in repr(started)
+    assert started.key.reveal() not in repr(started)
     # A gateway that comes after knows the key; another start without a cache has another one.
     assert (await find(harness.restart(), "a1")) == started
     await harness.host.stop("a1", grace_s=0)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import SettingsError
+from gateway.secret import Secret
 from gateway.tls import Certificate, CertificatePair, server_context
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import scripted_gateway
@@ -228,10 +229,14 @@ async def test_workers_get_the_pair_that_fits_and_read_no_file(tmp_path: Path) -
         # A worker that starts now gets the former pair.
         assert not given
         former = server_context(certificate.pair)
-        assert certificate.pair.key == key.read_bytes()
+        assert certificate.pair.key == Secret(key.read_bytes())
         key.write_bytes(other_key.read_bytes())
         while not given:
             await asyncio.sleep(0.01)
-    assert given == [(other.read_bytes(), other_key.read_bytes())] == [certificate.pair]
+    assert (
+        given
+        == [CertificatePair(other.read_bytes(), Secret(other_key.read_bytes()))]
+        == [certificate.pair]
+    )
     given[0].load_into(former)
     await certificate.close()

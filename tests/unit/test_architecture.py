@@ -41,6 +41,7 @@ BASE = frozenset(
         "keys",
         "logging",
         "open_files",
+        "secret",
         "settings",
         "supervision",
         "tls",

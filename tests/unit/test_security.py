@@ -15,6 +15,7 @@ from gateway.proxy.access.auth import ANYONE, Keys, key_of
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.scopes import SCOPES
 from gateway.proxy.api.endpoints import ENDPOINTS
+from gateway.secret import Secret
 from gateway.server.app import create_app
 from gateway.settings import Settings
 from tests.support.paths import ROOT
@@ -86,15 +87,15 @@ HOSTILE = [
     "ключ".encode(),
     b"\xff\xfe\xed\xa0\x80",
     b"%s%n%x",
-    digest_of(ADMIN),
-    digest_of(ADMIN).hex().encode(),
+    digest_of(ADMIN.encode()),
+    digest_of(ADMIN.encode()).hex().encode(),
     bytes(32),
 ]
 
 
 @pytest.mark.parametrize("token", HOSTILE, ids=lambda token: repr(token)[:30])
 def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
-    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
+    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(new_key()))])
     with pytest.raises(FitserveError) as caught:
         keys.check(b"Bearer " + token, "inference")
     assert caught.value.status == 401
@@ -103,24 +104,28 @@ def test_s2_hostile_keys_are_wrong_keys(token: bytes) -> None:
 
 def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time() -> None:
     made = new_key()
-    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(made))])
+    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(made))])
     with patch(
         "gateway.proxy.access.auth.hmac.compare_digest", wraps=hmac.compare_digest
     ) as compare:
-        for token in (ADMIN, made, "wrong"):
+        for token in (ADMIN, made.reveal(), "wrong"):
             try:
                 keys.check(f"Bearer {token}".encode(), "inference")
             except FitserveError:
                 assert token == "wrong"
     compared = [call.args for call in compare.call_args_list]
-    assert [left for left, _ in compared] == [digest_of(ADMIN), digest_of(made), digest_of("wrong")]
+    assert [left for left, _ in compared] == [
+        digest_of(ADMIN.encode()),
+        digest_of(made),
+        digest_of(b"wrong"),
+    ]
     assert all(len(right) == 32 for _, right in compared)
 
 
 def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
     """What is compared for it, and how often, is the same; benchmarks/key_comparison.py tells what
     both take."""
-    keys = Keys(ADMIN, None, [key_of(Grant(name="a"), digest_of(new_key()))])
+    keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(new_key()))])
 
     def work(token: bytes) -> list[tuple[int, bytes]]:
         with patch(
@@ -184,7 +189,7 @@ def test_s14_wrong_keys_are_counted_per_address_and_forgotten() -> None:
 
 
 def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() -> None:
-    keys = Keys("password", None)
+    keys = Keys(Secret("password"), None)
     good = b"Bearer password"
     assert keys.check(good, "admin", "10.0.0.1").name == "admin"
     for address in ("10.0.0.1", "10.0.0.2"):

@@ -56,7 +56,6 @@ def examine(
         if in_containers or not hardware.gpus
         else [_toolchain(settings, engine) for engine in installed]
     )
-    token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
     several: Sequence[MachineCheck | None] = [
         _data(settings),
         _port(settings),
@@ -79,7 +78,7 @@ def examine(
         checks.open_files(*limits["open files"]),
         checks.locked_memory(limits["locked memory"][1], hardware) if not in_containers else None,
         *checks.disk(_free(settings)),
-        *checks.hub(readings.hub(settings.hf_endpoint, token)),
+        *checks.hub(readings.hub(settings.hf_endpoint, settings.hf_token)),
     ]
     all_checks = [check for check in several if check is not None]
     return (

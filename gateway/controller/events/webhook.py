@@ -28,7 +28,8 @@ from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.domain.facts import Event
 from gateway.errors import StoreError
 from gateway.logging import Logger
-from gateway.settings import Settings
+from gateway.secret import Secret
+from gateway.settings import Settings, signing_key
 from gateway.store.store import Store
 from gateway.supervision import SupervisedTask
 
@@ -46,7 +47,12 @@ class Webhook:
     """The delivery to one URL. `patterns` are the kinds of events to send."""
 
     def __init__(
-        self, url: str, key: bytes | None, patterns: tuple[str, ...], events: EventLog, store: Store
+        self,
+        url: Secret,
+        key: Secret | None,
+        patterns: tuple[str, ...],
+        events: EventLog,
+        store: Store,
     ) -> None:
         self._url = url
         self._key = key
@@ -55,9 +61,9 @@ class Webhook:
         self._table = store.events
         self._sender = store.instance
         # The path and query of a URL may be secrets, so logs have neither.
-        parts = urlsplit(url)
+        parts = urlsplit(url.reveal())
         self._receiver = f"{parts.scheme}://{parts.hostname}"
-        self._reader = hashlib.sha256(url.encode()).hexdigest()[:16]
+        self._reader = hashlib.sha256(url.reveal_bytes()).hexdigest()[:16]
         self._number: int | None = None
         self._failures = 0
         self._client = EngineClient(1)
@@ -112,9 +118,8 @@ class Webhook:
         name = f"evt_{self._sender}_{event.id}"
         while True:
             try:
-                answer = await self._client.send(
-                    self._url, body, headers(name, int(time.time()), body, self._key), _WITHIN_S
-                )
+                lines = headers(name, int(time.time()), body, self._key)
+                answer = await self._client.send(self._url.reveal(), body, lines, _WITHIN_S)
                 problem = (
                     "" if 200 <= answer.status < 300 else f"answers with status {answer.status}"
                 )
@@ -147,15 +152,15 @@ class Webhook:
             await asyncio.sleep(rest_s * random.uniform(0.75, 1.25))  # noqa: S311
 
 
-def headers(name: str, at: int, body: bytes, key: bytes | None) -> bytes:
-    """The header lines of one message.
+def headers(name: str, at: int, body: bytes, key: Secret | None) -> bytes:
+    """The header lines of one message. key: as in FITSERVE_WEBHOOK_SECRET.
 
     Source: standard-webhooks/spec/standard-webhooks.md, "Signature scheme" and "Webhook metadata".
     """
     lines = f"webhook-id: {name}\r\nwebhook-timestamp: {at}\r\n"
     if key is not None:
         signed = base64.b64encode(
-            hmac.digest(key, f"{name}.{at}.".encode() + body, "sha256")
+            hmac.digest(signing_key(key), f"{name}.{at}.".encode() + body, "sha256")
         ).decode()
         lines += f"webhook-signature: v1,{signed}\r\n"
     return lines.encode()
@@ -164,6 +169,6 @@ def headers(name: str, at: int, body: bytes, key: bytes | None) -> bytes:
 def webhooks(settings: Settings, events: EventLog, store: Store) -> list[Webhook]:
     """The webhooks that the settings name."""
     return [
-        Webhook(url, settings.webhook_key, settings.webhook_kinds, events, store)
+        Webhook(url, settings.webhook_secret, settings.webhook_kinds, events, store)
         for url in settings.webhook_urls
     ]

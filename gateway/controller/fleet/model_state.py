@@ -165,7 +165,7 @@ def _routed_replicas(
             id=instance.name,
             served_name=replica.attempt.served_name,
             capacity=capacity(replica.attempt.plan),
-            key=instance.key or "",
+            key=instance.key,
             adapters=tuple(
                 (
                     adapter.name,

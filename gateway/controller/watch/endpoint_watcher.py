@@ -17,6 +17,7 @@ from gateway.diagnosis.lines.log_lines import clean
 from gateway.file_reading import PATIENCE_S, FileReader
 from gateway.proxy.access.endpoint_keys import EndpointKeys, NoKeyError
 from gateway.proxy.routing.table import RoutedReplica
+from gateway.secret import Secret
 from gateway.supervision import SupervisedTask
 
 _TIMEOUT_S = 5.0
@@ -86,7 +87,7 @@ class EndpointKey(NamedTuple):
     reference: str | None
     patience_s: float = PATIENCE_S
 
-    def read(self) -> str | None:
+    def read(self) -> Secret | None:
         """The key, or None. Blocks. Raises NoKeyError."""
         return None if self.reference is None else self.keys.read(self.reference)
 
@@ -128,7 +129,7 @@ class EndpointWatcher:
             self._look, "watching an endpoint", wake, model=model, endpoint=self.url
         )
 
-    async def _read_key(self) -> str | None:
+    async def _read_key(self) -> Secret | None:
         """The key, read by a thread of this watcher alone, so that a hanging mount stops nothing
         else. Raises NoKeyError."""
         if self.key.reference is None:
@@ -189,12 +190,10 @@ class EndpointWatcher:
         name = self._model if self._model in models else usable[0]
         if not models[name].state_here:
             return *unreachable, f"{self.url} has {name}, which is {models[name].state_there} there"
-        replica = RoutedReplica(
-            self.url, f"{self._model}@{self.url}", name, key=key or "", remote=True
-        )
+        replica = RoutedReplica(self.url, f"{self._model}@{self.url}", name, key=key, remote=True)
         return replica, models[name].state_here, ""
 
-    async def _refusal(self, answer: EngineResponse, key: str | None) -> str:
+    async def _refusal(self, answer: EngineResponse, key: Secret | None) -> str:
         if answer.status not in (401, 403):
             return f"{self.url}/v1/models answers {answer.status}"
         if key is None:
@@ -203,9 +202,10 @@ class EndpointWatcher:
                 " endpoint_key"
             )
         try:
-            words = clean((await answer.read(_Refusal)).error.message.encode())[:_SHOWN_WORDS]
+            message = clean((await answer.read(_Refusal)).error.message.encode())
         except NoAnswerError:
-            words = ""
+            message = ""
         # Some servers repeat the key that they refuse.
-        words = words if words.isprintable() and key not in words else ""
+        words = message[:_SHOWN_WORDS]
+        words = words if words.isprintable() and key.hidden_in(message) == message else ""
         return f"{self.url} refused the key: {words or f'it answers {answer.status}'}"

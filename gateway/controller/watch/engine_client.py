@@ -24,6 +24,7 @@ import msgspec
 
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.errors import short_reason
+from gateway.secret import Secret, bearer_line
 
 T = TypeVar("T")
 
@@ -66,11 +67,11 @@ class EngineResponse:
 class EngineClient:
     """Makes calls, at most `at_once` at a time. The time of a call begins with its turn."""
 
-    def __init__(self, at_once: int | asyncio.Semaphore, key: str | None = None) -> None:
+    def __init__(self, at_once: int | asyncio.Semaphore, key: Secret | None = None) -> None:
         self._places = asyncio.Semaphore(at_once) if isinstance(at_once, int) else at_once
-        self._key_line = f"authorization: Bearer {key}\r\n".encode("ascii") if key else b""
+        self._key_line = bearer_line(key)
 
-    def with_key(self, key: str | None) -> EngineClient:
+    def with_key(self, key: Secret | None) -> EngineClient:
         """A client for an engine that needs this key. It shares the limit on calls."""
         return EngineClient(self._places, key)
 

@@ -56,6 +56,7 @@ from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.host import Host
 from gateway.hosts.peer import peer_user
 from gateway.logging import Logger
+from gateway.secret import REVEALED
 
 log = Logger("fitserve.agent")
 
@@ -288,7 +289,8 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
-    writer.write(answer.model_dump_json().encode() + b"\n")
+    # The gateway calls engines by their keys.
+    writer.write(answer.model_dump_json(context=REVEALED).encode() + b"\n")
     await writer.drain()
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.domain import LaunchSpec
 from gateway.domain.units import GIB
+from gateway.secret import Secret
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -71,13 +72,13 @@ def volume_labels(client: APIClient, volume: str | None) -> dict[str, str]:
     return labels or {}
 
 
-def engine_key(labels: Mapping[str, str]) -> str:
+def engine_key(labels: Mapping[str, str]) -> Secret:
     """The key of all engines with a volume of these labels; else a new one.
 
     vLLM before 0.30.0 names its compiled graphs by its variables, and VLLM_API_KEY is among them
     (vllm/envs.py). With a new key each start would compile all graphs anew.
     """
-    return labels.get(_KEY) or secrets.token_hex(32)
+    return Secret(labels.get(_KEY) or secrets.token_hex(32))
 
 
 def give_folders(

@@ -17,6 +17,7 @@ from gateway.hosts.docker.cache_volumes import (
     give_folders,
     volume_labels,
 )
+from gateway.secret import Secret
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -85,7 +86,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
         environment=spec.env
         | mounted
         | ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if spec.gpus else {})
-        | ({spec.key_env: key} if spec.key_env is not None else {}),
+        | ({spec.key_env: key.reveal()} if spec.key_env is not None else {}),
         # Proxies in the Docker client's configuration may carry passwords.
         use_config_proxy=False,
         labels={
@@ -96,7 +97,7 @@ def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str
             "fitserve.fingerprint": spec.fingerprint,
             "fitserve.port": str(spec.port),
         }
-        | ({"fitserve.key": key} if spec.key_env is not None else {}),
+        | ({"fitserve.key": key.reveal()} if spec.key_env is not None else {}),
         stop_signal="SIGTERM",
         host_config=_host_config(client, spec, network, volumes),
     )
@@ -189,7 +190,7 @@ def _instance(labels: dict[str, str], **seen: Any) -> Instance:
         model=labels["fitserve.model"],
         attempt=int(labels["fitserve.attempt"]),
         fingerprint=labels["fitserve.fingerprint"],
-        key=labels.get("fitserve.key"),
+        key=Secret(labels["fitserve.key"]) if "fitserve.key" in labels else None,
         origin="container",
         **seen,
     )

@@ -11,6 +11,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
+from gateway.secret import Secret
 from gateway.store import atomic_file
 
 _BYTES = 32
@@ -22,14 +23,14 @@ class EngineKeys:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def key(self, cache: Path | None) -> str:
+    def key(self, cache: Path | None) -> Secret:
         """64 hexadecimal digits; of a start without a cache they are new each time.
 
         Raises OSError if the secret cannot be kept.
         """
         if cache is None:
-            return secrets.token_hex(_BYTES)
-        return hmac.digest(self._secret(), str(cache).encode(), "sha256").hex()
+            return Secret(secrets.token_hex(_BYTES))
+        return Secret(hmac.digest(self._secret(), str(cache).encode(), "sha256").hex())
 
     def _secret(self) -> bytes:
         with suppress(FileNotFoundError):

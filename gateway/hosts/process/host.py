@@ -56,6 +56,7 @@ from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.hosts.process.prepared.process_start import ProcessStart
 from gateway.hosts.process.records import Record, Records
 from gateway.machine.environment import COMPLETE, engine_dir, installed, is_installed, variables
+from gateway.secret import Secret
 from gateway.store import atomic_file
 
 POLL_S = 0.05
@@ -319,12 +320,12 @@ class ProcessHost:
 
     # --- processes ---
 
-    def _argv(self, spec: LaunchSpec, key: str | None) -> tuple[str, ...]:
+    def _argv(self, spec: LaunchSpec, key: Secret | None) -> tuple[str, ...]:
         if key is None or spec.key_option is None:
             return spec.argv
         file = self._run / spec.name / "key.yaml"
         # In quotes, so that no key reads as a number.
-        atomic_file.write(file, f'{spec.key_option}: "{key}"\n'.encode())
+        atomic_file.write(file, f'{spec.key_option}: "{key.reveal()}"\n'.encode())
         return (*spec.argv, "--config", str(file))
 
     def _spawn(self, spec: LaunchSpec) -> Record:
@@ -510,11 +511,11 @@ def as_host_error() -> Iterator[None]:
         ) from error
 
 
-def _engine_variables(spec: LaunchSpec, key: str | None) -> dict[str, str]:
+def _engine_variables(spec: LaunchSpec, key: Secret | None) -> dict[str, str]:
     """Additional variables of the engine: its own, its GPUs, its key."""
     engine_env = {**spec.env, **_visible(spec.gpus)}
     return (
-        {**engine_env, spec.key_env: key}
+        {**engine_env, spec.key_env: key.reveal()}
         if key is not None and spec.key_env is not None
         else engine_env
     )

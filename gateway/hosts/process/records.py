@@ -6,11 +6,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from gateway.domain import Instance, Value
 from gateway.errors import ForeignInstance, HostError
 from gateway.hosts.process import procfs
+from gateway.secret import REVEALED, Secret
 from gateway.store import atomic_file
 
 
@@ -31,7 +32,7 @@ class Record(Value):
     attempt: int
     fingerprint: str
     port: int
-    key: str | None = Field(None, repr=False)
+    key: Secret | None = None
     boot_id: str
     pid: int | None = None
     start_ticks: int | None = None
@@ -111,7 +112,8 @@ class Records:
             ) from None
 
     def write(self, record: Record) -> Record:
-        atomic_file.write(self.path(record.name), record.model_dump_json(indent=1).encode())
+        text = record.model_dump_json(indent=1, context=REVEALED)
+        atomic_file.write(self.path(record.name), text.encode())
         return record
 
     def exit_file(self, name: str) -> Path:

@@ -9,12 +9,15 @@ import sys
 from gateway.errors import NotReady
 from gateway.measuring.bench.measure import LoadTest
 from gateway.measuring.bench.streamed_answer import BenchTarget
+from gateway.secret import Secret
 
 
 def main() -> None:
     job = json.load(sys.stdin)
     load = LoadTest(
-        BenchTarget(job["url"], job["model"], job["key"], job["vocabulary"]),
+        BenchTarget(
+            job["url"], job["model"], Secret(job["key"]) if job["key"] else None, job["vocabulary"]
+        ),
         job["context"],
         text=job.get("text", False),
     )

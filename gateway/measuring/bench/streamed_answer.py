@@ -7,11 +7,13 @@ import json
 import re
 import ssl
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import httptools
+
+from gateway.secret import Secret, bearer_line
 
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
 _TEXT, _DONE = b'"text"', b"[DONE]"
@@ -37,7 +39,7 @@ class BenchTarget:
 
     url: str
     model: str
-    key: str | None = field(default=None, repr=False)
+    key: Secret | None = None
     vocabulary: int = 20_000
     tls: ssl.SSLContext | None = None
 
@@ -60,8 +62,8 @@ class BenchTarget:
             "connection: close",
         ]
         lines += ["content-type: application/json", f"content-length: {len(body)}"]
-        lines += [f"authorization: Bearer {self.key}"] if self.key else []
-        return "\r\n".join([*lines, "", ""]).encode() + body
+        head = "\r\n".join([*lines, ""]).encode()
+        return head + bearer_line(self.key) + b"\r\n" + body
 
 
 async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswer:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from gateway.domain import Attempt, BenchReport, Instance
 from gateway.logging import Logger
+from gateway.secret import secret_text
 from gateway.worker_process import kill, spawn
 
 log = Logger("fitserve.tuning")
@@ -47,7 +48,9 @@ async def measure(
     child = await spawn("gateway.measuring.bench", {}, errors=True)
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
-    communication = asyncio.ensure_future(child.communicate(json.dumps(job).encode()))
+    communication = asyncio.ensure_future(
+        child.communicate(json.dumps(job, default=secret_text).encode())
+    )
     try:
         while not (await asyncio.wait({communication}, timeout=_POLL_S))[0]:
             if busy():

@@ -22,6 +22,7 @@ from gateway.domain.units import TransferProgress, words
 from gateway.errors import BadModel
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.models.catalog.hub_cache import COMMIT
+from gateway.secret import Secret, secret_text
 from gateway.worker_process import kill, spawn
 
 # Not imported: code that reads models stays out of the gateway's process.
@@ -37,12 +38,17 @@ class Job(NamedTuple):
     """
 
     endpoint: str | None
-    token: str | None
+    token: Secret | None
     notes: str
     models: str
     repo: str
     commit: str
     remote_code: bool
+
+    @classmethod
+    def read(cls, line: bytes) -> Job:
+        job = cls(*json.loads(line))
+        return job._replace(token=Secret(str(job.token)) if job.token is not None else None)
 
 
 class DownloadProgress(NamedTuple):
@@ -162,7 +168,7 @@ async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
     child = await spawn(_PROGRAM, {"HF_HOME": job.notes, **quiet})
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
-        child.stdin.write(json.dumps(job).encode() + b"\n")
+        child.stdin.write(json.dumps(job, default=secret_text).encode() + b"\n")
         progress = _parsed(await child.stdout.readline())
         while progress is not None and not progress.ended:
             yield progress

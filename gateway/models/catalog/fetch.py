@@ -59,7 +59,7 @@ def size_of(path: Path) -> int | None:
 
 
 def main() -> None:
-    job = Job(*json.loads(sys.stdin.buffer.readline()))
+    job = Job.read(sys.stdin.buffer.readline())
     threading.Thread(target=_exit_at_end_of_stdin, daemon=True).start()
     os.nice(_NICE)
     total, failure, hint = 0, None, ""
@@ -214,7 +214,7 @@ def fetch(job: Job, hub: Hub, listing: Listing) -> None:
             return
         _drop_orphans(disk.repository(job.repo))
         if _remove_wrong_sizes(disk, listing):
-            _transfer(job, disk, listing)
+            _transfer(job, hub, listing)
             if wrong := _remove_wrong_sizes(disk, listing):
                 raise BadModel(
                     f"The download of {job.repo} is not complete: {', '.join(wrong[:5])}.",
@@ -226,16 +226,16 @@ def fetch(job: Job, hub: Hub, listing: Listing) -> None:
         disk.note_whole(job.repo, job.commit, listing.files, remote_code=job.remote_code)
 
 
-def _transfer(job: Job, disk: HubCache, listing: Listing) -> None:
+def _transfer(job: Job, hub: Hub, listing: Listing) -> None:
     from huggingface_hub import snapshot_download
 
-    with _reporting_progress(disk, listing):
+    with _reporting_progress(hub.disk, listing):
         snapshot_download(
             job.repo,
             revision=job.commit,
             cache_dir=job.models,
             endpoint=job.endpoint,
-            token=job.token or False,
+            token=hub.auth,
             library_name="fitserve",
             allow_patterns=[glob.escape(path) for path in listing.files],
         )

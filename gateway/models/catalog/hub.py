@@ -25,6 +25,7 @@ from gateway.models.catalog.hub_cache import (
     stays_inside,
     write_atomically,
 )
+from gateway.secret import Secret
 from gateway.version import __version__
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class Hub:
     def __init__(
         self,
         endpoint: str | None,
-        token: str | None,
+        token: Secret | None,
         cache: Path,
         *,
         models: Path | None = None,
@@ -241,7 +242,7 @@ class Hub:
         utils: Any = library
 
         headers = utils.build_hf_headers(
-            token=self._auth, library_name="fitserve", library_version=__version__
+            token=self.auth, library_name="fitserve", library_version=__version__
         )
         headers |= {"Range": f"bytes={offset}-{offset + length - 1}", "Accept-Encoding": "identity"}
         with utils.get_session().stream(
@@ -257,9 +258,9 @@ class Hub:
         return bytes(received[skip : skip + length])
 
     @property
-    def _auth(self) -> str | bool:
+    def auth(self) -> str | bool:
         # With None the library would look for a token of the gateway's user.
-        return self.token or False
+        return self.token.reveal() if self.token is not None else False
 
     @property
     def place(self) -> str:

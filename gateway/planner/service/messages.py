@@ -10,6 +10,7 @@ answer       JSON of PlanAnswer; JSON of PlanResult without its byte fields; the
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from pydantic import TypeAdapter
 
 from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.domain.units import GIB, MIB
+from gateway.secret import Secret, secret_text
 
 # Headers of 500,000 tensors, more than any model has, take less than half of it.
 MEMORY_BYTES = 2 * GIB
@@ -47,11 +49,22 @@ class WorkerConfig(NamedTuple):
     roots: tuple[str, ...]
     data: str
     hf_endpoint: str | None
-    hf_token: str | None
+    hf_token: Secret | None
     installed_only: bool
     allowed_images: tuple[str, ...] | None = None
     engine_env: tuple[tuple[str, str], ...] = ()
     models: str | None = None
+
+    @classmethod
+    def read(cls, frame: bytes) -> WorkerConfig:
+        """The configuration of a first frame."""
+        config = cls(*json.loads(frame))
+        token = config.hf_token
+        return config._replace(hf_token=Secret(str(token)) if token is not None else None)
+
+    @property
+    def frame(self) -> bytes:
+        return json.dumps(self, default=secret_text).encode()
 
 
 class PlanAnswer(NamedTuple):

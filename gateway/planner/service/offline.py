@@ -113,10 +113,9 @@ class OfflinePlanner:
         profiles = Profiles(
             settings.profiles_dir, cache=data / "profiles.msgpack", learned=data / "learned"
         )
-        token = settings.hf_token.get_secret_value() if settings.hf_token is not None else None
         return cls(
             profiles,
-            Hub(settings.hf_endpoint, token, data / "hub", models=settings.models),
+            Hub(settings.hf_endpoint, settings.hf_token, data / "hub", models=settings.models),
             settings,
         )
 

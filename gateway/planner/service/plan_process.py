@@ -145,7 +145,7 @@ class PlanProcess:
             # Set here, so that streams go before its start too.
             os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         assert child.stdin is not None  # noqa: S101
-        child.stdin.write(packed([json.dumps(self._config).encode()]))
+        child.stdin.write(packed([self._config.frame]))
         return child
 
     async def _frame(self, child: asyncio.subprocess.Process) -> bytes:

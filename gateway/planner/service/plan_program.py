@@ -210,7 +210,7 @@ def main() -> None:
     received: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(requests, received), daemon=True).start()
     _limit_processor_time()
-    worker = PlanWorker(WorkerConfig(*json.loads(received.get()[0])))
+    worker = PlanWorker(WorkerConfig.read(received.get()[0]))
     while True:
         head, facts = received.get()
         _limit_processor_time()

@@ -19,6 +19,7 @@ from gateway.errors import BadRequest, Forbidden, Unauthorized
 from gateway.keys import SCOPES, Scope, digest_of
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.origins import ANY, Origins
+from gateway.secret import Secret
 
 if TYPE_CHECKING:
     # Workers have keys too, and do without the values of the planner, which saves 15 MiB each.
@@ -96,16 +97,16 @@ class Keys:
 
     def __init__(
         self,
-        admin: str | None,
-        api: str | None,
+        admin: Secret | None,
+        api: Secret | None,
         created: Iterable[Key] = (),
         failed_logins: FailedLogins | None = None,
         origins: Origins | None = None,
     ) -> None:
-        fixed: tuple[tuple[str, str | None, frozenset[Scope]], ...]
+        fixed: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
         fixed = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed = tuple(
-            Key(name, digest_of(key), scopes, guessable=len(key) < _LONG)
+            Key(name, digest_of(key), scopes, guessable=len(key.reveal()) < _LONG)
             for name, key, scopes in fixed
             if key is not None
         )

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gateway.file_reading import read_file
+from gateway.secret import Secret
 
 FOLDER = "endpoint-keys"
 _MOST_BYTES = 4096
@@ -35,7 +36,7 @@ class EndpointKeys:
     data: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
 
-    def read(self, reference: str) -> str:
+    def read(self, reference: str) -> Secret:
         """The key that a wish refers to. Raises NoKeyError."""
         kind, _, name = reference.partition(":")
         if kind == "env":
@@ -53,4 +54,4 @@ class EndpointKeys:
             raise NoKeyError("it is empty")
         if len(key) > _MOST_BYTES or not _KEY.fullmatch(key):
             raise NoKeyError("it has blanks, several lines, more than 4 KiB, or invalid characters")
-        return key
+        return Secret(key)

@@ -26,6 +26,7 @@ from gateway.errors import Conflict, NotFound, StoreError
 from gateway.keys import FROM_SETTINGS, digest_of, new_key
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys, key_of
+from gateway.secret import Secret
 from gateway.store import atomic_file
 from gateway.store.store import Store
 
@@ -104,8 +105,8 @@ class Keyring:
             }
             self._settle()
 
-    def add(self, grant: Grant) -> str:
-        """The new key, in clear text for the only time. Raises Conflict, StoreError."""
+    def add(self, grant: Grant) -> Secret:
+        """The new key, for the only time. Raises Conflict, StoreError."""
         self._store.changeable()
         with self._lock:
             if self._revoked and not self._settle():
@@ -126,14 +127,14 @@ class Keyring:
                     " created or removed.",
                     hint="Create an admin key first, or set FITSERVE_ADMIN_KEY.",
                 )
-            secret = new_key()
-            stored = StoredKey(grant=grant, digest=digest_of(secret).hex(), created_at=time.time())
+            key = new_key()
+            stored = StoredKey(grant=grant, digest=digest_of(key).hex(), created_at=time.time())
             keys = (*self.stored, stored)
             self._write(keys)
             self._store.add_key(grant, bytes.fromhex(stored.digest), stored.created_at)
             self._swap(keys)
         log.info("key created", key=grant.name, scopes=grant.scopes)
-        return secret
+        return key
 
     def remove(self, name: str) -> bool:
         """Revokes a key at once; its current requests are finished. Whether the disk has the

@@ -13,6 +13,7 @@ import msgspec
 
 from gateway.errors import ModelNotFound, NotReady
 from gateway.proxy.access.auth import ANYONE, Key
+from gateway.secret import Secret, bearer_line
 
 SHOWN_NAME = 200
 # Calls of these endpoints take no place in an engine's batch, so they never wait.
@@ -36,8 +37,8 @@ class RoutedReplica:
     """An engine that answers for a model. `url` is its base without /v1, `served_name` its name for
     the model.
 
-    `capacity`: how many requests it gets at once; None if unknown. `key`: its key for callers, ""
-    for none. `adapters`: names of adapters with the engine's names. `seed`: a number for the id.
+    `capacity`: how many requests it gets at once; None if unknown. `key`: its key for callers.
+    `adapters`: names of adapters with the engine's names. `seed`: a number for the id.
     `key_line`: the key as a line of a request's head. `remote`: not started by this gateway, and
     perhaps another gateway. `thoughts`: the name of thoughts in its chat answers.
     """
@@ -46,7 +47,7 @@ class RoutedReplica:
     id: str
     served_name: str
     capacity: int | None = None
-    key: str = field(default="", repr=False)
+    key: Secret | None = None
     adapters: tuple[tuple[str, str], ...] = ()
     remote: bool = False
     thoughts: str = "reasoning"
@@ -55,9 +56,7 @@ class RoutedReplica:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seed", zlib.crc32(self.id.encode()))
-        object.__setattr__(
-            self, "key_line", f"authorization: Bearer {self.key}\r\n".encode() if self.key else b""
-        )
+        object.__setattr__(self, "key_line", bearer_line(self.key))
 
     def name_of(self, requested_name: str) -> str:
         """The engine's name for the model or adapter of this name."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,7 @@ from gateway.proxy.metrics.counters import Sample
 from gateway.proxy.routing.in_flight import RequestsInFlight
 from gateway.proxy.routing.table import ModelRoute, RouteTable
 from gateway.proxy.workers.shared_limits import LimitRows
+from gateway.secret import Secret, secret_text
 
 REPORT_S = 0.5
 _LENGTH_BYTES = 4
@@ -55,7 +57,7 @@ class NewCertificate(msgspec.Struct, frozen=True, tag=True):
     """`gateway.tls.CertificatePair`: the contents of a pair that fits."""
 
     chain: bytes
-    key: bytes
+    key: Secret
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -135,8 +137,15 @@ ToWorker = (
 )
 FromWorker = Report | RequestsReport
 
-_ENCODER = msgspec.msgpack.Encoder()
-_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+
+def _secret(kind: type, data: object) -> Any:
+    if kind is Secret and isinstance(data, str):
+        return Secret(data)
+    raise NotImplementedError(kind)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=secret_text)
+_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker, dec_hook=_secret)
 _FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
@@ -187,7 +196,7 @@ def receive_begin(end: socket.socket) -> Begin:
     """The first message, read before an event loop exists. Raises EOFError,
     msgspec.ValidationError."""
     length = int.from_bytes(_exactly(end, _LENGTH_BYTES), "big")
-    return msgspec.msgpack.decode(_exactly(end, length), type=Begin)
+    return msgspec.msgpack.decode(_exactly(end, length), type=Begin, dec_hook=_secret)
 
 
 def _exactly(end: socket.socket, length: int) -> bytes:

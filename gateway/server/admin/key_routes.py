@@ -39,7 +39,7 @@ async def make_key(request: Request, body: Grant) -> KeyMade:
     key = await asyncio.to_thread(keyring.add, body)
     created = next(stored for stored in keyring.stored if stored.grant.name == body.name)
     return KeyMade.model_validate(
-        body.model_dump() | {"created_at": created.created_at, "key": key}
+        body.model_dump() | {"created_at": created.created_at, "key": key.reveal()}
     )
 
 

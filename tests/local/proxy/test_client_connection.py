@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.secret import Secret
 from gateway.proxy import client_connection
 from gateway.proxy import limits as guard
 from gateway.proxy.access.auth import Keys
@@ -26,6 +25,7 @@ from gateway.proxy.client_connection import ClientConnection
 from gateway.proxy.incoming_request import IncomingRequest
 from gateway.proxy.routing.table import RouteTable
 from gateway.proxy.workers.sockets import share
+from gateway.secret import Secret
 from gateway.server.server import listen
 from gateway.settings import Settings
 from tests.support.dataplane import (

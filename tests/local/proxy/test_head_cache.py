@@ -15,6 +15,7 @@ from gateway.proxy import head_cache
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.client_connection import ClientConnection
 from gateway.proxy.request_reader import RequestReader
+from gateway.secret import Secret
 from tests.support.dataplane import ASK, Gateway, answers, stage, until
 from tests.support.patience import HANG_S
 from tests.support.upstream import Call
@@ -31,7 +32,7 @@ ENGINE = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\ncontent-length: %d\r\n\r\n%b"
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
-    with Gateway(Keys(None, KEY)) as running:
+    with Gateway(Keys(None, Secret(KEY))) as running:
         yield running
 
 

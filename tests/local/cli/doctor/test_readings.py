@@ -13,6 +13,7 @@ from typing import Any
 
 from gateway.cli.doctor import checks
 from gateway.cli.doctor.readings import HubAnswer, hub
+from gateway.secret import Secret
 
 TOKEN = "hf_secret_of_the_test"
 
@@ -59,7 +60,7 @@ def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
         },
     }
     with answering(200, json.dumps(said).encode(), late_s=100) as (place, asked):
-        found = hub(place, TOKEN)
+        found = hub(place, Secret(TOKEN))
     assert asked == [("/api/whoami-v2", f"Bearer {TOKEN}")]
     assert (found.status, found.user, found.gated) == (200, "me", False)
     assert states(found) == ["ok", "warn", "warn"]
@@ -83,7 +84,8 @@ def test_whatever_a_hub_says_is_no_crash() -> None:
     ):
         with answering(status, body) as (place, _):
             assert all(
-                state in ("ok", "warn", "fail", "unknown") for state in states(hub(place, TOKEN))
+                state in ("ok", "warn", "fail", "unknown")
+                for state in states(hub(place, Secret(TOKEN)))
             )
     for place in ("http://127.0.0.1:9", "nonsense", "http://[", "ftp://x"):
-        assert states(hub(place, TOKEN)) == ["warn", "unknown"]
+        assert states(hub(place, Secret(TOKEN))) == ["warn", "unknown"]

@@ -34,7 +34,12 @@ def fill(data: Path, url: str, keys: int, models: int) -> None:
     store = open_store(data / "fitserve.db")
     with store._database.change() as db:
         rows = [
-            (f"k{n}", digest_of(f"key-{n}").hex(), Grant(name=f"k{n}").model_dump_json(), 1.0)
+            (
+                f"k{n}",
+                digest_of(f"key-{n}".encode()).hex(),
+                Grant(name=f"k{n}").model_dump_json(),
+                1.0,
+            )
             for n in range(keys)
         ]
         db.executemany("INSERT INTO keys (name, digest, may, created_at) VALUES (?, ?, ?, ?)", rows)

@@ -19,6 +19,7 @@ from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.domain import LaunchSpec
 from gateway.proxy.access.endpoint_keys import EndpointKeys
 from gateway.proxy.routing.table import RoutedReplica
+from gateway.secret import Secret
 from tests.support.dataplane import never_answers, refused_url, until
 from tests.support.log_lines import capture_logs
 from tests.support.patience import HANG_S, hang_s
@@ -383,10 +384,10 @@ async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Pa
 class HangingKeys(EndpointKeys):
     """Keys on a mount that does not answer."""
 
-    def read(self, reference: str) -> str:
+    def read(self, reference: str) -> Secret:
         del reference
         FREE.wait()
-        return "key"
+        return Secret("key")
 
 
 FREE = threading.Event()

@@ -17,6 +17,7 @@ from gateway.models.catalog.catalog import load
 from gateway.models.catalog.download import download
 from gateway.models.catalog.hub import Hub
 from gateway.models.catalog.hub_cache import HubCache
+from gateway.secret import Secret
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import layer, model, safetensors, sharded_model
 from tests.support.patience import hang_s
@@ -54,7 +55,12 @@ async def fetch(
 
 
 def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
-    return Hub(server.url(), token, tmp_path / "notes", models=tmp_path / "cache")
+    return Hub(
+        server.url(),
+        Secret(token) if token else None,
+        tmp_path / "notes",
+        models=tmp_path / "cache",
+    )
 
 
 def snapshot(tmp_path: Path, commit: str = COMMIT) -> Path:

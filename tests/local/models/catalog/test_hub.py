@@ -14,6 +14,7 @@ import pytest
 from gateway.errors import BadModel
 from gateway.models.catalog.catalog import load
 from gateway.models.catalog.hub import Hub
+from gateway.secret import Secret
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import layer, model, packed, safetensors, sharded_model
 
@@ -32,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
-    return Hub(server.url(), token, tmp_path / "cache")
+    return Hub(server.url(), Secret(token) if token else None, tmp_path / "cache")
 
 
 async def refused(

@@ -15,6 +15,7 @@ from gateway.models.catalog import hub as hub_module
 from gateway.models.catalog.catalog import load
 from gateway.models.catalog.download import download
 from gateway.models.catalog.hub import Hub
+from gateway.secret import Secret
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.model_files import model, safetensors
 
@@ -32,7 +33,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 
 def hub_of(server: FakeHub, tmp_path: Path) -> Hub:
-    return Hub(server.url(), TOKEN, tmp_path / "cache", models=tmp_path / "models")
+    return Hub(server.url(), Secret(TOKEN), tmp_path / "cache", models=tmp_path / "models")
 
 
 def planned(server: FakeHub, tmp_path: Path, revision: str | None = None) -> BadModel:

@@ -37,6 +37,7 @@ from gateway.planner.service.messages import (
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.planner.service.plan_process import WAITING, PlanProcess
 from gateway.profiles.profiles import Profiles
+from gateway.secret import Secret
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.fake_nvml import FakeNvml
 from tests.support.makers import wish
@@ -61,7 +62,7 @@ async def planning(
     roots = tuple(map(str, Profiles().roots))
     url = hub.url() if hub is not None else "http://127.0.0.1:9"
     process = PlanProcess(
-        WorkerConfig(roots, str(tmp_path / "data"), url, TOKEN, installed_only, allowed)
+        WorkerConfig(roots, str(tmp_path / "data"), url, Secret(TOKEN), installed_only, allowed)
     )
     try:
         inquirer = Inquirer(ProcessHost(tmp_path / "data"), AnswerCache(tmp_path / "answers"))

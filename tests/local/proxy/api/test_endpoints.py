@@ -12,6 +12,7 @@ import pytest
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.api.endpoints import ENDPOINTS, Endpoint, find, is_inference
 from gateway.proxy.routing.table import RouteTable
+from gateway.secret import Secret
 from tests.support.dataplane import (
     ASK,
     Gateway,
@@ -124,7 +125,7 @@ async def test_paths_of_engines_outside_v1_are_fastapis(gateway: Gateway) -> Non
 
 
 async def test_errors_have_anthropics_shape_under_its_paths() -> None:
-    with Gateway(keys=Keys(None, "api-secret")) as gateway:
+    with Gateway(keys=Keys(None, Secret("api-secret"))) as gateway:
         gateway.route(model(refused_url()))
         async with http_client(gateway) as client:
             for path in "/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches":

@@ -14,6 +14,7 @@ import pytest
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.routing import responses
 from gateway.proxy.routing.responses import Responses
+from gateway.secret import Secret
 from tests.support.dataplane import Gateway, http_client, model, stage
 from tests.support.upstream import Call, Upstream
 
@@ -95,7 +96,7 @@ async def uses(client: httpx.AsyncClient, key: str, id_: str) -> list[tuple[int,
 
 @pytest.fixture(scope="module")
 def gateway() -> Iterator[Gateway]:
-    with Gateway(Keys(OWNER, OTHER)) as running:
+    with Gateway(Keys(Secret(OWNER), Secret(OTHER))) as running:
         yield running
 
 
@@ -158,7 +159,7 @@ async def test_an_engine_keeps_a_bounded_memory_of_responses(
     """Engines never drop a response: where one is full, further answers are not stored."""
     monkeypatch.setattr(responses, "STORE_BYTES", 64 * 1024)
     engine = Engine()
-    with Gateway(Keys(OWNER, OTHER)) as gateway:
+    with Gateway(Keys(Secret(OWNER), Secret(OTHER))) as gateway:
         async with stage(gateway, engine) as [upstream], http_client(gateway) as client:
             await fill(engine, upstream, client)
 

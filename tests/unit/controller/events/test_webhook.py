@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-
 from gateway.controller.events.webhook import headers
+from gateway.secret import Secret
 
 
 def test_a_message_is_signed_as_the_specification_signs_its_example() -> None:
     """Source: test_sign_function of standard-webhooks/libraries/python/tests/test_webhooks.py."""
-    key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
+    key = Secret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     lines = headers("msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}', key)
     assert (
         lines == b"webhook-id: msg_p5jXN8AQM9LWM0D4loKWxJek\r\n"

@@ -13,6 +13,7 @@ from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
 from gateway.keys import Scope
 from gateway.proxy.access.auth import ANYONE, Key, Keys, KeyTable, check_local
 from gateway.proxy.access.origins import Origins
+from gateway.secret import Secret
 
 ADMIN, API = "admin-secret-1", "api-secret-22"
 
@@ -46,7 +47,7 @@ def verdict(keys: Keys, authorization: bytes | None, need: Scope) -> int:
 def test_each_key_opens_what_it_is_for(
     admin: str | None, api: str | None, sent: str | None, inference: int, administration: int
 ) -> None:
-    keys = Keys(admin, api)
+    keys = Keys(Secret(admin) if admin else None, Secret(api) if api else None)
     header = None if sent is None else f"Bearer {sent}".encode()
     assert (verdict(keys, header, "inference"), verdict(keys, header, "admin")) == (
         inference,
@@ -56,22 +57,24 @@ def test_each_key_opens_what_it_is_for(
 
 def test_without_an_admin_key_the_admin_api_says_that_none_is_configured() -> None:
     with pytest.raises(Forbidden, match=r"no admin key is configured.*FITSERVE_ADMIN_KEY"):
-        Keys(None, API).check(f"Bearer {API}".encode(), "admin")
+        Keys(None, Secret(API)).check(f"Bearer {API}".encode(), "admin")
 
 
 def test_an_api_key_on_the_admin_api_is_told_apart_from_a_wrong_key() -> None:
     with pytest.raises(Forbidden, match="only the scope inference"):
-        Keys(ADMIN, API).check(f"Bearer {API}".encode(), "admin")
+        Keys(Secret(ADMIN), Secret(API)).check(f"Bearer {API}".encode(), "admin")
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER", "bEaReR"])
 def test_the_scheme_is_case_insensitive(scheme: str) -> None:
-    assert verdict(Keys(ADMIN, None), f"{scheme} {ADMIN}".encode(), "admin") == 200
+    assert verdict(Keys(Secret(ADMIN), None), f"{scheme} {ADMIN}".encode(), "admin") == 200
 
 
 def test_keys_beyond_ascii_work_and_undecodable_ones_too() -> None:
-    assert verdict(Keys("schlüssel-🔑", None), "Bearer schlüssel-🔑".encode(), "admin") == 200
-    assert verdict(Keys("caf\udce9-secret", None), b"Bearer caf\xe9-secret", "admin") == 200
+    assert (
+        verdict(Keys(Secret("schlüssel-🔑"), None), "Bearer schlüssel-🔑".encode(), "admin") == 200
+    )
+    assert verdict(Keys(Secret("caf\udce9-secret"), None), b"Bearer caf\xe9-secret", "admin") == 200
 
 
 @pytest.mark.parametrize(
@@ -100,18 +103,18 @@ def test_keys_beyond_ascii_work_and_undecodable_ones_too() -> None:
 @pytest.mark.parametrize("need", get_args(Scope))
 def test_a_hostile_value_is_a_wrong_key(value: bytes, need: Scope) -> None:
     with pytest.raises(Unauthorized) as caught:
-        Keys(ADMIN, API).check(value, need)
+        Keys(Secret(ADMIN), Secret(API)).check(value, need)
     assert len(str(caught.value)) < 300
     assert ADMIN not in str(caught.value)
 
 
 def test_an_empty_key_opens_nothing() -> None:
     for sent in (b"Bearer", b"Bearer ", b"Bearer \t"):
-        assert verdict(Keys("", ""), sent, "inference") == 401
+        assert verdict(Keys(Secret(""), Secret("")), sent, "inference") == 401
 
 
 def test_the_keys_themselves_are_not_kept() -> None:
-    keys = Keys(ADMIN, API)
+    keys = Keys(Secret(ADMIN), Secret(API))
     for secret in (ADMIN, API):
         assert secret.encode() not in pickle.dumps(dict(keys.table.keys))
         assert hashlib.sha256(secret.encode()).digest() in keys.table.keys
@@ -207,7 +210,7 @@ def test_without_keys_only_pages_of_the_gateway_itself_may_administer() -> None:
 
 
 def test_admit_with_keys_looks_at_the_key_alone() -> None:
-    keys = Keys(ADMIN, None)
+    keys = Keys(Secret(ADMIN), None)
     keys.admit(
         [
             (b"host", b"gpu.example"),
@@ -227,7 +230,7 @@ def test_a_header_that_decides_may_not_come_twice(name: bytes) -> None:
         b"host": b"localhost",
         b"origin": b"http://localhost",
     }
-    for keys in (Keys(ADMIN, None), Keys(None, None)):
+    for keys in (Keys(Secret(ADMIN), None), Keys(None, None)):
         with pytest.raises(BadRequest, match="two"):
             keys.admit([*values.items(), (name, values[name])], "admin")
 
@@ -254,7 +257,7 @@ def test_a_key_is_looked_up_and_compared_by_its_digest_alone(
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     key = "a-key-that-no-person-would-make-up"
-    keys = Keys(key, API)
+    keys = Keys(Secret(key), Secret(API))
     keys.table = KeyTable(Recorded(keys.table.keys))
     tokens = [key[:length] + "~" * (len(key) - length) for length in range(len(key) + 1)]
     verdicts = [verdict(keys, f"Bearer {token}".encode(), "admin") for token in tokens]
@@ -283,6 +286,6 @@ def test_what_a_foreign_page_causes_is_refused_without_origin(need: Any, site: b
     welcome = [(b"origin", b"https://app.example"), (b"sec-fetch-site", site)]
     assert keyless.admit([local, *welcome], need) is ANYONE
     # A key is no right that a browser adds by itself.
-    closed = Keys("k" * 40, None)
+    closed = Keys(Secret("k" * 40), None)
     bearer = (b"authorization", b"Bearer " + b"k" * 40)
     assert closed.admit([local, bearer, (b"sec-fetch-site", site)], need).name == "admin"

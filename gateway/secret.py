@@ -1,0 +1,171 @@
+"""Texts that nothing shows: keys, tokens, passwords, and addresses that hold one.
+
+A secret has no text of its own for formats, logs, JSON and tracebacks. `reveal` is called where the
+text is needed, and `tests/unit/test_secret.py` lists these places.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import quote
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, SerializationInfo
+    from pydantic_core import CoreSchema
+
+MASK = "(hidden)"
+# Context of `model_dump_json` for files that only the gateway reads and for its own processes.
+REVEALED = {"secrets": "revealed"}
+# Characters in a row that a secret and a text share by chance only.
+_PART = 8
+# A shorter value is a part of too many words to be taken out of them.
+_LEAST_REPLACED = 4
+
+
+class Secret:
+    """A text that is revealed by a call alone. Equality takes the same time for all texts.
+
+    A text of bytes that are no UTF-8, as in a variable, is revealed as these bytes.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str | bytes) -> None:
+        self._text = text if isinstance(text, str) else text.decode(errors="surrogateescape")
+
+    def reveal(self) -> str:
+        return self._text
+
+    def reveal_bytes(self) -> bytes:
+        return self._text.encode(errors="surrogateescape")
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a text may have it by chance."""
+        return len(self._text) < _PART
+
+    def hidden_in(self, text: str, label: str = MASK) -> str:
+        """The text with the label in the place of this secret, and of each part of it, however the
+        text cuts or encodes it. A text with a short secret is withheld as a whole."""
+        if self.is_short:
+            return _without_word(text, self._text, label)
+        return _without_parts(text, self._text, label)
+
+    def __repr__(self) -> str:
+        return MASK
+
+    def __format__(self, _spec: str) -> str:
+        return MASK
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self.reveal_bytes(), other.reveal_bytes())
+
+    def __hash__(self) -> int:
+        return hash((Secret, self._text))
+
+    def __copy__(self) -> Secret:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Secret:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a secret is not pickled")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> Any:
+        from pydantic_core import core_schema
+
+        text = core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+        schema: CoreSchema = core_schema.json_or_python_schema(
+            json_schema=text,
+            python_schema=core_schema.union_schema([core_schema.is_instance_schema(cls), text]),
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                _serialize, info_arg=True, when_used="json"
+            ),
+        )
+        return schema
+
+
+def _serialize(secret: Secret, info: SerializationInfo) -> str:
+    return secret.reveal() if info.context == REVEALED else MASK
+
+
+def secret_text(value: Any) -> str:
+    """The text of a secret, for encoders of messages to the gateway's own processes. Raises
+    TypeError."""
+    if isinstance(value, Secret):
+        return value.reveal()
+    raise TypeError(f"{type(value).__name__} is no secret")
+
+
+def bearer_line(key: Secret | None) -> bytes:
+    """The line of a request's head that shows the key; empty without one."""
+    return b"authorization: Bearer %b\r\n" % key.reveal_bytes() if key is not None else b""
+
+
+def _forms(value: str) -> set[str]:
+    """The value as texts, JSON, Python, URLs and headers write it."""
+    raw = value.encode(errors="surrogatepass")
+    forms = {
+        value,
+        value.lower(),
+        value.upper(),
+        repr(value)[1:-1],
+        quote(raw, safe=""),
+        quote(raw, safe="/"),
+    }
+    forms |= {json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    # The digits of base64 depend on the place of the first byte among three.
+    for lead in range(3):
+        digits = base64.b64encode(b"\0" * lead + raw).decode()
+        whole = digits[-(-lead * 8 // 6) : len(digits.rstrip("=")) - 1]
+        forms |= {whole, whole.translate(_URL_SAFE)}
+    return {*forms, raw.hex()} - {""}
+
+
+_URL_SAFE = str.maketrans("+/", "-_")
+
+
+def _without_word(text: str, value: str, label: str) -> str:
+    """The text, if the value is no word of it; else the label in the value's place, or alone."""
+    if not value:
+        return text
+    forms = {form.casefold() for form in (value, repr(value)[1:-1], quote(value, safe=""))}
+    words = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
+    pattern = re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE)
+    if len(value) >= _LEAST_REPLACED:
+        return re.sub(words, lambda _: label, text, flags=re.IGNORECASE)
+    # The letters around a label would tell a value of some letters.
+    return f"words with {label}, which are not shown" if pattern.search(text) else text
+
+
+def _folded(text: str) -> str:
+    """The text in one case, with as many letters."""
+    folded = text.casefold()
+    if len(folded) == len(text):
+        return folded
+    pairs = ((letter, letter.casefold()) for letter in text)
+    return "".join(lower if len(lower) == 1 else letter for letter, lower in pairs)
+
+
+def _without_parts(text: str, value: str, label: str) -> str:
+    """The text with the label for each run of characters that the value has too."""
+    forms_text = "\n".join(map(_folded, _forms(value)))
+    lower_text, lower_label = _folded(text), _folded(label)
+    hidden = bytearray(len(text))
+    for start in range(len(text) - _PART + 1):
+        part = lower_text[start : start + _PART]
+        if part in forms_text and part not in lower_label:
+            hidden[start : start + _PART] = b"x" * _PART
+    pieces, place = [], 0
+    for match in re.finditer(b"x+", hidden):
+        pieces += [text[place : match.start()], label]
+        place = match.end()
+    return "".join([*pieces, text[place:]])

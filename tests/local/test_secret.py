@@ -1,0 +1,151 @@
+"""Random secrets in every setting, wish and header that takes one, and all that a gateway writes
+afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import random
+import string
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from tests.support.patience import HANG_S
+from tests.support.served import served
+from tests.support.upstream import Call, Upstream
+
+# What a header takes behind `Bearer `; of these, letters of regular expressions and of URLs.
+VISIBLE = "".join(chr(number) for number in range(0x21, 0x7F))
+ALPHABETS = (string.ascii_letters + string.digits, ".*+?()[]{}|^$\\", "%+/=&;:@", VISIBLE)
+PART = 10
+
+
+def planted(chance: random.Random, length: int = 40, letters: str = "") -> str:
+    return "".join(chance.choices(letters or chance.choice(ALPHABETS), k=length))
+
+
+def forms(secret: str) -> Iterator[bytes]:
+    """The secret as formats write it, whole and in its first and last characters."""
+    for part in (secret, secret[:PART], secret[-PART:]):
+        for text in (part, repr(part)[1:-1], json.dumps(part)[1:-1], quote(part, safe="")):
+            yield text.encode()
+    yield base64.b64encode(f"user:{secret}".encode())
+
+
+async def refuse(call: Call) -> None:
+    """An endpoint that repeats what it refuses, in a text that is cut, or lists its models."""
+    header = call.headers.get("authorization", "")
+    if header.startswith("Bearer ") and "refused" in call.requests[-1].decode("latin-1"):
+        body = json.dumps({"error": {"message": f"{'x' * 50} the key {header[7:]} is unknown"}})
+        await call.reply(body.encode(), "401 Unauthorized")
+    else:
+        await call.reply(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
+
+
+def settings(chance: random.Random) -> tuple[dict[str, str], list[str]]:
+    """Settings with secrets, and the secrets."""
+    secrets = {
+        name: planted(chance) for name in ("admin", "api", "token", "path", "query", "lab", "user")
+    }
+    secrets["path"], secrets["query"] = (planted(chance, 40, ALPHABETS[0]) for _ in range(2))
+    secrets["user"] = planted(chance, 40, ALPHABETS[0])
+    signing = base64.b64encode(chance.randbytes(32)).decode()
+    variables = {
+        "FITSERVE_API_KEY": secrets["api"],
+        "FITSERVE_HF_TOKEN": secrets["token"],
+        "FITSERVE_HF_ENDPOINT": f"http://me:{secrets['user']}@127.0.0.1:9",
+        "FITSERVE_WEBHOOK": f"http://127.0.0.1:9/{secrets['path']}?k={secrets['query']}",
+        "FITSERVE_WEBHOOK_SECRET": f"whsec_{signing}",
+        "FITSERVE_ENDPOINT_KEY_LAB": secrets["lab"],
+        "FITSERVE_ACCESS_LOG": "true",
+        "FITSERVE_LOG_LEVEL": "debug",
+    }
+    return variables | {"admin": secrets["admin"]}, [*secrets.values(), signing]
+
+
+def calls(chance: random.Random, admin: str, url: str) -> Iterator[tuple[Any, list[str]]]:
+    """Requests with secrets where users put them by mistake, and these secrets."""
+    bearer = {"authorization": f"Bearer {admin}"}
+    one = planted(chance)
+    wishes: list[dict[str, Any]] = [
+        {"endpoint": f"http://user:{quote(one, safe='')}@127.0.0.1:9/v1"},
+        {"endpoint": "http://127.0.0.1:9/v1", "endpoint_key": one},
+        {"endpoint": "http://127.0.0.1:9/v1", "endpoint_key": [one]},
+        {"source": "org/name", "env": {"HF_TOKEN": one}},
+        {"source": "org/name", "flags": {"hf-token": one}},
+        {"source": "org/name", "flags": {"api-key": one}},
+    ]
+    for wish in wishes:
+        yield ("POST", "/admin/models", bearer, {"name": "w", **wish}), [one]
+    yield ("POST", "/admin/plan", bearer, {"source": "org/name", "env": {"HF_TOKEN": one}}), [one]
+    basic = base64.b64encode(f"user:{one}".encode()).decode()
+    for headers in (
+        {"authorization": f"Basic {basic}"},
+        {"authorization": f"Bearer {one}"},
+        {"authorization": one},
+        {"x-api-key": one},
+        {**bearer, "cookie": f"session={quote(one, safe='')}"},
+        {**bearer, "proxy-authorization": f"Basic {basic}"},
+    ):
+        for path in ("/v1/models", "/admin/models", "/metrics", "/healthz", "/nowhere"):
+            yield ("GET", path, headers, None), [one, basic]
+        chat = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+        yield ("POST", "/v1/chat/completions", headers, chat), [one, basic]
+    key = {"name": "lab", "endpoint": f"{url}/refused/v1", "endpoint_key": _LAB}
+    yield ("POST", "/admin/models", bearer, key), []
+
+
+_LAB = "env:FITSERVE_ENDPOINT_KEY_LAB"
+SHOWN = ("models", "models/lab", "keys", "facts", "events?follow=false", "usage", "requests")
+
+
+def use(folder: Path, url: str, seed: int) -> tuple[list[str], dict[str, bytes]]:
+    """Use a gateway with secrets: these, and all that was written."""
+    chance = random.Random(seed)
+    variables, secrets = settings(chance)
+    admin = variables.pop("admin")
+    written: dict[str, bytes] = {}
+    with (
+        served(folder, {"m": [f"{url}/v1"]}, admin, **variables) as one,
+        httpx.Client(base_url=one.url, trust_env=False, timeout=HANG_S) as client,
+    ):
+        for number, ((method, path, headers, body), given) in enumerate(calls(chance, admin, url)):
+            answer = client.request(method, path, headers=headers, json=body)
+            written[f"{number} {method} {path}"] = answer.content + str(answer.headers).encode()
+            secrets += given
+        bearer = {"authorization": f"Bearer {admin}"}
+        while "refused the key" not in client.get("/admin/models/lab", headers=bearer).text:
+            time.sleep(0.05)
+        made = client.post("/admin/keys", json={"name": "made"}, headers=bearer).json()["key"]
+        for path in (*(f"/admin/{name}" for name in SHOWN), "/metrics", "/v1/models"):
+            answer = client.get(path, headers=bearer)
+            assert answer.status_code == 200, path
+            written[path] = answer.content
+        written["backup"] = client.get("/admin/backup", headers=bearer).content
+    for path in folder.rglob("*"):
+        if path.is_file():
+            written[str(path.relative_to(folder))] = path.read_bytes()
+    return [*secrets, made], written
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("seed", range(2))
+async def test_no_planted_secret_is_written_anywhere(tmp_path: Path, seed: int) -> None:
+    async with Upstream(refuse) as upstream:
+        secrets, written = await asyncio.to_thread(use, tmp_path, upstream.url, seed)
+    assert {"gateway.log", "data/fitserve.db", "/metrics", "/admin/models/lab"} <= set(written)
+    found = [
+        (secret, form, place)
+        for secret in secrets
+        for form in set(forms(secret))
+        for place, content in written.items()
+        if form in content
+    ]
+    assert not found

@@ -1,0 +1,213 @@
+"""A secret is shown by no format, and revealed at known places alone."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import copy
+import json
+import logging
+import pickle
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from gateway.domain.value import Value
+from gateway.logging import LineFormatter, _Json
+from gateway.secret import MASK, REVEALED, Secret, bearer_line, secret_text
+from tests.support.paths import ROOT
+
+# Calls by module, each with the reason that it needs the text.
+REVEALS = {
+    "gateway/cli/client.py": 1,  # the header of a command's requests
+    "gateway/cli/doctor/readings.py": 1,  # the header of a question to the Hub
+    "gateway/controller/events/webhook.py": 3,  # scheme and host, the name of a cursor, the request
+    "gateway/secret.py": 5,  # equality, and the encoders below
+    "gateway/hosts/docker/container.py": 2,  # variable and label of a container
+    "gateway/hosts/process/host.py": 2,  # variable or file of an engine
+    "gateway/keys.py": 1,  # digests
+    "gateway/models/catalog/hub.py": 1,  # the library's argument
+    "gateway/proxy/access/auth.py": 1,  # the length of a key of the settings
+    "gateway/server/admin/key_routes.py": 1,  # the only answer with a key
+    "gateway/settings.py": 4,  # checks of webhooks and keys, the bytes for signatures
+    "gateway/tls.py": 1,  # the file that OpenSSL reads
+}
+# Encoders that write the text, for the gateway's own processes and files.
+ENCODERS = {
+    "gateway/hosts/agent/agent_server.py": 1,  # to the gateway, over a socket of mode 0600
+    "gateway/hosts/process/records.py": 1,  # a file of mode 0600
+    "gateway/measuring/tuning/engine_load.py": 1,  # the pipe of a child
+    "gateway/models/catalog/download.py": 1,  # the pipe of a child
+    "gateway/planner/service/messages.py": 1,  # the pipe of a child
+    "gateway/proxy/workers/channel.py": 1,  # the socket pair of a worker
+    "gateway/controller/watch/engine_client.py": 1,  # the head of a request
+    "gateway/measuring/bench/streamed_answer.py": 1,  # the head of a request
+    "gateway/proxy/routing/table.py": 1,  # the head of a request
+}
+
+
+class Holder(Value):
+    key: Secret
+    more: tuple[Secret, ...] = ()
+
+
+# Beyond ASCII, line breaks, one character, letters of regular expressions and of formats.
+TEXTS = st.text(min_size=12, max_size=200)
+
+
+def _record(**fields: Any) -> logging.LogRecord:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "event", (), None)
+    record.fields, record.created = fields, 0.0
+    return record
+
+
+def _failure(secret: Secret) -> str:
+    error = ValueError(secret)
+    return "".join(traceback.format_exception(error)) + repr(error)
+
+
+WAYS: dict[str, Callable[[Secret], str]] = {
+    "str": str,
+    "repr": repr,
+    "format": lambda secret: f"{secret} {secret!r} {secret:>300}",
+    "percent": lambda secret: "%s %r" % (secret, secret),  # noqa: UP031
+    "inside": lambda secret: f"{[secret]} { {'key': secret} }",
+    "value": lambda secret: f"{Holder(key=secret, more=(secret,))!r}",
+    "json": lambda secret: Holder(key=secret).model_dump_json(),
+    "dump": lambda secret: str(Holder(key=secret).model_dump()),
+    "log": lambda secret: _Json().format(_record(key=secret)),
+    "terminal": lambda secret: LineFormatter().format(_record(key=secret)),
+    "traceback": _failure,
+}
+
+
+@given(TEXTS)
+@example("a\nb(.*)[^x]+ $HOME %s {0} \\ \"'\x00")
+def test_no_way_of_writing_shows_a_secret(text: str) -> None:
+    for name, write in WAYS.items():
+        written = write(Secret(text))
+        assert MASK in written, name
+        assert text not in written, name
+        assert json.dumps(text)[1:-1] not in written, name
+
+
+@pytest.mark.parametrize("text", ["", "a", ".", "\n", "a" * 10_000])
+def test_the_length_of_a_secret_is_not_shown(text: str) -> None:
+    assert {write(Secret(text)) for write in WAYS.values()} == {
+        write(Secret("other")) for write in WAYS.values()
+    }
+
+
+@pytest.mark.parametrize(
+    "encode",
+    [
+        json.dumps,
+        pickle.dumps,
+        msgspec.json.encode,
+        msgspec.msgpack.encode,
+        lambda secret: "".join(["a", secret]),
+        lambda secret: secret + "a",
+        bytes,
+    ],
+)
+def test_no_encoder_takes_a_secret(encode: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError) as caught:
+        encode(Secret("hunter2-hunter2"))
+    assert "hunter2" not in str(caught.value)
+
+
+@given(st.one_of(st.integers(10**12), st.lists(TEXTS, min_size=1)))
+def test_an_error_of_validation_does_not_repeat_what_was_given(given_value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Holder(key=given_value)
+    assert str(given_value).strip("[]'\"")[:12] not in str(caught.value)
+
+
+@given(st.binary(max_size=64))
+def test_bytes_are_revealed_as_they_were(content: bytes) -> None:
+    secret = Secret(content)
+    assert secret.reveal_bytes() == content
+    assert secret == Secret(secret.reveal()) == copy.deepcopy(secret)
+    assert hash(secret) == hash(Secret(content))
+    assert secret != Secret(content + b"x")
+    assert secret != content
+    assert bearer_line(secret) == b"authorization: Bearer " + content + b"\r\n"
+
+
+def test_processes_and_files_of_the_gateway_get_the_text() -> None:
+    holder = Holder(key=Secret("of the gateway"))
+    assert Holder.model_validate_json(holder.model_dump_json(context=REVEALED)) == holder
+    assert json.dumps([holder.key], default=secret_text) == '["of the gateway"]'
+    assert bearer_line(None) == b""
+    with pytest.raises(TypeError):
+        json.dumps([object()], default=secret_text)
+
+
+def _encoded(lead: str, text: str) -> str:
+    return base64.b64encode(f"{lead}{text}".encode()).decode()
+
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "whole": str,
+    "cut": lambda text: text[:80],
+    "end": lambda text: text[-20:],
+    "repr": repr,
+    "json": json.dumps,
+    "json in UTF-8": lambda text: json.dumps(text, ensure_ascii=False),
+    "lower": str.lower,
+    "url": lambda text: quote(text, safe=""),
+    "path": quote,
+    "hex": lambda text: text.encode().hex(),
+    "base64": lambda text: _encoded("", text),
+    "base64 behind u": lambda text: _encoded("u:", text),
+    "base64 behind user": lambda text: _encoded("user:", text),
+    "base64 in a URL": lambda text: base64.urlsafe_b64encode(f"me:{text}".encode()).decode(),
+}
+
+
+@given(st.text(min_size=30, max_size=120), st.sampled_from(sorted(FORMS)))
+def test_no_part_of_a_secret_is_left_in_a_text(text: str, form: str) -> None:
+    written = FORMS[form](text)
+    shown = Secret(text).hidden_in(f"begin <{written}> end", "LABEL")
+    # Quotes and the bytes in front of a secret may stay.
+    body = written.strip("'\"")[8:-8] if "base64" in form else written.strip("'\"")
+    parts = [body[start : start + 8] for start in range(len(body) - 7)]
+    assert not [part for part in parts if part in shown]
+    assert shown.startswith("begin <")
+    assert shown.endswith("> end")
+
+
+@pytest.mark.parametrize("text", ["a", "7", ".", "xy", "a.b", "\n", "(", "$1", "é"])
+@pytest.mark.parametrize("form", [str, repr, lambda text: f"/{text}/", lambda text: f"={text}"])
+def test_words_with_a_short_secret_are_withheld(text: str, form: Callable[[str], str]) -> None:
+    told = f"the value {form(text)} is not allowed"
+    shown = Secret(text).hidden_in(told, "LABEL")
+    assert shown == "words with LABEL, which are not shown"
+    assert Secret(text).hidden_in("nothing stands here", "LABEL") == "nothing stands here"
+
+
+def test_every_reveal_has_its_reason() -> None:
+    reveals: Counter[str] = Counter()
+    encoders: Counter[str] = Counter()
+    for path in sorted((ROOT / "gateway").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in ("reveal", "reveal_bytes"):
+                reveals[name] += 1
+            elif (
+                isinstance(node, ast.Name)
+                and isinstance(node.ctx, ast.Load)
+                and node.id in ("REVEALED", "secret_text", "bearer_line")
+                and name != "gateway/secret.py"
+            ):
+                encoders[name] += 1
+    assert reveals == REVEALS
+    assert encoders == ENCODERS
