@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+# Seconds in which a killed process ends. Only one in a system call that hangs takes longer.
+_DYING_S = 5.0
+
 
 async def spawn(
     program: str, variables: Mapping[str, str], *, errors: bool = False
@@ -36,7 +39,11 @@ async def spawn(
 
 
 async def kill(child: asyncio.subprocess.Process) -> int:
-    """Kill the child. Returns its exit code, which may be from an earlier end."""
+    """Kill the child. Returns its exit code, which may be from an earlier end.
+
+    A caller that is cancelled waits for that end too: an event loop that ended before it would
+    leave the child unreaped.
+    """
     with suppress(ProcessLookupError):
         child.kill()
     # asyncio reports the end only once the pipes are closed, and does not read from a full one.
@@ -44,4 +51,10 @@ async def kill(child: asyncio.subprocess.Process) -> int:
     transport = child._transport  # type: ignore[attr-defined] # noqa: SLF001 - no public way
     for pipe in filter(None, map(transport.get_pipe_transport, range(3))):
         pipe.close()
-    return await child.wait()
+    try:
+        return await child.wait()
+    except asyncio.CancelledError:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DYING_S):
+                await child.wait()
+        raise

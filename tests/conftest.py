@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import left_processes
 from tests.support.examples import examples
 
 TIERS = ("unit", "conformance", "local", "contract", "e2e")
@@ -28,6 +29,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("patient")
+left_processes.watch()
 # Each gateway compiles the patterns of all failures. Python keeps a third of them, so that each
 # gateway of a run compiles them anew.
 setattr(re, "_MAXCACHE", 1 << 13)  # noqa: B010
@@ -73,8 +75,10 @@ def kept_to_the_end() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def blamed_for_what_it_leaves(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A socket that a test leaves open warns when it is collected: at the end of that very test,
-    not in whichever comes later."""
+    """A socket or process that a test leaves is told at the end of that very test, not in whichever
+    comes later: a socket warns when it is collected."""
     yield
     if request.path.relative_to(HERE).parts[0] not in ("unit", "conformance"):
         gc.collect()
+        processes = left_processes.left()
+        assert not processes, f"the event loop ended before {', '.join(processes)}"

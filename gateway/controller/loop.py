@@ -59,6 +59,8 @@ _CALLS_AT_ONCE = 128
 _MOST_BROKEN_PASSES = 8
 # Seconds between two looks at the database.
 _STORE_LOOK_S = 2.0
+# Seconds in which what was brought or read ahead ends.
+_PREPARATION_END_S = 10.0
 _ENDED_WITH_US = Failure(
     kind="ended_with_gateway",
     phase="serving",
@@ -193,7 +195,7 @@ class Loop:
                     await self._wake.wait()
 
     async def close(self) -> None:
-        """Stop watching, without waiting. Engines run on."""
+        """Stop watching, without waiting for starts. Engines run on."""
         for model in self.fleet.models.values():
             for endpoint in model.endpoints:
                 await endpoint.close()
@@ -204,6 +206,10 @@ class Loop:
             replica.end_preparation()
             replica.end_inquiry()
             await replica.unwatch()
+        if self._launcher.preparing:
+            # Their processes are killed, and must be waited for before the event loop ends. One
+            # that hangs in the file system of another machine is left.
+            await asyncio.wait(self._launcher.preparing, timeout=_PREPARATION_END_S)
         await self._orphans.close()
 
     async def end_engines(self) -> None:

@@ -34,3 +34,35 @@ async def test_who_is_killed_ended_by_that_kill() -> None:
         for other in others:
             other.join()
     assert codes == {-9: 40}
+
+
+async def test_a_caller_that_is_cancelled_waits_for_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end is reported late, as on a busy machine."""
+    child = await asyncio.create_subprocess_exec(
+        "sleep", "1000", stdin=-1, stdout=-1, start_new_session=True
+    )
+    transport = child._transport  # type: ignore[attr-defined]
+    reported, ended = asyncio.Event(), transport._process_exited
+
+    async def report(code: int) -> None:
+        await reported.wait()
+        ended(code)
+
+    reports = list[asyncio.Task[None]]()
+    monkeypatch.setattr(
+        transport,
+        "_process_exited",
+        lambda code: reports.append(asyncio.create_task(report(code))),
+    )
+    killing = asyncio.create_task(kill(child))
+    while not reports:
+        await asyncio.sleep(0.01)
+    killing.cancel()
+    await asyncio.sleep(0.01)
+    assert not killing.done()
+    reported.set()
+    with pytest.raises(asyncio.CancelledError):
+        await killing
+    assert child.returncode == -9

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gateway.domain import Plan
 from gateway.logging import Logger
 
 log = Logger("fitserve.loop")
 
+T = TypeVar("T")
 Report = Callable[[str], None]
 
 
@@ -35,12 +37,16 @@ class Preparation:
         plan: Plan,
         bring: Callable[[Plan, Report], Awaitable[LaunchFiles]],
         read_ahead: Callable[[Plan, LaunchFiles], Awaitable[object]],
+        tasks: set[asyncio.Task[object]],
     ) -> None:
+        """tasks: has those of this preparation until they end, which takes a moment after `end`:
+        their processes are waited for."""
         self._plan = plan
         self._read_ahead = read_ahead
         self._report: Report = _ignore
         self._progress = ""
-        self._files = asyncio.create_task(self._bring(bring))
+        self._tasks = tasks
+        self._files = self._begin(self._bring(bring))
         self._files.add_done_callback(_note_failure)
         self._reading: asyncio.Task[object] | None = None
 
@@ -67,8 +73,14 @@ class Preparation:
 
     async def _bring(self, bring: Callable[[Plan, Report], Awaitable[LaunchFiles]]) -> LaunchFiles:
         files = await bring(self._plan, self._note)
-        self._reading = asyncio.ensure_future(self._read(files))
+        self._reading = self._begin(self._read(files))
         return files
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _read(self, files: LaunchFiles) -> object:
         return await self._read_ahead(self._plan, files)

@@ -69,6 +69,8 @@ class Launcher:
     download: Downloader
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One start reads ahead at a time: the next one to load is the first."""
+    preparing: set[asyncio.Task[object]] = field(default_factory=set)
+    """What brings files or reads them ahead, also after its preparation was ended."""
 
     async def bring(self, plan: Plan, report: Report, *, allow_remote_code: bool) -> LaunchFiles:
         """Bring weights and image to this machine. Raises HostError, BadModel and their kin.

@@ -133,7 +133,9 @@ class StartSteps:
             replica.end_preparation()
             code = model.wish_of(replica).policy.allow_remote_code
             bring = partial(self._launcher.bring, allow_remote_code=code)
-            preparation = replica.preparation = Preparation(plan, bring, self._read_ahead)
+            preparation = replica.preparation = Preparation(
+                plan, bring, self._read_ahead, self._launcher.preparing
+            )
         return preparation
 
     async def _read_ahead(self, plan: Plan, files: LaunchFiles) -> None:

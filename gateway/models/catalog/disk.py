@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gateway.errors import FitserveError
-from gateway.worker_process import spawn
+from gateway.worker_process import kill, spawn
 
 _PROGRAM = "gateway.models.catalog.disk_program"
 _SNAPSHOT = re.compile(r".*/models--([^/]+)/snapshots/([0-9a-f]{40})")
@@ -32,7 +32,11 @@ class DiskJob(NamedTuple):
 async def read_disk(job: DiskJob) -> Any:
     """The JSON answer of the disk program. Raises FitserveError."""
     child = await spawn(_PROGRAM, {"HF_HOME": job.notes, "HF_HUB_VERBOSITY": "error"}, errors=True)
-    answer, errors = await child.communicate(json.dumps(job).encode())
+    try:
+        answer, errors = await child.communicate(json.dumps(job).encode())
+    finally:
+        # A client that leaves cancels the reading.
+        await kill(child)
     if child.returncode != 0:
         last = errors.decode(errors="replace").strip().rpartition("\n")[2][:300]
         raise FitserveError(

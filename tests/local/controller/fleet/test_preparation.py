@@ -20,6 +20,7 @@ FILES = LaunchFiles(Path("/weights"), None, {})
 class World:
     def __init__(self, error: Exception | None = None) -> None:
         self.here, self.reading, self.cancelled = asyncio.Event(), asyncio.Event(), 0
+        self.tasks: set[asyncio.Task[object]] = set()
         self._error = error
 
     async def bring(self, _plan: Plan, report: Report) -> LaunchFiles:
@@ -41,7 +42,7 @@ class World:
 
 async def test_a_start_joins_what_is_under_way() -> None:
     world, heard = World(), list[str]()
-    one = Preparation(plan("3090"), world.bring, world.read)
+    one = Preparation(plan("3090"), world.bring, world.read, world.tasks)
     await asyncio.sleep(0)
     joined = asyncio.create_task(one.files(heard.append))
     await asyncio.sleep(0)
@@ -51,13 +52,16 @@ async def test_a_start_joins_what_is_under_way() -> None:
     await world.reading.wait()
     assert one.serves(plan("3090", max_context=2048)), "another context needs the same files"
     one.end()
-    await asyncio.sleep(0.01)
+    (reading,) = world.tasks
+    with pytest.raises(asyncio.CancelledError):
+        await reading
     assert world.cancelled == 1
+    assert not world.tasks
 
 
 async def test_a_cancelled_start_leaves_the_download() -> None:
     world = World()
-    one = Preparation(plan("3090"), world.bring, world.read)
+    one = Preparation(plan("3090"), world.bring, world.read, world.tasks)
     joined = asyncio.create_task(one.files(lambda _: None))
     await asyncio.sleep(0)
     joined.cancel()
@@ -70,7 +74,7 @@ async def test_a_cancelled_start_leaves_the_download() -> None:
 
 async def test_what_failed_or_is_of_another_model_serves_no_start() -> None:
     world, here = World(HostError("no disk", hint="more")), plan("3090")
-    one = Preparation(here, world.bring, world.read)
+    one = Preparation(here, world.bring, world.read, world.tasks)
     assert one.serves(here)
     assert not one.serves(here.evolve(model=here.model.evolve(source="/other")))
     world.here.set()
