@@ -77,6 +77,11 @@ def prepare() -> None:
             for new, old in (("linear_attention", "mamba"), ("full_attention", "attention"))
             if old in layers
         }
+    with suppress(ModuleNotFoundError, AttributeError):
+        # It asks the tokenizer, which no inquiry has, for the tokens around thoughts.
+        importlib.import_module("vllm.config.reasoning").ReasoningConfig.initialize_token_ids = (
+            lambda *_: None
+        )
 
 
 def forget_backends() -> None:
