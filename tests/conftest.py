@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import left_processes
+from tests.support import kept_work, left_processes
 from tests.support.examples import examples
 
 TIERS = ("unit", "conformance", "local", "contract", "e2e")
@@ -30,9 +29,7 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 left_processes.watch()
-# Each gateway compiles the patterns of all failures. Python keeps a third of them, so that each
-# gateway of a run compiles them anew.
-setattr(re, "_MAXCACHE", 1 << 13)  # noqa: B010
+kept_work.keep()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

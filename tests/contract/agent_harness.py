@@ -11,8 +11,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from gateway.domain import Engine, Flag, LaunchSpec, Mount
 from gateway.domain.units import GIB
 from gateway.hosts.agent.host import AgentHost
@@ -53,7 +51,7 @@ class AgentHarness(DockerHarness):
             shutil.copy(file, self.models)
         profile = folder / "profiles" / "engines" / "fake" / "1.yaml"
         profile.parent.mkdir(parents=True)
-        profile.write_text(yaml.safe_dump(ENGINE.model_dump(mode="json")))
+        profile.write_text(ENGINE.model_dump_json())
         self.socket.parent.mkdir()
         (self.socket.parent / "installation").write_text(self.instance)
         self.start_agent()

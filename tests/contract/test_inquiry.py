@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
-import yaml
 from docker.errors import APIError
 
 from gateway.domain import EngineRef, Question
@@ -423,7 +422,7 @@ async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(
         harness.kill_agent(signal.SIGTERM)
         place = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
         place.parent.mkdir()
-        place.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+        place.write_text(made.model_dump_json())
         harness.start_agent()
         ref = EngineRef(kind=made.kind, version=made.version, image=made.image)
         question = Question(engine=str(ref), capability=None, argv=())

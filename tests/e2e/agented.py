@@ -10,7 +10,6 @@ import subprocess
 import uuid
 from pathlib import Path
 
-import yaml
 from docker.api import APIClient
 from docker.errors import NotFound
 
@@ -40,7 +39,7 @@ class AgentGateway(Gateway):
         made = engine("cpu", "99.0.0", image=BASE_IMAGE, container_command=program)
         profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
         profile.parent.mkdir(parents=True)
-        profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+        profile.write_text(made.model_dump_json())
         held = folder / "agent"
         held.mkdir()
         (held / "installation").write_text(self.installation)

@@ -117,7 +117,7 @@ class Gateway:
             name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
         }
         self.environment = {**keep, **own, **settings}
-        self.client = httpx.Client(base_url=self.url, trust_env=False, timeout=HANG_S)
+        self.client = httpx.Client(base_url=self.url, trust_env=False, verify=False, timeout=HANG_S)
         self.process: Forked | subprocess.Popen[bytes] | None = None
         self.command = ["-m", "gateway.__main__", "serve"]
 

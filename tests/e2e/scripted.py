@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
-import yaml
 
 from gateway.domain import Hardware
 from tests.e2e.conftest import Gateway
@@ -66,7 +65,7 @@ def _scripted(
     made = engine(kind, "99.0.0", process_command=(sys.executable, "-S", str(program)))
     profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    profile.write_text(made.model_dump_json())
     own = {
         "FITSERVE_PROFILES_DIR": str(folder / "profiles"),
         "FITSERVE_TICK_S": "0.1",

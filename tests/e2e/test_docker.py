@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import yaml
 
 from gateway.cli.demo.checkpoint import SENTENCE, make_model
 from tests.contract.docker_harness import docker_harness
@@ -22,6 +21,7 @@ from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ENGINE, START_S, fitserve, wait_for
 from tests.support.paths import ROOT
 from tests.support.patience import HANG_S
+from tests.support.yaml_file import read_yaml
 
 pytestmark = pytest.mark.docker
 
@@ -342,9 +342,7 @@ def test_what_an_image_says_of_its_version_is_kept_with_its_digest(
     image = f"fitserve/{ENGINE.replace('==', ':')}"
     done = fitserve(tmp_path, "engine", "learn", ENGINE, "--image", image)
     assert done.returncode == 0, done.stderr
-    said = yaml.safe_load(
-        (tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml").read_text()
-    )
+    said = read_yaml(tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml")
     assert said["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
 
 

@@ -22,7 +22,6 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, docker_harness
 from tests.e2e.conftest import Gateway, wait_for
@@ -156,7 +155,7 @@ def gateway(daemon: Daemon, tmp_path: Path, request: pytest.FixtureRequest) -> I
     )
     profile = tmp_path / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    profile.write_text(made.model_dump_json())
     settings = {
         "FITSERVE_HOST_KIND": "docker",
         "DOCKER_HOST": daemon.url,

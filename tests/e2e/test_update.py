@@ -20,6 +20,7 @@ from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
 from tests.e2e.test_change import asked
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.patience import HANG_S
+from tests.support.yaml_file import read_yaml
 
 MOVED, BROKEN = "f" * 40, "b" * 40
 NEW, BAD = "99.1.0", "99.2.0"
@@ -56,7 +57,7 @@ def _another(gateway: Gateway, version: str, flags: list[str]) -> None:
     """The scripted engine in another version, which plays these flags."""
     kind, _, old = ENGINE.partition("==")
     folder = gateway.data.parent / "profiles" / "engines" / kind
-    profile = yaml.safe_load((folder / f"{old}.yaml").read_text())
+    profile = read_yaml(folder / f"{old}.yaml")
     profile |= {
         "version": version,
         "image": f"engine:{version}",

@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import yaml
-
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Failure
 from tests.support.engine_logs import written
 from tests.support.paths import LOGS
+from tests.support.yaml_file import read_yaml
 
-REPORTS: list[dict[str, Any]] = yaml.safe_load((LOGS / "cure_reports.yaml").read_text())
+REPORTS: list[dict[str, Any]] = read_yaml(LOGS / "cure_reports.yaml")
 
 
 def measure(report: dict[str, Any], signatures: Signatures) -> tuple[Failure, int]:

@@ -273,7 +273,7 @@ async def stage(
 
 
 def http_client(gateway: Gateway) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False)
+    return httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False, verify=False)
 
 
 def raw_request(body: bytes, path: str = CHAT, length: int | None = None) -> bytes:

@@ -15,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import re
 import runpy
 import select
 import signal
@@ -28,7 +27,8 @@ from typing import Any, TextIO
 from gateway.cli.registry import SECTIONS
 from gateway.planner.service import plan_process
 from gateway.profiles.profiles import Profiles
-from tests.support import forked
+from gateway.profiles.tables import shipped
+from tests.support import forked, kept_work
 
 # Nothing that reads its environment when it is imported, as the library of the Hub does.
 IMPORTED = (
@@ -54,10 +54,11 @@ def main() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     assert "huggingface_hub" not in sys.modules
-    # Each gateway compiles the patterns of all failures at its first start of an engine. More of
-    # them than Python keeps.
-    setattr(re, "_MAXCACHE", 1 << 13)  # noqa: B010
-    Profiles().signatures  # noqa: B018
+    kept_work.keep()
+    profiles = Profiles()
+    profiles.signatures  # noqa: B018
+    for path in shipped().rglob("*.yaml"):
+        profiles.documents.read(path)
     gc.collect()
     gc.freeze()
     asked = serve(server)

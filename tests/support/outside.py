@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Field, model_validator
 
 from gateway.domain import Value
 from gateway.domain.wish import Goal
 from tests.support.paths import ROOT
+from tests.support.yaml_file import read_yaml
 
 # Whose config.json has the model's shapes: tests/models/NAME.json, or
 # model_configs/NAME_config.json of aiconfigurator-core.
@@ -101,9 +101,7 @@ class Published(Value):
 
 
 def published() -> tuple[Measured, ...]:
-    return Published.model_validate(
-        yaml.safe_load((ROOT / "benchmarks/published.yaml").read_text())
-    ).measured
+    return Published.model_validate(read_yaml(ROOT / "benchmarks/published.yaml")).measured
 
 
 class Setting(Value):
@@ -164,6 +162,4 @@ class Experts(Value):
 
 
 def experts() -> tuple[Choice, ...]:
-    return Experts.model_validate(
-        yaml.safe_load((ROOT / "benchmarks/experts.yaml").read_text())
-    ).choices
+    return Experts.model_validate(read_yaml(ROOT / "benchmarks/experts.yaml")).choices

@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gateway.domain import LaunchSpec
 from gateway.hosts.process.host import ProcessHost
 from tests.support.makers import engine
@@ -35,7 +33,7 @@ async def running_processes(
     made = engine("cpu", "99.0.0", process_command=tuple(program))
     profile = folder / "own/engines/vllm-cpu/99.0.0.yaml"
     profile.parent.mkdir(parents=True)
-    profile.write_text(yaml.safe_dump(made.model_dump(mode="json")))
+    profile.write_text(made.model_dump_json())
     host = ProcessHost(folder / "data")
     try:
         async with running(

@@ -89,7 +89,11 @@ def served(
     headers = {"authorization": f"Bearer {admin_key}"} if admin_key else {}
     try:
         with httpx.Client(
-            base_url=gateway.url, headers=headers, trust_env=False, timeout=HANG_S
+            base_url=gateway.url,
+            headers=headers,
+            trust_env=False,
+            verify=False,
+            timeout=HANG_S,
         ) as client:
             _until(gateway, lambda: client.get("/healthz").status_code == 200)
             for name, endpoints in models.items():

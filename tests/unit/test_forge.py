@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-import yaml
 
 from tests.conftest import TIERS
 from tests.support.paths import ROOT
+from tests.support.yaml_file import read_yaml
 
 GITHUB = ROOT / ".github"
 FORMS = sorted(
@@ -44,7 +44,7 @@ def test_the_map_of_a_room_has_only_its_folders() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_has_fields_with_labels(name: str) -> None:
-    form = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / name).read_text())
+    form = read_yaml(GITHUB / "ISSUE_TEMPLATE" / name)
     assert {"name", "description", "labels", "body"} <= form.keys()
     identifiers = [field["id"] for field in form["body"]]
     assert len(set(identifiers)) == len(identifiers)
@@ -59,13 +59,13 @@ def test_there_is_a_form_for_bugs_failures_and_features() -> None:
     ("name", "command"), [("check.yml", ".ci/run"), ("release.yml", "scripts/release ")]
 )
 def test_a_workflow_runs_the_script(name: str, command: str) -> None:
-    workflow = yaml.safe_load((GITHUB / "workflows" / name).read_text())
+    workflow = read_yaml(GITHUB / "workflows" / name)
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     assert any(step.get("run", "").startswith(command) for step in steps)
 
 
 def test_the_hooks_are_those_of_the_check() -> None:
-    repository = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]
+    repository = read_yaml(ROOT / ".pre-commit-config.yaml")["repos"][0]
     assert [hook["id"] for hook in repository["hooks"]] == ["ruff-format", "ruff", "mypy"]
 
 

@@ -70,7 +70,7 @@ class Launcher:
     _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One start reads ahead at a time: the next one to load is the first."""
     preparing: set[asyncio.Task[object]] = field(default_factory=set)
-    """What brings files or reads them ahead, also after its preparation was ended."""
+    """The tasks that bring files or read them ahead, also after their preparation was ended."""
 
     async def bring(self, plan: Plan, report: Report, *, allow_remote_code: bool) -> LaunchFiles:
         """Bring weights and image to this machine. Raises HostError, BadModel and their kin.

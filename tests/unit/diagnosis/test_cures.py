@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.remedy import Case
@@ -16,6 +15,7 @@ from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
 from tests.support.cure_reports import REPORTS, measure
 from tests.support.paths import LOGS, ROOT
+from tests.support.yaml_file import read_yaml
 
 PROFILES = Profiles()
 SIGNATURES = PROFILES.signatures
@@ -145,7 +145,7 @@ def test_every_kind_has_steps_in_every_phase_of_either_engine(kind: str, engine:
         assert CURES.describe(CURES.remedies[kind], case)[2], phase
 
 
-CASES = yaml.safe_load((LOGS / "cures.yaml").read_text())
+CASES = read_yaml(LOGS / "cures.yaml")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["shows"])

@@ -35,10 +35,9 @@ from tests.support.paths import LOGS
 from tests.support.patience import hang_s
 from tests.support.planning import decide
 from tests.support.program import app
+from tests.support.yaml_file import read_yaml
 
-CASES: dict[str, dict[str, Any]] = {
-    case["log"]: case for case in yaml.safe_load((LOGS / "index.yaml").read_text())
-}
+CASES: dict[str, dict[str, Any]] = {case["log"]: case for case in read_yaml(LOGS / "index.yaml")}
 FAILED = [name for name, case in CASES.items() if case["kind"] != "none"]
 SIGNATURES = Profiles().signatures
 UNKNOWN_TEXTS = {"failed-unknown-0.33.0", "failed-unknown-chained-0.26.0", "failed-wrapper-only"}

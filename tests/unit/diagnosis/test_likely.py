@@ -2,7 +2,6 @@
 it."""
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +14,13 @@ from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import LOGS
+from tests.support.yaml_file import read_yaml
 
 SIGNATURES = Profiles().signatures
 KINDS = [one.kind for one in SIGNATURES.rows.words]
 FAILED = [
     case
-    for case in yaml.safe_load((LOGS / "index.yaml").read_text())
+    for case in read_yaml(LOGS / "index.yaml")
     if case["kind"] != "none" and case.get("line", 0) > 3
 ]
 

@@ -1,15 +1,15 @@
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.log_reader import LogReader
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import LOGS
+from tests.support.yaml_file import read_yaml
 
 SIGNATURES = Profiles().signatures
-EXCERPTS = yaml.safe_load((LOGS / "excerpts.yaml").read_text())
+EXCERPTS = read_yaml(LOGS / "excerpts.yaml")
 
 
 @pytest.mark.parametrize("excerpt", EXCERPTS, ids=lambda excerpt: excerpt["shows"])

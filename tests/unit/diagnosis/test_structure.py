@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import yaml
 from pydantic import ValidationError
 
 from gateway.diagnosis.diagnose import diagnose
@@ -14,9 +13,10 @@ from gateway.profiles.profiles import Profiles
 from tests.support.engine_logs import written
 from tests.support.paths import LOGS
 from tests.support.reports import OWN, judged, score
+from tests.support.yaml_file import read_yaml
 
 SIGNATURES = Profiles().signatures
-FACTS = yaml.safe_load((LOGS / "failures.yaml").read_text())
+FACTS = read_yaml(LOGS / "failures.yaml")
 TRACED = "Traceback (most recent call last):"
 SITE = "/opt/venv/lib/python3.12/site-packages"
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.domain.value import TRUSTED
 from gateway.engines.kind_rules import rules_class
@@ -15,6 +14,7 @@ from gateway.profiles.profiles import Profiles
 from gateway.profiles.rule_sets import RuleSets, merged
 from gateway.profiles.tables import shipped
 from gateway.profiles.yaml_cache import Documents
+from tests.support.yaml_file import read_yaml
 
 RULES = shipped() / "engines"
 FILES = sorted(
@@ -47,7 +47,7 @@ def test_sources_stand_beside_the_rules(name: str) -> None:
             return {str(key) for key in value}.union(*map(keys, value.values()))
         return set().union(*map(keys, value)) if isinstance(value, list) else set()
 
-    written = yaml.safe_load((folder_of(ref) / f"{stem}.yaml").read_text())
+    written = read_yaml(folder_of(ref) / f"{stem}.yaml")
     assert not {key for key in keys(written) if key == "source" or key.endswith("_source")}
 
 

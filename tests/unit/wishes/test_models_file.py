@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.domain import Wish
 from gateway.domain.wish import Policy
@@ -15,6 +14,7 @@ from gateway.errors import BadRequest
 from gateway.wishes.model_request import ModelRequest
 from gateway.wishes.models_file import load, schema
 from tests.support.paths import ROOT
+from tests.support.yaml_file import read_yaml
 
 EXAMPLE = ROOT / "docs" / "models.example.yaml"
 
@@ -202,7 +202,7 @@ def test_the_example_documents_every_key(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in yaml_references():
         monkeypatch.setenv(name, "NCCL_NET,ENV")
     load(EXAMPLE)
-    models: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())["models"]
+    models: dict[str, Any] = read_yaml(EXAMPLE)["models"]
     keys = {key for model in models.values() for key in model}
     assert keys == set(ModelRequest.model_fields) - {"name"}
     assert {key for model in models.values() for key in model.get("policy", {})} == set(

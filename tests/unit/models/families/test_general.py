@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +27,7 @@ from tests.support.paths import MODELS, ROOT
 from tests.support.planning import decide
 from tests.support.published import CONFIGS, TENSORS, config, tensors
 from tests.support.versions import VLLM_REF
+from tests.support.yaml_file import read_yaml
 
 PROFILES = Profiles()
 # What names of fields cannot tell, by how much: sizes and ties that only a family's own defaults
@@ -59,9 +59,7 @@ WINDOWS = {
     "phi-3.5-moe",
     "phi-4-mini",
 }
-SHAPES: dict[str, dict[str, Any]] = yaml.safe_load(
-    (ROOT / "tests/support/family_shapes.yaml").read_text()
-)
+SHAPES: dict[str, dict[str, Any]] = read_yaml(ROOT / "tests/support/family_shapes.yaml")
 OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 
 

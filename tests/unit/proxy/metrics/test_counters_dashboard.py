@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from gateway.proxy.metrics.counters import METRICS, render
 from tests.support.paths import ROOT
+from tests.support.yaml_file import read_yaml
 
 DASHBOARD = ROOT / "docker" / "grafana" / "dashboards" / "fitserve.json"
 ALERTS = ROOT / "docker" / "prometheus" / "alerts.yml"
@@ -33,7 +33,7 @@ def panels() -> list[str]:
 
 
 def rules() -> list[dict[str, Any]]:
-    return list(yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"])
+    return list(read_yaml(ALERTS)["groups"][0]["rules"])
 
 
 def series() -> dict[str, set[str]]:
