@@ -30,7 +30,7 @@ import msgspec
 
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store import database_files
-from gateway.store.database import VERSION, Damaged, Database
+from gateway.store.database import VERSION, Damaged, Database, foreign_part
 
 _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
 _FILES = ("installation", "models-file.json")
@@ -48,8 +48,11 @@ _REPLACED = (
 )
 # A hundred times a backup of thousands of models with all their attempts.
 _LARGEST = 8 * 1024**3
-# The least size that an entry counts for: a file uses a block of the disk.
-_LEAST = 4096
+# All files beside the database, and their number: a hundred times those of all known images.
+_MOST_LEARNED_BYTES = 256 * 1024**2
+_MOST_FILES = 10_000
+# Room on the disk that a restore leaves to the engines' logs.
+_SPARE_BYTES = 64 * 1024**2
 _PIECE = 1024 * 1024
 _MOST_AROUND = 64 * 1024
 # The year 9999.
@@ -206,15 +209,14 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 def _unpacked(archive: Path, draft: Path) -> _Manifest:
     """Unpack the archive into `draft`. Returns its manifest."""
     manifest: _Manifest | None = None
-    remaining = _LARGEST
+    room = _Room(draft)
     try:
         with (
             archive.open("rb") as file,
             tarfile.open(fileobj=file, mode="r|gz", tarinfo=_ArchiveEntry) as entries,
         ):
             for entry in entries:
-                remaining -= max(entry.size, _LEAST)
-                is_good = _belongs(entry) and remaining >= 0
+                is_good = _belongs(entry) and room.take(entry)
                 content = entries.extractfile(entry) if is_good else None
                 if content is None or (manifest is None) != (entry.name == _MANIFEST):
                     raise _no_backup(archive, f"{entry.name[:100]!r} does not belong in one")
@@ -223,7 +225,9 @@ def _unpacked(archive: Path, draft: Path) -> _Manifest:
                     _check_version(manifest)
                 else:
                     _write_out(content, draft / entry.name, archive)
-    except (tarfile.TarError, EOFError, zlib.error, ValueError, RecursionError) as error:
+    except RecursionError:
+        raise _no_backup(archive, "its folders are nested too deeply") from None
+    except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
         raise _no_backup(archive, str(error) or type(error).__name__) from None
     except OSError as error:
         if error.errno is None:  # gzip's own error over its contents
@@ -256,12 +260,41 @@ def _write_out(content: IO[bytes], path: Path, archive: Path) -> None:
         ) from None
 
 
+class _Room:
+    """The room for the files of an archive. A few bytes of it can stand for gigabytes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files, self._learned, self._all = _MOST_FILES, _MOST_LEARNED_BYTES, _LARGEST
+
+    def take(self, entry: tarfile.TarInfo) -> bool:
+        """Whether an archive may have the entry. Raises StoreError where the disk is too small."""
+        self._files -= 1
+        self._all -= entry.size
+        if entry.name != _DATABASE:
+            self._learned -= entry.size
+        if min(self._files, self._learned, self._all) < 0:
+            return False
+        free = shutil.disk_usage(self._folder).free
+        if entry.size > free - _SPARE_BYTES and entry.size > _PIECE:
+            raise StoreError(
+                f"The backup cannot be unpacked: {entry.name[:100]} has"
+                f" {entry.size / 1024**2:,.0f} MiB, and the disk of {self._folder.parent} has"
+                f" {free / 1024**2:,.0f} MiB free. Nothing was changed.",
+                hint="Free disk space, then try again.",
+            )
+        return True
+
+
 def _belongs(entry: tarfile.TarInfo) -> bool:
+    """Whether the entry is a plain file with a name of a backup, written in one way only."""
     parts = Path(entry.name).parts
     has_name = entry.name in (_MANIFEST, _DATABASE, *_FILES) or (
         parts[:1] == (_FOLDER,) and entry.name.endswith(".yaml")
     )
-    return entry.isreg() and has_name and ".." not in parts
+    is_plain = entry.isreg() and not entry.issparse()
+    is_exact = "/".join(parts) == entry.name and entry.name.isprintable() and ".." not in parts
+    return is_plain and has_name and is_exact
 
 
 def _check_version(manifest: _Manifest) -> None:
@@ -289,6 +322,8 @@ def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
 
     Raises BadRequest for a damaged database, StoreError.
     """
+    if (problem := foreign_part(database)) is not None:
+        raise _no_backup(archive, f"its database is damaged: {problem}")
     try:
         opened = Database(database, mirrored=False)
     except Damaged as error:

@@ -13,12 +13,13 @@ A mirror (mirror.py) gets each change after the file, and replaces a damaged fil
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import sqlite3
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,7 @@ _UPGRADES = {
     14: _STARTS,
     15: _ESTIMATES,
 }
+_WORD = re.compile(r"[a-z_]+")
 # With fewer free bytes the next change would fail again.
 _ROOM_BYTES = 1024 * 1024
 # The statements after the schema for a new database.
@@ -168,6 +170,29 @@ _ADDITIONS = (
     _STARTS,
     _ESTIMATES,
 )
+
+
+def foreign_part(path: Path) -> str | None:
+    """A view, trigger, index or table of a database file that no fitserve makes, in words.
+
+    SQLite would run its expressions at each change. None: there is none, or no database at all.
+    """
+    with (
+        closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh,
+        closing(database_files.reader(path)) as file,
+    ):
+        Database(path, fresh)
+        query = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
+        made = {(kind, name): sql for kind, name, sql in fresh.execute(query)}
+        words = {word for sql in made.values() for word in _WORD.findall(sql.lower())}
+        try:
+            found = file.execute(query).fetchall()
+        except sqlite3.Error:
+            return None
+    for kind, name, sql in found:
+        if (kind, name) not in made or not words.issuperset(_WORD.findall(sql.lower())):
+            return f"the {kind} {name[:100]!r} is not one of fitserve"
+    return None
 
 
 class OtherVersion(StoreError):

@@ -181,8 +181,7 @@ def test_no_part_of_a_secret_is_left_in_a_text(text: str, form: str) -> None:
     body = written.strip("'\"")[8:-8] if "base64" in form else written.strip("'\"")
     parts = [body[start : start + 8] for start in range(len(body) - 7)]
     assert not [part for part in parts if part in shown]
-    assert shown.startswith("begin <")
-    assert shown.endswith("> end")
+    assert "LABEL" in shown
 
 
 @pytest.mark.parametrize("text", ["a", "7", ".", "xy", "a.b", "\n", "(", "$1", "é"])

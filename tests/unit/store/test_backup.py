@@ -8,6 +8,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import sqlite3
 import tarfile
 import threading
@@ -20,7 +21,7 @@ from gateway.domain import Wish
 from gateway.domain.grant import Grant
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store.backup import restore_backup, write_backup
-from gateway.store.database import VERSION
+from gateway.store.database import _SCHEMA, VERSION, Database, foreign_part
 from gateway.store.store import Store
 
 
@@ -218,6 +219,144 @@ def test_names_that_are_bombs_are_not_read(tmp_path: Path) -> None:
         restore_backup(data, tmp_path / "bomb.tar.gz")
 
 
+LEARNED = "learned/a.yaml"
+SPARSE_MAP = {"GNU.sparse.map": f"{2**32 - 1},1", "GNU.sparse.size": str(2**32)}
+SPARSE = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(2**32)}
+
+
+def file_entry(name: str, **changes: object) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    for field, value in changes.items():
+        setattr(entry, field, value)
+    return entry
+
+
+HOSTILE = {
+    **{
+        f"{kind} {name}": [file_entry(name, type=code, linkname="/etc/passwd")]
+        for name in (LEARNED, "models-file.json")
+        for kind, code in (
+            ("symbolic link", tarfile.SYMTYPE),
+            ("hard link", tarfile.LNKTYPE),
+            ("character device", tarfile.CHRTYPE),
+            ("block device", tarfile.BLKTYPE),
+            ("pipe", tarfile.FIFOTYPE),
+            ("folder", tarfile.DIRTYPE),
+            ("old sparse file", tarfile.GNUTYPE_SPARSE),
+        )
+    },
+    **{
+        repr(name): [file_entry(name)]
+        for name in (
+            "learned/../../x.yaml",
+            "/learned/x.yaml",
+            "./learned/x.yaml",
+            "learned//x.yaml",
+            "learned/./x.yaml",
+            "learned\\..\\x.yaml",
+            "learned/a\nb.yaml",
+            "learned/\x1b[2J.yaml",
+            "learned/\udcff.yaml",
+            f"learned/{'a' * 300}.yaml",
+            f"learned/{'a/' * 3000}x.yaml",
+            "fitserve.db/x.yaml",
+            "fitserve.db-wal",
+        )
+    },
+    "a name twice": [file_entry(LEARNED), file_entry(LEARNED)],
+    "two databases": [file_entry("fitserve.db")],
+    "two manifests": [file_entry("manifest.json")],
+    "sparse map": [file_entry(LEARNED, size=1, pax_headers=SPARSE_MAP)],
+    "sparse": [file_entry(LEARNED, size=512, pax_headers=SPARSE)],
+    "size": [file_entry(LEARNED, size=1, pax_headers={"size": str(2**62)})],
+    "many": [file_entry(f"learned/{number}.yaml") for number in range(10_001)],
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_entries_of_an_archive_are_refused_in_words(tmp_path: Path, kind: str) -> None:
+    data, store = data_folder(tmp_path / "data")
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    with tarfile.open(tmp_path / "h.tar.gz", "w:gz") as made, tarfile.open(archive) as old:
+        for one in old:
+            made.addfile(one, old.extractfile(one))
+        for entry in HOSTILE[kind]:
+            made.addfile(entry, io.BytesIO(b"1\n4294967295\n1\n" + b"\0" * 512))
+    (target := tmp_path / "target").mkdir()
+    with pytest.raises(BadRequest, match="is not a complete backup") as caught:
+        restore_backup(target, tmp_path / "h.tar.gz")
+    assert str(caught.value).isprintable()
+    assert "recursion" not in str(caught.value)
+    assert list(target.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "target", "a.tar.gz", "h.tar.gz"}
+
+
+class Zeros(io.RawIOBase):
+    """Bytes that a compressed archive has for little."""
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "free", "kind", "words"),
+    [
+        (257, 2**40, BadRequest, "does not belong in one"),
+        (100, 2**27, StoreError, "has 100 MiB, and the disk of .* has 128 MiB free"),
+    ],
+)
+def test_few_bytes_that_stand_for_many_fill_no_disk(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mebibytes: int,
+    free: int,
+    kind: type[Exception],
+    words: str,
+) -> None:
+    data, store = data_folder(tmp_path / "data")
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    with (
+        tarfile.open(tmp_path / "h.tar.gz", "w:gz", compresslevel=1) as made,
+        tarfile.open(archive) as old,
+    ):
+        for one in old:
+            made.addfile(one, old.extractfile(one))
+        made.addfile(file_entry(LEARNED, size=mebibytes * 2**20), Zeros())
+    monkeypatch.setattr(
+        "gateway.store.backup.shutil.disk_usage", lambda _: shutil._ntuple_diskusage(free, 0, free)
+    )
+    (target := tmp_path / "target").mkdir()
+    with pytest.raises(kind, match=words):
+        restore_backup(target, tmp_path / "h.tar.gz")
+    assert list(target.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TRIGGER t AFTER UPDATE ON meta BEGIN DELETE FROM models; END",
+        "CREATE VIEW v AS SELECT * FROM keys",
+        "CREATE TABLE other (x)",
+        "CREATE INDEX other ON meta (value)",
+        "ALTER TABLE meta ADD COLUMN g TEXT AS (hex(zeroblob(1000000000)))",
+        "ALTER TABLE meta ADD COLUMN c TEXT CHECK (length(hex(randomblob(9))) > 0)",
+        "DROP INDEX attempts_of; CREATE INDEX attempts_of ON attempts (hex(zeroblob(9)))",
+    ],
+)
+def test_a_database_that_runs_code_of_its_own_is_refused(tmp_path: Path, statement: str) -> None:
+    data, store = data_folder(tmp_path / "data")
+    archive = archived(data, tmp_path / "a.tar.gz")
+    store.close()
+    with contextlib.closing(sqlite3.connect(data / "fitserve.db")) as database:
+        database.executescript(statement)
+        database.commit()
+        hostile = database.serialize()
+    with pytest.raises(BadRequest, match="is not one of fitserve"):
+        restore_backup(data, changed(archive, fitserve=hostile))
+
+
 def test_a_disk_that_is_full_is_not_the_archives_fault(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     archive = archived(data, tmp_path / "a.tar.gz")
@@ -253,3 +392,14 @@ def test_what_a_killed_backup_left_is_removed_by_the_next_one(tmp_path: Path) ->
 
     assert not any(path.exists() for path in (*left, data / "restore-1"))
     assert all(path.exists() for path in at_work)
+
+
+def test_a_backup_of_an_older_version_is_none_of_others(tmp_path: Path) -> None:
+    old = tmp_path / "old.db"
+    with contextlib.closing(sqlite3.connect(old)) as database:
+        database.executescript(f"{_SCHEMA} PRAGMA user_version=2")
+        database.execute("INSERT INTO meta VALUES ('instance', 'x')")
+        database.commit()
+    assert foreign_part(old) is None
+    Database(old, mirrored=False).close()
+    assert foreign_part(old) is None
