@@ -153,6 +153,13 @@ def test_a_default_beyond_the_states_is_lowered_and_says_why(
     assert f"--max-num-seqs={requests.value}" in plan.argv
 
 
+@pytest.mark.parametrize(("name", "measured"), [("qwen-27b fp8-block", 939), ("qwen-27b", 556)])
+def test_blocks_that_a_user_counted_on_another_gpu_suffice(name: str, measured: int) -> None:
+    """vllm-project/recipes#831: those in 16 bits with a larger share of the memory."""
+    plan = first(name, "rtx-pro-6000", VLLM_REF, text_only=True)
+    assert measured // 2 <= plan.max_num_seqs.value <= measured
+
+
 def test_a_default_within_the_states_stays() -> None:
     plan = first("qwen3.5-9b", "h200", VLLM_REF)
     assert plan.max_num_seqs.value == 1024
