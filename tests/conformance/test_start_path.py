@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.conformance.engine.option_defaults import defaults
 from tests.conformance.engine.path_conditions import OneOf
 from tests.conformance.engine.planned_options import is_planned
+from tests.conformance.engine.reviewed_refusals import ReviewedRefusal, reviewed_refusals
 from tests.conformance.engine.start_path import KINDS, Sources, refusals
 
 _SOURCE = """
@@ -221,3 +224,24 @@ def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: 
         ("Engine.abstract", "abstract"),
     ]
     assert found[0].place == "engine.py:4"
+
+
+def test_a_reviewed_refusal_has_the_kind_of_its_row_and_names_a_counted_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "engine.py").write_text(_SOURCE)
+    sources = Sources(tmp_path, {"engine.py"}, {"size", "dtype"}, {})
+    row = ReviewedRefusal("engine.py", "Engine.load", "'wanted'", "chosen", "no such value")
+    found = refusals(sources, {("engine.py", 2)}, [row])
+    assert [one.text for one in found if one.kind == "chosen"] == ["raise ValueError('wanted')"]
+    assert [one.kind for one in found].count("config") == 2
+    for left in (row._replace(words="state"), row._replace(function="start")):
+        with pytest.raises(LookupError, match="no refusal of a configuration"):
+            refusals(sources, {("engine.py", 2)}, [left])
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_reviewed_refusals_have_a_reason_each_and_one_row(engine: str) -> None:
+    rows = reviewed_refusals(engine)
+    assert len({row[:3] for row in rows}) == len(rows) > 0
+    assert all(row.kind in KINDS and row.reason for row in rows)

@@ -2,7 +2,8 @@
 and some that crash their code (refused_starts.txt).
 
 Each row: a model of tests/models with changes of its config.json, flags and variables, words of the
-refusal. Rows are harmless: they ask for nothing but a contradiction.
+refusal. A change that is named like a file (`hf_quant_config.json`) is that file. Rows are
+harmless: they ask for nothing but a contradiction.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ class RefusedStart(NamedTuple):
     kv_bytes: int
 
     @property
-    def config(self) -> dict[str, Any]:
-        """The model's config.json; a change to null removes a field."""
-        return changed(config(self.model), json.loads(self.changes or "{}"))
+    def files(self) -> dict[str, dict[str, Any]]:
+        """By name, config.json first; a change to null removes a field."""
+        changes: dict[str, Any] = json.loads(self.changes or "{}")
+        beside = {name: text for name, text in changes.items() if name.endswith(".json")}
+        fields = {name: value for name, value in changes.items() if name not in beside}
+        return {"config.json": changed(config(self.model), fields), **beside}
 
 
 def changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tests.conformance.engine.declared_values import constants, typed_fields
 from tests.conformance.engine.joint_conditions import are_contrary
 from tests.conformance.engine.path_conditions import UNKNOWN, Evaluator, conditions, joined
+from tests.conformance.engine.reviewed_refusals import ReviewedRefusal
 
 # Conditions on the platform: the start is on NVIDIA GPUs.
 _PLATFORM = re.compile(
@@ -63,6 +64,12 @@ KINDS = {
     "file": "its conditions are on other files than config.json",
     "order": "it tells of the engine's own steps in a wrong order",
     "internal": "no input of its conditions is a setting",
+    # By a reading of the code (reviewed_refusals.txt).
+    "chosen": "reviewed: the engine's parser offers no value that leads to it",
+    "first": "reviewed: another refusal comes before it for each value that would lead to it",
+    "fixed": "reviewed: the engine's own code alone sets the value in its condition",
+    "beside": "reviewed: its condition is on a file, a package or code beside the configuration",
+    "closed": "reviewed: its condition is an option that no plan gives",
 }
 
 
@@ -188,20 +195,30 @@ class Sources:
         return result
 
 
-def refusals(sources: Sources, entered: Collection[tuple[str, int]]) -> list[Refusal]:
+def refusals(
+    sources: Sources,
+    entered: Collection[tuple[str, int]],
+    reviewed: Collection[ReviewedRefusal] = (),
+) -> list[Refusal]:
     """The refusals of functions that starts entered (file, first line), and of the functions that
-    these call by names which are certain."""
+    these call by names which are certain.
+
+    Raises LookupError for a reviewed one that is none of those which a configuration may lead to.
+    """
     begun = [one for one in sources.functions if (one.file, one.first) in entered]
-    return [
-        Refusal(
-            f"{one.file}:{statement.lineno}",
-            f"{one.owner}.{one.node.name}".lstrip("."),
-            _kind(sources, one, statement),
-            ast.unparse(statement)[:200],
-        )
-        for one in [*begun, *_called(sources, begun)]
-        for statement in one.raises
-    ]
+    result, named = list[Refusal](), set[ReviewedRefusal]()
+    for one in [*begun, *_called(sources, begun)]:
+        function = f"{one.owner}.{one.node.name}".lstrip(".")
+        for statement in one.raises:
+            text, kind = ast.unparse(statement), _kind(sources, one, statement)
+            rows = [row for row in reviewed if row.names(one.file, function, text)]
+            if kind == "config" and rows:
+                named.update(rows)
+                kind = rows[0].kind
+            result.append(Refusal(f"{one.file}:{statement.lineno}", function, kind, text[:200]))
+    if left := [f"{row.file} {row.function}: {row.words}" for row in {*reviewed} - named]:
+        raise LookupError("no refusal of a configuration: " + "; ".join(sorted(left)))
+    return result
 
 
 def fields(folder: Path) -> set[str]:
