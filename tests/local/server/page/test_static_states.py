@@ -3,12 +3,16 @@ in every state, long names and texts."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from playwright.sync_api import Browser
+import pytest
+from playwright.sync_api import Browser, Route, expect
 
 from tests.support.browser import visit
-from tests.support.page_gateway import HOSTILE, gateway
+from tests.support.page_gateway import HOSTILE, gateway, llama
 from tests.support.page_states import busy_state, telling
 
 
@@ -39,3 +43,80 @@ def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser)
         page.sees("These are the oldest 4; 1,234 more are in flight.")
         page.sees("key a-key-of-a-team-with-a-long-name · 2001:db8:85a3::8a2e:370:7334")
         page.check("busy")
+
+
+# Words of the gateway's own tables, which are no text of users and engines.
+OWN_WORDS = {"state", "phase", "grade", "kind", "task", "object", "uuid", "gpus", "change", "id"}
+MARKUP = (
+    "\"'><img src=x onerror=hit()><svg onload=hit()><iframe srcdoc='<script>parent.hit()</script>'>"
+    "<a href=javascript:hit()>a</a><style>*{display:none}</style>${hit()}{{hit()}}"
+)
+ADDRESS = "javascript:hit()//"
+TRAP = """window.hits = []; window.hit = () => window.hits.push("called");
+document.addEventListener("securitypolicyviolation", (violation) =>
+  window.hits.push(`${violation.violatedDirective} ${violation.blockedURI}`));"""
+# Elements that the page's own code never makes, and links that leave it.
+STRANGE = """() => [...document.querySelectorAll(
+  "iframe, script:not([src]), style, object, embed, [onload], [onerror], img[src=x]")]
+  .map((one) => one.outerHTML).concat([...document.querySelectorAll("a[href], img, form, [src]")]
+  .map((one) => one.href || one.src || one.action || "")
+  .filter((url) => url && new URL(url).origin !== location.origin))"""
+
+
+def marked(value: Any, mark: str, key: str = "") -> Any:
+    """The value with the mark in each text that users, engines or machines can choose."""
+    if isinstance(value, dict):
+        return {name: marked(item, mark, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [marked(item, mark, key) for item in value]
+    return f"{mark}{value}" if isinstance(value, str) and key not in OWN_WORDS else value
+
+
+@pytest.mark.parametrize("mark", [MARKUP, ADDRESS], ids=["markup", "address"])
+def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, mark: str) -> None:
+    def spoil(route: Route) -> None:
+        if "/admin/events" in route.request.url:
+            event = json.dumps(marked(EVENT, mark))
+            body = f"id: 7\nevent: engine.failed\ndata: {event}\n\n"
+            route.fulfill(status=200, body=body, content_type="text/event-stream")
+            return
+        if "log" in route.request.url:
+            route.fulfill(status=200, body=f"{mark}\n" * 3, content_type="text/plain")
+            return
+        answer = route.fetch()
+        if "json" not in answer.headers.get("content-type", ""):
+            route.fulfill(status=answer.status, body=mark, content_type="text/plain")
+            return
+        route.fulfill(response=answer, json=marked(answer.json(), mark))
+
+    with (
+        gateway(tmp_path) as one,
+        one.enter(telling(marked(busy_state(), mark))) as tells,
+        visit(browser, one.url) as page,
+    ):
+        one.add("m", llama(tmp_path / "model"))
+        one.until("m", "ready")
+        one.add("bad", llama(tmp_path / "bad"))
+        page.expected = ("404", "JSON")
+        page.tab.add_init_script(TRAP)
+        page.tab.route("**/admin/**", spoil)
+        page.tab.route("**/v1/**", spoil)
+        page.tab.route("**/admin/live", tells)
+        name = quote(f"{mark}serves", safe="")
+        views = ["chat", "history", "usage", "keys", "add", "models/m"]
+        views += [f"models/{model}/{view}" for model in ("m", "bad", name) for view in PARTS]
+        for place in ("", *views):
+            page.go(f"#/{place}")
+            expect(page.tab.locator("main")).not_to_be_empty()
+            page.tab.wait_for_timeout(200)
+            assert page.tab.evaluate("window.hits") == [], place
+            assert page.tab.evaluate(STRANGE) == [], place
+        page.go()
+        page.sees(f"{mark}Docker does not answer")
+
+
+EVENT = {
+    "id": 7, "at": 999_000.0, "kind": "engine.failed", "model": "m", "replica": 0,
+    "attempt": 1, "words": "It failed.", "data": {"reason": "words", "line": "words"},
+}
+PARTS = ("log", "plan", "starts", "chat", "edit")
