@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gateway.errors import FitserveError, NotReady
 from gateway.keys import Scope as KeyScope
 from gateway.logging import Logger
+from gateway.proxy.access.answer_rate import AnswerRate
 from gateway.proxy.access.auth import Key
 from gateway.proxy.access.origins import EXPOSED, METHODS
 from gateway.proxy.access.scopes import Scopes
@@ -76,6 +77,7 @@ class GatewayApp:
         self.on_stop: tuple[Callable[[], object], ...] = ()  # end endless streams
         self._keys = front.keys
         self._access_log = front.settings.access_log
+        self._rate = AnswerRate()
 
     def end_streams(self) -> None:
         """Ends endless streams, because the server stops."""
@@ -130,6 +132,7 @@ class GatewayApp:
     async def _authenticate(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             need = "inference" if is_inference(scope["path"]) else self.scopes.required_scope(scope)
+            address = scope["client"][0] if scope.get("client") else ""
             if need != "open" and self.replaced and need != "inference":
                 raise NotReady(
                     "This gateway is being replaced by another gateway.",
@@ -137,23 +140,25 @@ class GatewayApp:
                     retry_after_s=1,
                 )
             if need != "open":
-                key = self._keys.admit(
-                    scope["headers"], need, scope["client"][0] if scope.get("client") else ""
-                )
+                key = self._keys.admit(scope["headers"], need, address)
                 scope["key"] = key.name
+                is_admin = "admin" in key.scopes
+                wait_s = 0.0 if is_admin else self._rate.wait_s(key.name, address)
                 permit = self.plane.limiter.admit(key, "openai", time.monotonic())
                 answer = self._open_answer(key, need, scope, receive, send)
             else:
                 permit = answer = None
+                wait_s = self._rate.wait_s("", address)
         except FitserveError as error:
             await send_error(send, error, request_id(scope))
             return
         try:
-            if answer is None:
-                await self.api(scope, receive, send)
-            else:
+            if answer is not None:
                 self.answers.add(answer)
-                await self.api(scope, answer.receive, answer.send)
+                receive, send = answer.receive, answer.send
+            if wait_s:
+                await asyncio.sleep(wait_s)
+            await self.api(scope, receive, send)
         finally:
             if answer is not None:
                 await self.answers.remove(answer)

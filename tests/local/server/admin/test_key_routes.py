@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.proxy.access import answer_rate
 from gateway.proxy.access.rate_limits import Bucket
 from gateway.proxy.limits import SWEEP_S
 from tests.local.cli.test_main import fitserve
@@ -235,6 +236,28 @@ async def test_lists_and_admin_answers_count_as_requests_of_the_key(tmp_path: Pa
             for path in ("/admin/models", "/metrics", "/admin/usage")
         ]
         assert [answer.status_code for answer in read] == [200, 200, 429]
+
+
+async def test_answers_of_the_gateway_itself_have_a_rate_by_key_and_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_rate, "PER_S", 0.01)
+    monkeypatch.setattr(answer_rate, "BURST", 5)
+    async with gateway(tmp_path) as (one, _):
+        admin = {"authorization": one.client.headers["authorization"]}
+        reader = {"authorization": f"Bearer {await make(one, 'reader', scopes=['read'])}"}
+        del one.client.headers["authorization"]
+        for headers, paths in (({}, ("/healthz", "/")), (reader, ("/admin/models", "/metrics"))):
+            answers = [
+                await one.client.get(path, headers=headers) for path in paths * 3 for _ in range(2)
+            ]
+            limited = [answer for answer in answers if answer.status_code == 429]
+            assert len(limited) >= len(answers) - 6
+            assert answers[0].status_code == 200
+            assert int(limited[0].headers["retry-after"]) > 5
+        for path in ("/healthz", "/admin/models") * 4:
+            answer = await one.client.get(path, headers=admin)
+            assert answer.status_code == (429 if path == "/healthz" else 200)
 
 
 @pytest.mark.parametrize("path", ["/admin/events", "/admin/live"])

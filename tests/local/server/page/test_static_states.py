@@ -116,7 +116,13 @@ def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, 
 
 
 EVENT = {
-    "id": 7, "at": 999_000.0, "kind": "engine.failed", "model": "m", "replica": 0,
-    "attempt": 1, "words": "It failed.", "data": {"reason": "words", "line": "words"},
+    "id": 7,
+    "at": 999_000.0,
+    "kind": "engine.failed",
+    "model": "m",
+    "replica": 0,
+    "attempt": 1,
+    "words": "It failed.",
+    "data": {"reason": "words", "line": "words"},
 }
 PARTS = ("log", "plan", "starts", "chat", "edit")
