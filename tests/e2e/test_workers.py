@@ -19,8 +19,11 @@ import pytest
 from gateway.proxy.workers.sockets import short_path
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
+from tests.local.proxy.routing.test_responses import ASKED, Engine, bearer
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder
+from tests.support.served import served, worker_pids
+from tests.support.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
 
@@ -337,3 +340,41 @@ def test_the_port_and_the_data_folder_are_held_as_by_one_process(tmp_path: Path)
         other.environment["FITSERVE_PORT"] = str(gateway.port)
         taken = other.cli("serve")
         assert (taken.returncode, "Address already in use" in taken.stderr) == (2, True)
+
+
+async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> None:
+    """Each acknowledged response is continued by its owner on its replica, and by nobody else."""
+    kept: list[str] = []
+    async with Upstream(Engine()) as first, Upstream(Engine()) as second:
+        running = served(
+            tmp_path, {"m": [f"{one.url}/v1" for one in (first, second)]}, ADMIN, **TWO
+        )
+        gateway = await asyncio.to_thread(running.__enter__)
+        try:
+            async with httpx.AsyncClient(
+                base_url=gateway.url, trust_env=False, timeout=HANG_S
+            ) as one:
+                made = await one.post("/admin/keys", json={"name": "other"}, headers=bearer(ADMIN))
+                other = made.json()["key"]
+                for number in range(60):
+                    pids = worker_pids(tmp_path / "data")
+                    if number % 10 == 5 and pids:
+                        os.kill(pids[number // 10 % len(pids)], signal.SIGKILL)
+                    with contextlib.suppress(httpx.TransportError):
+                        answer = await one.post("/v1/responses", json=ASKED, headers=bearer(ADMIN))
+                        assert answer.status_code == 200, answer.text
+                        kept.append(answer.json()["id"])
+                for id_ in kept:
+                    assert [
+                        (await one.get(f"/v1/responses/{id_}", headers=bearer(key))).status_code
+                        for key in (ADMIN, other)
+                    ] == [200, 404]
+                    continued = {**ASKED, "previous_response_id": id_}
+                    answer = await one.post("/v1/responses", json=continued, headers=bearer(ADMIN))
+                    assert answer.status_code == 200, answer.text
+        finally:
+            await asyncio.to_thread(running.__exit__, None, None, None)
+    assert len(kept) > 40
+
+
+TWO = {"FITSERVE_WORKERS": "2"}

@@ -25,7 +25,7 @@ from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.keys import FROM_SETTINGS, digest_of, new_key
 from gateway.logging import Logger
-from gateway.proxy.access.auth import Keys, key_of
+from gateway.proxy.access.auth import Key, Keys, key_of
 from gateway.secret import Secret
 from gateway.store import atomic_file
 from gateway.store.store import Store
@@ -63,6 +63,8 @@ class Keyring:
         self._lock = threading.Lock()
         self._revoked: dict[str, StoredKey] = {}
         """Revoked keys that the database or the file still has."""
+        self._callers: dict[int, tuple[StoredKey, Key]] = {}
+        """The valid keys by the `id` of their stored form, which each entry keeps alive."""
         self._timer: threading.Timer | None = None
 
     def load(self) -> None:
@@ -232,10 +234,13 @@ class Keyring:
                 log.info("revoked keys are removed from the database now", keys=names)
 
     def _swap(self, stored: tuple[StoredKey, ...], *, closed: bool = False) -> None:
-        self.stored = stored
-        self._keys.swap(
-            [key_of(key.grant, bytes.fromhex(key.digest)) for key in stored], closed=closed
-        )
+        self.stored, former = stored, self._callers
+        # One of thousands of keys changes, so the others stay as they are.
+        self._callers = {
+            id(key): former.get(id(key)) or (key, key_of(key.grant, bytes.fromhex(key.digest)))
+            for key in stored
+        }
+        self._keys.swap([caller for _, caller in self._callers.values()], closed=closed)
         self._changed()
 
     def _write(self, stored: tuple[StoredKey, ...]) -> None:
