@@ -17,7 +17,7 @@ log = Logger("fitserve.supervision")
 
 FIRST_REST_S = 1.0
 LONGEST_REST_S = 60.0
-_SHOWN = 300
+_EXCERPT_CHARACTERS = 300
 
 
 class Setback:
@@ -47,7 +47,7 @@ class Setback:
         self._until = time.monotonic() + rest_s
         message = "".join(
             char if char.isprintable() else "\N{REPLACEMENT CHARACTER}"
-            for char in str(error)[:_SHOWN]
+            for char in str(error)[:_EXCERPT_CHARACTERS]
         )
         self.problem = f"internal error: {type(error).__name__}: {message}"
         log.error(

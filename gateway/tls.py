@@ -67,7 +67,7 @@ class Certificate:
         self._problem = ""
         self._changed: Callable[[CertificatePair], object] = lambda _: None
         try:
-            self.pair = self._known = self._read()
+            self.pair = self._loaded_pair = self._read()
             self.context = server_context(self.pair)
         except OSError as error:
             raise SettingsError(
@@ -91,8 +91,8 @@ class Certificate:
     async def _look(self) -> float:
         try:
             pair = await self._reader.result()
-            if pair != self._known:
-                self._known = pair
+            if pair != self._loaded_pair:
+                self._loaded_pair = pair
                 # First into another context: a wrong key would half replace the one in use.
                 server_context(pair)
                 pair.load_into(self.context)

@@ -116,12 +116,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def add_commands(app: typer.Typer, only: str = "") -> None:
+def add_commands(app: typer.Typer, command_name: str = "") -> None:
     """Add the command with this name to the program, or all where none has it."""
     commands = {name: place for section in SECTIONS.values() for name, place in section.items()}
     # Completion lists every command.
-    alone = only in commands and only != "completion"
-    for name, place in {only: commands[only]}.items() if alone else commands.items():
+    is_single = command_name in commands and command_name != "completion"
+    for name, place in (
+        {command_name: commands[command_name]}.items() if is_single else commands.items()
+    ):
         module, _, attribute = place.rpartition(".")
         command = getattr(import_module(f"gateway.cli.commands.{module}"), attribute)
         if isinstance(command, typer.Typer):

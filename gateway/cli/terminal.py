@@ -236,20 +236,20 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 def _progress_lines(title: str) -> Callable[[int, int], None]:
     reported: dict[int, tuple[float, int]] = {}
 
-    def report(done: int, total: int) -> None:
-        tenth, now_s = _TENTHS * done // max(total, 1), time.monotonic()
+    def report(bytes_done: int, total: int) -> None:
+        tenth, now_s = _TENTHS * bytes_done // max(total, 1), time.monotonic()
         if tenth in reported:
             return
-        reported[tenth] = now_s, done
+        reported[tenth] = now_s, bytes_done
         start_s, start_bytes = next(iter(reported.values()))
-        rate = (done - start_bytes) / (now_s - start_s) if now_s > start_s else 0
+        rate = (bytes_done - start_bytes) / (now_s - start_s) if now_s > start_s else 0
         remaining = (
-            f", {size(round(rate))}/s, {in_words((total - done) / rate)} left"
-            if rate and done < total
+            f", {size(round(rate))}/s, {in_words((total - bytes_done) / rate)} left"
+            if rate and bytes_done < total
             else ""
         )
         say(
-            f"{title}: {size(done)} of {size(total)} ({tenth * 100 // _TENTHS} %){remaining}",
+            f"{title}: {size(bytes_done)} of {size(total)} ({tenth * 100 // _TENTHS} %){remaining}",
             err=True,
         )
 

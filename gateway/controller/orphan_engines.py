@@ -29,15 +29,15 @@ class OrphanEngines:
         self._wake = wake
         self._stopping: dict[str, SupervisedTask] = {}
 
-    def look(self, instances: Iterable[Instance], known: Collection[str]) -> None:
-        """Stop instances that are not in `known`.
+    def look(self, instances: Iterable[Instance], instance_names: Collection[str]) -> None:
+        """Stop instances that are not in `instance_names`.
 
         A plan is recorded before its engine starts, so a starting engine is never an orphan.
         """
         self._stopping = {name: work for name, work in self._stopping.items() if not work.is_done}
         for instance in instances:
             name = instance.name
-            if name not in known and name not in self._stopping:
+            if name not in instance_names and name not in self._stopping:
                 log.warning("stopping an orphan engine", instance=name)
                 self._stopping[name] = SupervisedTask(
                     partial(self._stop, name, self._grace_s),

@@ -199,8 +199,12 @@ class Cures:
         """
         kind = self.remedies.get(row.kind, _NO_REMEDY)
         levers = [lever for lever in self.rows.levers if _holds(lever, case)]
-        told = next((text for one in levers if (text := remedy.fill(one.message, case.values))), "")
-        told = told or remedy.fill("The engine's own reasons: {reasons}.", case.values) or ""
+        lever_message = next(
+            (text for one in levers if (text := remedy.fill(one.message, case.values))), ""
+        )
+        lever_message = (
+            lever_message or remedy.fill("The engine's own reasons: {reasons}.", case.values) or ""
+        )
         message = (
             remedy.fill(row.message, case.values)
             or remedy.fill(kind.message, case.values)
@@ -208,7 +212,7 @@ class Cures:
         )
         row_advice = remedy.fill(row.advice, case.values)
         by_text = isinstance(row, TextSignature)
-        said = remedy.fill_steps(row.steps, case)
+        own_steps = remedy.fill_steps(row.steps, case)
         general = remedy.fill_steps(kind.steps, case)
         leading, raised = (
             tuple(
@@ -219,11 +223,11 @@ class Cures:
             )
             for leads in (True, False)
         )
-        several = (*leading, *said, *raised) if by_text else (*leading, *raised, *said)
+        several = (*leading, *own_steps, *raised) if by_text else (*leading, *raised, *own_steps)
         advised = remedy.fill("Follow the engine's own advice: {advised}.", case.values)
-        if advised and not (by_text and (said or row_advice)):
+        if advised and not (by_text and (own_steps or row_advice)):
             several = (advised, *several)
-        if not said or not by_text:
+        if not own_steps or not by_text:
             # Advice for this case goes before the general steps of its kind.
             several += (
                 (row_advice,)
@@ -233,25 +237,25 @@ class Cures:
             several += general
         steps = _distinct(several)
         advice = (
-            next(iter((*leading, *raised) if not (by_text and said) else ()), "")
+            next(iter((*leading, *raised) if not (by_text and own_steps) else ()), "")
             or row_advice
             or remedy.fill(kind.advice, case.values)
             or next(iter(steps), "")
         )
         return (
-            " ".join(filter(None, (message, told))),
+            " ".join(filter(None, (message, lever_message))),
             advice,
             steps or ((advice,) if advice else ()),
         )
 
-    def with_remedy(self, failure: Failure, known: Mapping[str, Scalar]) -> Failure:
+    def with_remedy(self, failure: Failure, scalars: Mapping[str, Scalar]) -> Failure:
         """The failure with the steps of its kind, where it has none. Its own advice goes first."""
         if failure.steps:
             return failure
         own_advice = (failure.advice,) if failure.advice else ()
         kind = self.remedies.get(failure.kind, _NO_REMEDY)
-        engine, _, version = str(known.get("engine", "")).partition("==")
-        values = {**self.known_versions(engine, version), **known, **failure.culprit}
+        engine, _, version = str(scalars.get("engine", "")).partition("==")
+        values = {**self.known_versions(engine, version), **scalars, **failure.culprit}
         case = Case(failure.kind, failure.phase, engine or None, values)
         steps = _distinct(own_advice + remedy.fill_steps(kind.steps, case))
         return failure.evolve(steps=steps, cure=kind.cure)
@@ -289,8 +293,8 @@ def _holds(lever: Lever, case: Case) -> bool:
 
 def _advised(message: str) -> dict[str, Scalar]:
     """The flags and variables that a message advises, and what to remove, as `advised`."""
-    names = [found[1] for found in _ADVICE.finditer(message)]
-    names += [f"remove {found['path']}" for found in _REMOVAL.finditer(message)]
+    names = [match[1] for match in _ADVICE.finditer(message)]
+    names += [f"remove {match['path']}" for match in _REMOVAL.finditer(message)]
     names = list(dict.fromkeys(names))
     return {"advised": ", ".join(names[:_MOST_ADVISED])} if names else {}
 

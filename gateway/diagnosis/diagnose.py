@@ -21,10 +21,10 @@ def diagnose(
     for piece in pieces:
         reader.feed(piece)
     reader.close()
-    none = Failure(
+    no_failure = Failure(
         kind="none", phase=reader.progress.phase, message=_no_failure(reader), proves="nothing"
     )
-    return reader.diagnosis or none, reader
+    return reader.diagnosis or no_failure, reader
 
 
 def _no_failure(reader: LogReader) -> str:

@@ -35,7 +35,7 @@ _MOST_COMPLAINTS = 16
 _CITED = 1000
 _RECENT = 8
 # In a log of so few lines each line is meant, even one that does not complain.
-_FEW = 4
+_SHORT_LINES = 4
 # No dump of threads is longer.
 _DUMP_LINES = 60
 # An engine that stands still: SGLang's watchdog dumps the threads of an idle process, and a process
@@ -253,7 +253,7 @@ class LogEvidence:
 
     def add_plain_line(self, line: EngineLine) -> None:
         """Remember a line that is no exception and belongs to none."""
-        if len(self._first) < _FEW:
+        if len(self._first) < _SHORT_LINES:
             self._first.append(line)
 
     def end_engine(self, text: str, number: int) -> None:
@@ -293,7 +293,7 @@ class LogEvidence:
             self.add(hang)
         if self.candidates or self.death is not None or healthy:
             return
-        if lines <= _FEW:
+        if lines <= _SHORT_LINES:
             for line in self._first:
                 self._add_pasted(line, phase)
         # Where the log ends in a traceback, the failure may stand before it.

@@ -99,15 +99,15 @@ class Likely:
         for kind, sure, words, files in self._compiled:
             if kind.phases and phases.isdisjoint(kind.phases):
                 continue
-            sentences, heard, files_seen = (
+            sentences, reports, files_seen = (
                 _find_words(sure, message),
                 _find_words(words, message),
                 _find_words(files, frames),
             )
-            only, usual = raised.intersection(kind.exceptions), raised.intersection(kind.usual)
+            decisive, usual = raised.intersection(kind.exceptions), raised.intersection(kind.usual)
             points = (
-                _SURE * (min(len(sentences), _MOST) + bool(only))
-                + min(len(heard), _MOST)
+                _SURE * (min(len(sentences), _MOST) + bool(decisive))
+                + min(len(reports), _MOST)
                 + min(len(files_seen), _MOST)
                 + bool(usual)
             )
@@ -115,7 +115,7 @@ class Likely:
                 best = (
                     points,
                     kind.kind,
-                    (*sentences, *sorted(only), *files_seen, *heard, *sorted(usual)),
+                    (*sentences, *sorted(decisive), *files_seen, *reports, *sorted(usual)),
                 )
         return best[1:] if best[1] else None
 
@@ -131,4 +131,4 @@ def _join_patterns(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 def _find_words(pattern: re.Pattern[str], text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(found[0] for found in pattern.finditer(text)))
+    return tuple(dict.fromkeys(match[0] for match in pattern.finditer(text)))

@@ -306,8 +306,8 @@ class LogReader:
             process.close()
             return
         evidence = self._evidence
-        alone = evidence.prove_exception(line.text, process)
-        proof = alone if candidate.row is None else None
+        line_proof = evidence.prove_exception(line.text, process)
+        proof = line_proof if candidate.row is None else None
         place = text, self._lines.number
         is_clearer = False
         if proof is None and may_be_broken:
@@ -321,11 +321,11 @@ class LogReader:
             is_clearer = (
                 proof is not None
                 and candidate.row is not proof[0]
-                and (alone is None or alone[0] is not proof[0])
+                and (line_proof is None or line_proof[0] is not proof[0])
             )
         if proof is not None and candidate.row is None:
             candidate.line, candidate.number = place
-            if proof is alone:
+            if proof is line_proof:
                 candidate.set_message(line.text, len(text))
                 candidate.shape = candidate.shape._replace(message=line.text.strip())
             self._lines.attend = MESSAGE_LINES
@@ -405,11 +405,11 @@ class LogReader:
         self._add(FailureCandidate(*proof, text, self._lines.number, phase), process, line)
         return True
 
-    def _candidate(self, found: Proof | None, text: str, process: ProcessTrace) -> FailureCandidate:
+    def _candidate(self, proof: Proof | None, text: str, process: ProcessTrace) -> FailureCandidate:
         """The line as a candidate for the failure, with or without a proof."""
-        evidence, row = self._evidence, found[0] if found else None
+        evidence, row = self._evidence, proof[0] if proof else None
         phase = evidence.phase(row, process)
-        culprit = evidence.culprit(found, process) if found else {}
+        culprit = evidence.culprit(proof, process) if proof else {}
         return FailureCandidate(row, culprit, text, self._lines.number, phase)
 
     def _unproven(self, text: str, shape: Shape) -> FailureCandidate:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-_GIVEN = re.compile(r"non-default args: (?P<all>\{.*)")
+_NON_DEFAULT = re.compile(r"non-default args: (?P<all>\{.*)")
 _PAIR = re.compile(r"'(?P<name>[a-z]\w*)': (?P<value>\[\]|\{\}|'[^']*'|[^,\[\]{}]*)")
 _VALUES = re.compile(r"server_args=ServerArgs\((?P<all>.*)")
 _VALUE = re.compile(r"\b(?P<name>[a-z]\w*)=(?P<value>\[\]|\{\}|'[^']*'|[^,()\[\]{}]*)")
@@ -107,7 +107,7 @@ _MOST = 3
 # The end of a step that lists settings to try, and what its words mean as flags.
 _LISTED = re.compile(r"(?P<rest>.*\bone by one: )(?P<items>[^.]+)(?P<end>\..*)?\Z")
 _ITEM = re.compile(r"(?:[^,(]|\([^)]*\))+")
-_MEANT = {
+_SETTINGS_MEANT = {
     "drafter": ("speculative-config", "speculative-algorithm"),
     "connector": ("kv-transfer-config", "kv-offloading-size"),
     "pipeline parallelism": ("pipeline-parallel-size", "pp-size"),
@@ -129,7 +129,7 @@ class StartOptions:
         """Read a line of the log."""
         if "args" not in line:
             return
-        if match := _GIVEN.search(line):
+        if match := _NON_DEFAULT.search(line):
             self._add(_PAIR, match["all"])
             self._complete = match["all"].rstrip().endswith("}")
         elif match := _VALUES.search(line):
@@ -199,7 +199,7 @@ class StartOptions:
     def _can_change(self, item: str, *, omits: bool) -> bool:
         """Whether a start can omit one of the settings of an item, or be given one of them."""
         flags = _FLAG.findall(item) or [
-            flag for word, several in _MEANT.items() if word in item for flag in several
+            flag for word, several in _SETTINGS_MEANT.items() if word in item for flag in several
         ]
         if not flags:
             return True
@@ -225,8 +225,8 @@ class StartOptions:
         return any(map(self.is_on, named))
 
     def _add(self, pair: re.Pattern[str], text: str) -> None:
-        for found in pair.finditer(text):
-            self._values.setdefault(found["name"].replace("_", "-"), found["value"].strip())
+        for match in pair.finditer(text):
+            self._values.setdefault(match["name"].replace("_", "-"), match["value"].strip())
 
 
 def _is_named(flag: str, text: str) -> bool:
@@ -251,13 +251,13 @@ def _is_dtype(flag: str, value: str, text: str) -> bool:
     )
 
 
-def _is_valued(value: str, said: str) -> bool:
+def _is_valued(value: str, text: str) -> bool:
     """Whether a text has the whole value of an option, which is no plain word."""
     value = value.strip("'\"").lower()
     return (
         len(value) >= _SHORTEST
         and not value.isalpha()
-        and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", said))
+        and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text))
     )
 
 

@@ -31,7 +31,7 @@ _VERSIONS = "[[ than {engine_version}]][[, as {others}]]"
 _GROUP = re.compile(r"\{(\w+)\}")
 _PART = re.compile(r"\[\[(.*?)\]\]")
 _WORD = re.compile(r"[\w/-]{4,}|\d+")
-_SAME = 0.8
+_LIKENESS = 0.8
 
 
 def fill(template: str, values: Mapping[str, Scalar]) -> str | None:
@@ -42,7 +42,7 @@ def fill(template: str, values: Mapping[str, Scalar]) -> str | None:
     if not placeholders(text) <= values.keys():
         return None
     return " ".join(
-        _GROUP.sub(lambda found: _format(found[1], values[found[1]]), text).split(" ")
+        _GROUP.sub(lambda match: _format(match[1], values[match[1]]), text).split(" ")
     ).strip()
 
 
@@ -94,12 +94,12 @@ def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     return tuple(text for text in narrowed if text and not case.options.rules_out(text))
 
 
-def repeats(others: Iterable[str], step: str) -> bool:
+def repeats(steps: Iterable[str], step: str) -> bool:
     """Whether the other steps say already what this one does: nearly all of its words are
     theirs."""
     words = set(_WORD.findall(step.lower()))
-    theirs = set(_WORD.findall(" ".join(others).lower()))
-    return bool(words) and len(words & theirs) >= _SAME * len(words)
+    theirs = set(_WORD.findall(" ".join(steps).lower()))
+    return bool(words) and len(words & theirs) >= _LIKENESS * len(words)
 
 
 def _format(name: str, value: Scalar) -> str:

@@ -57,9 +57,9 @@ def expected_start(
     )
 
 
-def _agree(wanted: StartConditions, met: StartConditions) -> bool:
+def _agree(conditions: StartConditions, met: StartConditions) -> bool:
     """Whether no known condition differs."""
-    pairs = ((wanted.origin, met.origin), (wanted.is_cache_empty, met.is_cache_empty))
+    pairs = ((conditions.origin, met.origin), (conditions.is_cache_empty, met.is_cache_empty))
     return all(a is None or b is None or a == b for a, b in pairs)
 
 

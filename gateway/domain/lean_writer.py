@@ -41,15 +41,15 @@ def _fields(value: Any, *, by_alias: bool, in_json: bool) -> Any:
     if hasattr(value, "read_root"):
         return plain(attributes["root"], by_alias=by_alias, in_json=in_json)
     aliases = by_alias or bool(type(value).model_config.get("serialize_by_alias"))
-    written = {}
+    document = {}
     for name, field in type(value).model_fields.items():
         unless = field.limits.get("exclude_if")
         if "exclude" not in field.limits and (unless is None or not unless(attributes[name])):
             plain_value = plain(attributes[name], by_alias=by_alias, in_json=in_json)
             if in_json and "float" in str(field.annotation):
                 plain_value = _as_float(plain_value, type_of(field))
-            written[field.alias if aliases and field.alias else name] = plain_value
-    return written
+            document[field.alias if aliases and field.alias else name] = plain_value
+    return document
 
 
 def _as_float(value: Any, kind: Any) -> Any:

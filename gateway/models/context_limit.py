@@ -112,10 +112,10 @@ def _lengths(text: general.Text, family: str) -> dict[str, ContextLimit]:
     the rest of the file."""
     inner = text.inner
     kind = inner.get("model_type") if isinstance(inner.get("model_type"), str) else family
-    known = DEFAULTS.get(str(kind), {})
+    default_lengths = DEFAULTS.get(str(kind), {})
     if text.nested and family in OUTER:
-        kind, known = family, OUTER[family]
-    defaults = {field: length for field, length in known.items() if field not in inner}
+        kind, default_lengths = family, OUTER[family]
+    defaults = {field: length for field, length in default_lengths.items() if field not in inner}
     lengths = _named(Fields(inner, text.fields.source))
     lengths |= {
         field: ContextLimit(length, f"transformers' default of {field} for {kind}")
@@ -134,10 +134,10 @@ def _named(fields: Fields) -> dict[str, ContextLimit]:
     }
 
 
-def _scaled(found: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
+def _scaled(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
     """The length times the factor of the model's RoPE, where the engine multiplies them."""
     if "gemma3" in str(fields.config.get("model_type")):
-        return found
+        return limit
     rope = next(
         (
             (name, block)
@@ -147,7 +147,7 @@ def _scaled(found: ContextLimit, fields: Fields, traits: Collection[str]) -> Con
         None,
     )
     if rope is None:
-        return found
+        return limit
     name, block = rope
     blocks = [one for one in block.values() if isinstance(one, Mapping)] or [block]
     if FIRST_LENGTH in traits:
@@ -155,7 +155,7 @@ def _scaled(found: ContextLimit, fields: Fields, traits: Collection[str]) -> Con
         kind = block.get("rope_type", block.get("type"))
         if "original_max_position_embeddings" in block or kind == "llama3":
             factor = 1.0
-        return _times(found, factor, name)
+        return _times(limit, factor, name)
     for one in blocks:
         kind = str(one.get("rope_type", one.get("type")))
         factor = _number(one.get("factor")) or 1.0
@@ -163,16 +163,16 @@ def _scaled(found: ContextLimit, fields: Fields, traits: Collection[str]) -> Con
         if kind == "yarn" and YARN_SCALES in traits and type(original) is int and original > 0:
             return _times(ContextLimit(original, f"{name} in config.json"), factor, "")
         if kind not in _SCALED and factor != 1.0:
-            found = _times(found, factor, name)
+            limit = _times(limit, factor, name)
             break
-    return found
+    return limit
 
 
-def _times(found: ContextLimit, factor: float, name: str) -> ContextLimit:
+def _times(limit: ContextLimit, factor: float, name: str) -> ContextLimit:
     if factor == 1.0:
-        return found
-    words = f"{found.source}, times {factor:g}" + (f" of {name}" if name else "")
-    return ContextLimit(max(1, int(found.tokens * factor)), words)
+        return limit
+    words = f"{limit.source}, times {factor:g}" + (f" of {name}" if name else "")
+    return ContextLimit(max(1, int(limit.tokens * factor)), words)
 
 
 def _number(value: object) -> float | None:

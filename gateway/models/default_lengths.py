@@ -155,12 +155,12 @@ OUTER: dict[str, dict[str, int]] = {
 
 
 def _by_type() -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    lengths_by_type: dict[str, dict[str, int]] = {}
     for field, lengths in _TYPES.items():
         for length, names in lengths.items():
             for name in names.split():
-                found.setdefault(name, {})[field] = length
-    return found
+                lengths_by_type.setdefault(name, {})[field] = length
+    return lengths_by_type
 
 
 DEFAULTS = _by_type()

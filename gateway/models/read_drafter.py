@@ -162,14 +162,14 @@ def _token_count(fields: Fields, name: str) -> int:
     return count
 
 
-def _numbers(own: Fields, inner: Fields) -> tuple[int, ...]:
+def _numbers(draft: Fields, inner: Fields) -> tuple[int, ...]:
     """Layers of the target whose outputs the drafter reads; empty: the engine chooses three."""
     for fields, name in (
-        (own, "aux_hidden_state_layer_ids"),
-        (own, "eagle_aux_hidden_state_layer_ids"),
+        (draft, "aux_hidden_state_layer_ids"),
+        (draft, "eagle_aux_hidden_state_layer_ids"),
         (inner, "eagle_aux_hidden_state_layer_ids"),
         (inner, "target_layer_ids"),
-        (own, "target_layer_ids"),
+        (draft, "target_layer_ids"),
     ):
         numbers = fields.config.get(name)
         if numbers is None:
@@ -183,7 +183,7 @@ def _numbers(own: Fields, inner: Fields) -> tuple[int, ...]:
 
 
 def _attention(
-    layer: Fields, own: Fields, inner: Fields, method: DraftMethod
+    layer: Fields, draft: Fields, inner: Fields, method: DraftMethod
 ) -> tuple[AttentionGroup, ...]:
     if method == "mtp":
         return ()  # reads the target's own cache (vllm/v1/spec_decode/gemma4.py)
@@ -219,7 +219,7 @@ def _attention(
         )
         if not window:
             raise layer.missing("sliding_window")
-    causal = _causal(own, inner, sliding == layers) if method in _BLOCKS else True
+    causal = _causal(draft, inner, sliding == layers) if method in _BLOCKS else True
     common = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "causal": causal}
     groups = (
         AttentionGroup(kind="full", layers=layers - sliding, **common),
@@ -228,18 +228,18 @@ def _attention(
     return tuple(group for group in groups if group.layers)
 
 
-def _causal(own: Fields, inner: Fields, all_slide: bool) -> bool:
+def _causal(draft: Fields, inner: Fields, all_slide: bool) -> bool:
     """Whether every layer is causal within its block.
 
     A single non-causal layer makes the engine require a backend that supports it in all layers.
     Source: dflash_has_any_non_causal in vllm/model_executor/models/qwen3_dflash.py, update_dflash
     in speculators/algos.py.
     """
-    for fields, name in ((own, "is_causal"), (inner, "causal")):
+    for fields, name in ((draft, "is_causal"), (inner, "causal")):
         if fields.config.get(name) is not None:
             return fields.flag(name)
-    if "sliding_window_non_causal" in own.config or "speculators_config" in own.config:
-        return own.config.get("sliding_window_non_causal") is False
+    if "sliding_window_non_causal" in draft.config or "speculators_config" in draft.config:
+        return draft.config.get("sliding_window_non_causal") is False
     return all_slide and not inner.flag("use_swa")
 
 
@@ -255,7 +255,7 @@ def _norm_count(method: DraftMethod, layers: int) -> int:
 
 def _shapes(
     layer: Fields,
-    own: Fields,
+    draft: Fields,
     method: DraftMethod,
     attention: tuple[AttentionGroup, ...],
     draft_vocab: int,
@@ -303,11 +303,11 @@ def _shapes(
     )
     add("fc", "replicated", hidden, inputs)
     if method == "dspark":
-        rank = own.integer("markov_rank", default=0, minimum=0)
+        rank = draft.integer("markov_rank", default=0, minimum=0)
         add("markov", "replicated", vocab + draft_vocab, rank)
     add("embed_tokens", "vocab", vocab, hidden)
     if method != "eagle":
         add("lm_head", "vocab", draft_vocab, hidden)
-    if draft_vocab < vocab or own.config.get("draft_vocab_size") is not None:
+    if draft_vocab < vocab or draft.config.get("draft_vocab_size") is not None:
         add("d2t", "replicated", draft_vocab, dtype="I64")
     return tuple(groups)

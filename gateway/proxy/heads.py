@@ -119,14 +119,14 @@ def answer_head(
     status: int,
     headers: Headers,
     length: bytes | None,
-    own: bytes,
+    server_lines: bytes,
     id_: bytes,
     *,
     accepts_chunked: bool,
     keep_alive: bool,
 ) -> AnswerHead:
     """Head of an answer for the client. `headers`: the engine's, limited to those passed on;
-    `length`: its content-length; `own`: the server's lines; `accepts_chunked`: the client
+    `length`: its content-length; `server_lines`: the server's; `accepts_chunked`: the client
     understands chunks."""
     forwarded_headers, events = passed(headers)
     framing, framed = b"", False
@@ -140,27 +140,29 @@ def answer_head(
         framing = b"transfer-encoding: chunked\r\n" if accepts_chunked else b""
     closes = b"" if keep_alive else b"connection: close\r\n"
     data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: engine\r\n%b\r\n" % (
-        STATUS_LINE[status], own, forwarded_headers, framing, id_, closes,
+        STATUS_LINE[status], server_lines, forwarded_headers, framing, id_, closes,
     )  # fmt: skip
     return AnswerHead(data, events, framed, keep_alive)
 
 
-def waiting_head(own: bytes, id_: bytes, *, accepts_chunked: bool, keep_alive: bool) -> AnswerHead:
-    """Head of an event stream that begins while its request waits. `own`: the server's lines."""
+def waiting_head(
+    server_lines: bytes, id_: bytes, *, accepts_chunked: bool, keep_alive: bool
+) -> AnswerHead:
+    """Head of an event stream that begins while its request waits."""
     keep_alive = keep_alive and accepts_chunked
     framing = b"transfer-encoding: chunked\r\n" if accepts_chunked else b""
     closes = b"" if keep_alive else b"connection: close\r\n"
     data = b"%b%b%b%bx-request-id: %b\r\nx-gateway-source: gateway\r\n%b\r\n" % (
-        STATUS_LINE[200], own, _EVENT_STREAM, framing, id_, closes,
+        STATUS_LINE[200], server_lines, _EVENT_STREAM, framing, id_, closes,
     )  # fmt: skip
     return AnswerHead(data, events=True, framed=accepts_chunked, keep_alive=keep_alive)
 
 
 def whole_answer(
-    status: int, forwarded_headers: bytes, own: bytes, id_: bytes, body: bytes
+    status: int, forwarded_headers: bytes, server_lines: bytes, id_: bytes, body: bytes
 ) -> bytes:
     """Head and body of an engine's answer on a connection that stays open. `forwarded_headers`:
     lines from `passed`."""
     return b"%b%b%bcontent-length: %d\r\nx-request-id: %b\r\nx-gateway-source: engine\r\n\r\n%b" % (
-        STATUS_LINE[status], own, forwarded_headers, len(body), id_, body,
+        STATUS_LINE[status], server_lines, forwarded_headers, len(body), id_, body,
     )  # fmt: skip

@@ -241,11 +241,11 @@ class IncomingRequest:
         """Resumes the client, because the engine took all of the received body."""
         self._note_upload(0)
 
-    def _note_upload(self, left: int) -> None:
-        """Takes note that all but `left` bytes of the received body are sent. `resume_upload`
+    def _note_upload(self, bytes_left: int) -> None:
+        """Takes note that all but `bytes_left` bytes of the received body are sent. `resume_upload`
         follows when many are left."""
-        if left > SMALL_BYTES:
-            self._count_body(left, pressed=True)
+        if bytes_left > SMALL_BYTES:
+            self._count_body(bytes_left, pressed=True)
             return
         self.release_body()
         self.connection.resume_upload()

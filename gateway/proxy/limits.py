@@ -60,9 +60,9 @@ PIPELINED = 16
 REFUSED = 64
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
-# The headers that the gateway reads. Headers in _ONCE decide about access or framing, so a second
-# header of the same name is refused.
-_ONCE = frozenset(
+# The headers that the gateway reads. Headers in _SINGLE_HEADERS decide about access or framing, so
+# a second header of the same name is refused.
+_SINGLE_HEADERS = frozenset(
     {
         b"host",
         b"authorization",
@@ -73,7 +73,7 @@ _ONCE = frozenset(
         b"expect",
     }
 )
-_READ = _ONCE | {
+_READ = _SINGLE_HEADERS | {
     b"accept",
     b"traceparent",
     b"tracestate",
@@ -120,7 +120,7 @@ def read_head(
     for name, value in headers:
         if name in _READ:
             if name in values:
-                if name in _ONCE:
+                if name in _SINGLE_HEADERS:
                     raise BadRequest(
                         f"The request has two {name.decode()} headers.", hint="Send only one."
                     )

@@ -33,7 +33,7 @@ class QueueWait:
         self.call = exchange.call
         self.avoid = avoid
         self._exchange = exchange
-        self._since = self._told = exchange.plane.loop.time()
+        self._since = self._commented_at = exchange.plane.loop.time()
         self._state = ""  # "ready" or "away", as at the last look; "" before the first
 
     def go(self, replica: RoutedReplica) -> None:
@@ -61,8 +61,8 @@ class QueueWait:
         if time - self._since >= (plane.limits.queue_timeout_s if ready else route.wait_s):
             why = f"this request has waited for {time - self._since:.0f} s"
             self.reject(plane.routes.refusal(route, why) if ready else route.not_ready())
-        elif self._streams and time - self._told >= plane.limits.waiting_comment_s > 0:
-            self._told = time
+        elif self._streams and time - self._commented_at >= plane.limits.waiting_comment_s > 0:
+            self._commented_at = time
             self._tell()
 
     @property

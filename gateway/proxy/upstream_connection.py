@@ -113,7 +113,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.lead = b""
         self.idle_since = 0.0
-        self._known: head_cache.KnownAnswerHead | None = None  # head of the previous answer
+        self._previous_head: head_cache.KnownAnswerHead | None = None  # head of the previous answer
         self._parser = httptools.HttpResponseParser(self)
         self._out: list[bytes] = []  # parts of the body from the current read
         self._bare = 0  # bytes since the last byte of the body
@@ -122,7 +122,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._first = False  # nothing of the answer has come yet
         self._chunk_ended = False  # the parser stands behind a chunk
         self._renames = False  # thoughts get another name
-        self._held = b""  # the last bytes of a read, which may begin the name of thoughts
+        self._partial_name = b""  # the last bytes of a read, which may begin the name of thoughts
         self._between = False  # chunks pass through unchanged, and the next byte begins a chunk
 
     def ask(
@@ -136,7 +136,7 @@ class UpstreamConnection(asyncio.Protocol):
         self.sent = self._bare = self._lines = 0
         self.over = self.sized = self.framed = self._between = self._chunk_ended = False
         self._first = self.active = True
-        self._held = b""
+        self._partial_name = b""
         self._renames = renames
         if len(body) < _JOIN_BYTES:
             self.transport.write(head + body)
@@ -192,14 +192,14 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self.active = True
         if self._renames:
-            data, self._held = thoughts.renamed(self._held + data)
+            data, self._partial_name = thoughts.renamed(self._partial_name + data)
         if self._between and self._is_chunk(data):
             exchange.client.write(data)
             return
         first, sent = self._first, self.sent
         if first:
             self._first = False
-            is_known = self._known
+            is_known = self._previous_head
             if (
                 is_known is not None
                 and exchange.keep_alive
@@ -223,7 +223,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
         if self.over:
             if first and self._reusable:
-                self._known = head_cache.remember_answer(
+                self._previous_head = head_cache.remember_answer(
                     data, exchange.status, self.headers, self.length, self.sent
                 )
             exchange.end(self, reusable=self._reusable)

@@ -53,7 +53,7 @@ class ModelsFileWatch:
         self._stamps = FileReader(partial(_stamp, path))
         self._contents = FileReader(partial(load, path))
         self._stable: FileStamp | None = None
-        self._seen = False
+        self._was_read = False
         self._problem = ""
         self._work = SupervisedTask(self._check, "the watch of the models file", file=str(path))
 
@@ -69,11 +69,11 @@ class ModelsFileWatch:
             return _RETRY_S
         if current == self._applied and self._problem != _INCOMPLETE:
             return _CHECK_S
-        if current != self._stable and self._seen:
+        if current != self._stable and self._was_read:
             # The author may still be writing the file.
             self._stable = current
             return _CHECK_S
-        self._stable, self._seen, problem = current, True, ""
+        self._stable, self._was_read, problem = current, True, ""
         try:
             if not await self._apply(await self._contents.result()):
                 problem = _INCOMPLETE

@@ -138,10 +138,10 @@ def restore_backup(
         _check_installation(data, draft, archive)
         counts = _sound(draft / _DATABASE, archive)
         confirm()
-        aside = _set_aside(data)
+        former_folder = _set_aside(data)
         for path in sorted(draft.iterdir()):
             path.rename(data / path.name)
-        return Restored(manifest.fitserve, manifest.made_at, *counts, aside)
+        return Restored(manifest.fitserve, manifest.made_at, *counts, former_folder)
     except OSError as error:
         raise StoreError(
             f"{data} cannot be written: {error.strerror or error}.",
@@ -343,11 +343,11 @@ def _set_aside(data: Path) -> Path | None:
     present = [data / name for name in _REPLACED if (data / name).exists()]
     if not present:
         return None
-    aside = data / f"before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    aside.mkdir(mode=0o700)
+    former_folder = data / f"before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    former_folder.mkdir(mode=0o700)
     for path in present:
-        path.rename(aside / path.name)
-    return aside
+        path.rename(former_folder / path.name)
+    return former_folder
 
 
 def _no_backup(archive: Path, why: str) -> BadRequest:

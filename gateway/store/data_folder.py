@@ -23,7 +23,7 @@ from gateway.logging import Logger
 
 log = Logger("fitserve.store")
 
-_OTHERS = 0o077
+_FOREIGN_ACCESS = 0o077
 _SHARED = ("models", "engines")
 
 
@@ -56,12 +56,12 @@ def close_data_folder(data: Path) -> None:
             f"All users of this machine share the folder {data}, so it cannot be the data folder.",
             hint="Set FITSERVE_DATA_DIR to a folder for the gateway alone.",
         )
-    if not mode & _OTHERS:
+    if not mode & _FOREIGN_ACCESS:
         return
     was = oct(stat.S_IMODE(mode))
     try:
         # The folder first, so that nobody else opens its files any more.
-        data.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+        data.chmod(stat.S_IMODE(mode) & ~_FOREIGN_ACCESS)
     except OSError as error:
         log.warning(
             "other users can open the data folder, and it could not be closed",
@@ -170,7 +170,7 @@ def _close(entry: os.DirEntry[str]) -> bool:
     """Close the entry to others. Whether it was open."""
     with contextlib.suppress(OSError):
         mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
-        if mode & _OTHERS:
-            os.chmod(entry.path, mode & ~_OTHERS)  # noqa: PTH101 - an entry of scandir is no Path
+        if mode & _FOREIGN_ACCESS:
+            os.chmod(entry.path, mode & ~_FOREIGN_ACCESS)  # noqa: PTH101 - an entry of scandir is no Path
             return True
     return False

@@ -263,10 +263,10 @@ class Database:
                 and (content := self._mirror.content()) is not None
             ):
                 self.connection.close()
-                aside = database_files.put_back(content, self.path)
+                damaged_path = database_files.put_back(content, self.path)
                 self._connect()
                 self._write_error = None
-                self._mirror.note_repair(aside)
+                self._mirror.note_repair(damaged_path)
 
     def check(self) -> None:
         """Test by an empty change whether writing works again. Raises StoreError."""

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 from typing import NamedTuple
 
-_BESIDE = ("-wal", "-shm")
+_JOURNALS = ("-wal", "-shm")
 
 
 class Stamp(NamedTuple):
@@ -30,11 +30,11 @@ def stamp(path: Path) -> Stamp:
     return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
 
-def difference(written: Stamp | None, found: Stamp) -> str | None:
+def difference(former: Stamp | None, present: Stamp) -> str | None:
     """The end or exchange of a file, in words; None: it is the same file."""
-    if found == Stamp():
+    if present == Stamp():
         return "the file is gone"
-    if written is not None and written[:2] != found[:2]:
+    if former is not None and former[:2] != present[:2]:
         return "another file is in its place"
     return None
 
@@ -63,7 +63,7 @@ def reader(
 
 def remove(path: Path) -> None:
     """Remove a database with its journals. Raises OSError."""
-    for ending in ("", *_BESIDE):
+    for ending in ("", *_JOURNALS):
         path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
@@ -80,15 +80,15 @@ def put_back(source: sqlite3.Connection, path: Path) -> Path:
     There is a file at `path` at every moment, because a gateway without one begins anew. Raises
     OSError, sqlite3.Error.
     """
-    fresh, aside = path.with_name(f"{path.name}.restored"), free_name(path)
-    remove(fresh)
-    write(source, fresh)
+    replacement, damaged_path = path.with_name(f"{path.name}.restored"), free_name(path)
+    remove(replacement)
+    write(source, replacement)
     with contextlib.suppress(FileNotFoundError):
-        os.link(path, aside)
+        os.link(path, damaged_path)
     # A journal of the damaged file would be applied to the new one.
-    move_journals(path, aside)
-    fresh.replace(path)
-    return aside
+    move_journals(path, damaged_path)
+    replacement.replace(path)
+    return damaged_path
 
 
 def free_name(path: Path) -> Path:
@@ -97,7 +97,7 @@ def free_name(path: Path) -> Path:
     return path.with_name(f"{path.name}.damaged-{moment}-{uuid.uuid4().hex[:4]}")
 
 
-def move_journals(path: Path, aside: Path) -> None:
-    for ending in _BESIDE:
+def move_journals(path: Path, target: Path) -> None:
+    for ending in _JOURNALS:
         with contextlib.suppress(FileNotFoundError):
-            path.with_name(path.name + ending).rename(aside.with_name(aside.name + ending))
+            path.with_name(path.name + ending).rename(target.with_name(target.name + ending))

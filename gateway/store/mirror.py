@@ -121,13 +121,13 @@ class Mirror:
             return None
         return self.connection
 
-    def note_repair(self, aside: Path) -> None:
+    def note_repair(self, damaged_path: Path) -> None:
         self.damage = None
         self._stamp = database_files.stamp(self.path)
         log.error(
             "the last good state of the database was put back",
             file=str(self.path),
-            damaged=str(aside),
+            damaged=str(damaged_path),
         )
 
     def close(self) -> None:

@@ -108,13 +108,13 @@ def _set_aside(path: Path, problem: str) -> Store:
     """The store of the mirror, else one in memory. The damaged file gets another name."""
     if (store := _from_mirror(path, problem)) is not None:
         return store
-    aside = database_files.free_name(path)
+    damaged_path = database_files.free_name(path)
     with contextlib.suppress(OSError):
-        path.rename(aside)
-        database_files.move_journals(path, aside)
+        path.rename(damaged_path)
+        database_files.move_journals(path, damaged_path)
         problem = (
-            f"{problem} and was set aside as {aside}; restore a backup, or restart to begin with"
-            " the running engines"
+            f"{problem} and was set aside as {damaged_path}; restore a backup, or restart to begin"
+            " with the running engines"
         )
     return _in_memory(path, problem)
 
@@ -127,14 +127,14 @@ def _from_mirror(path: Path, problem: str) -> Store | None:
     try:
         # The check of the mirror upgrades one of an older version.
         Database(path, copy=copy)
-        aside = database_files.put_back(copy, path)
+        damaged_path = database_files.put_back(copy, path)
         store = Store(path)
     except (StoreError, sqlite3.Error, OSError) as error:
         log.error("the mirror of the database cannot be used", error=str(error))  # noqa: TRY400
         return None
     finally:
         copy.close()
-    log.error("the database was replaced by its mirror", problem=problem, damaged=str(aside))
+    log.error("the database was replaced by its mirror", problem=problem, damaged=str(damaged_path))
     return store
 
 

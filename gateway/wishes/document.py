@@ -100,17 +100,17 @@ def read(text: str) -> Document:
     return Document(data, places, mistakes)
 
 
-def _values(node: yaml.Node, known: dict[int, int]) -> int:
+def _values(node: yaml.Node, counts: dict[int, int]) -> int:
     """The number of values in a node, aliases counted at each use; a cycle is too many."""
-    if (count := known.get(id(node))) is None:
-        known[id(node)] = _MOST_VALUES + 1
+    if (count := counts.get(id(node))) is None:
+        counts[id(node)] = _MOST_VALUES + 1
         inner = (
             [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)
             else node.value
         )
-        count = known[id(node)] = 1 + (
-            sum(_values(child, known) for child in inner)
+        count = counts[id(node)] = 1 + (
+            sum(_values(child, counts) for child in inner)
             if not isinstance(node, yaml.ScalarNode)
             else 0
         )

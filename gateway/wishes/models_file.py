@@ -26,8 +26,8 @@ from gateway.wishes.document import Document, Keys, Mistake, read
 from gateway.wishes.model_request import ModelRequest
 from gateway.wishes.references import References, Unresolved, texts
 
-_OWN = "x-"
-_SHOWN = 20
+_EXTENSION_PREFIX = "x-"
+_MOST_PROBLEMS = 20
 # Of its characters: reading YAML takes a second for some 200,000 of them.
 _LONGEST = 4 * 1024 * 1024
 # Fields that hold other fields.
@@ -71,8 +71,12 @@ def load(path: Path) -> ModelsFile:
                 mistakes += outcome
         mistakes += _of_names(document, wishes)
     if mistakes:
-        lines = [mistake.words(path) for mistake in sorted(mistakes)[:_SHOWN]]
-        rest_line = [f"... and {len(mistakes) - _SHOWN} more"] if len(mistakes) > _SHOWN else []
+        lines = [mistake.words(path) for mistake in sorted(mistakes)[:_MOST_PROBLEMS]]
+        rest_line = (
+            [f"... and {len(mistakes) - _MOST_PROBLEMS} more"]
+            if len(mistakes) > _MOST_PROBLEMS
+            else []
+        )
         raise BadRequest(
             "\n".join(
                 [
@@ -104,7 +108,7 @@ def schema() -> dict[str, Any]:
                 "additionalProperties": {"$ref": "#/$defs/Model"},
             }
         },
-        "patternProperties": {f"^{_OWN}": {}},
+        "patternProperties": {f"^{_EXTENSION_PREFIX}": {}},
         "additionalProperties": False,
         "$defs": {**shared, "Model": model_schema},
     }
@@ -135,7 +139,7 @@ def _of_the_top(document: Document) -> list[Mistake]:
     wrong = [
         Mistake(document.place((str(key),)), _unknown(str(key), {"models"}))
         for key in data or {}
-        if str(key) != "models" and not str(key).startswith(_OWN)
+        if str(key) != "models" and not str(key).startswith(_EXTENSION_PREFIX)
     ]
     models = (data or {}).get("models")
     if models is None:
@@ -265,8 +269,8 @@ def _of_names(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
     ]
 
 
-def _unknown(key: str, known: set[str]) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), sorted(known), 1)
+def _unknown(key: str, keys: set[str]) -> str:
+    near = difflib.get_close_matches(key.replace("-", "_"), sorted(keys), 1)
     return f"there is no key `{key}`" + (
-        f"; `{near[0]}` may be meant" if near else f"; known are {', '.join(sorted(known))}"
+        f"; `{near[0]}` may be meant" if near else f"; known are {', '.join(sorted(keys))}"
     )

@@ -9,7 +9,7 @@ from gateway.domain import Wish
 from gateway.errors import BadRequest
 
 # Fields that the gateway sets: commits come from the Hub.
-_KEPT = frozenset({"name", "commits"})
+_FIXED_FIELDS = frozenset({"name", "commits"})
 
 
 class Step(NamedTuple):
@@ -31,7 +31,7 @@ class Step(NamedTuple):
 
 
 def steps(
-    views: Iterable[Mapping[str, Any]], wanted: Mapping[str, Wish], prune: Collection[str] = ()
+    views: Iterable[Mapping[str, Any]], wishes: Mapping[str, Wish], prune: Collection[str] = ()
 ) -> list[Step]:
     """The steps that lead from `views` to the wishes of the file.
 
@@ -40,21 +40,21 @@ def steps(
     """
     wishes_now = {str(view["name"]): view["wish"] for view in views}
     changes_needed = [
-        Step("remove", name) for name in sorted(set(prune) & wishes_now.keys() - wanted.keys())
+        Step("remove", name) for name in sorted(set(prune) & wishes_now.keys() - wishes.keys())
     ]
     # A name that goes from one model to another is free before it is taken.
     owners = {
         any_name: name
-        for name, wish in wanted.items()
+        for name, wish in wishes.items()
         for any_name in (name, *wish.aliases, *wish.loras)
     }
-    for name in sorted(wanted.keys() & wishes_now.keys()):
+    for name in sorted(wishes.keys() & wishes_now.keys()):
         aliases = wishes_now[name].get("aliases", [])
         free_aliases = [alias for alias in aliases if owners.get(alias, name) == name]
         if free_aliases != aliases:
             changes_needed.append(Step("change", name, {"aliases": free_aliases}))
             wishes_now[name] = {**wishes_now[name], "aliases": free_aliases}
-    for name, wish in wanted.items():
+    for name, wish in wishes.items():
         new = wish.model_dump(mode="json")
         if name not in wishes_now:
             changes_needed.append(
@@ -71,7 +71,7 @@ def steps(
                 hint="Remove it first (`fitserve rm`).",
             )
         # Where the file pins no commit, the gateway goes on with those that it has.
-        kept_fields = _KEPT - ({"commits"} if wish.commits else set())
+        kept_fields = _FIXED_FIELDS - ({"commits"} if wish.commits else set())
         if body := patch(
             {key: value for key, value in wishes_now[name].items() if key not in kept_fields},
             {k: v for k, v in new.items() if k not in kept_fields},

@@ -91,8 +91,8 @@ def restore(
     finally:
         os.close(lock_fd)
     if as_json:
-        aside = str(restored.aside) if restored.aside else None
-        say(json.dumps({**restored._asdict(), "aside": aside, "data": str(data)}, indent=2))
+        former_folder = str(restored.aside) if restored.aside else None
+        say(json.dumps({**restored._asdict(), "aside": former_folder, "data": str(data)}, indent=2))
         return
     made_at = datetime.fromtimestamp(restored.made_at, tz=UTC).astimezone().strftime("%F %T")
     print_paragraph(

@@ -15,7 +15,7 @@ from gateway.cli.present import print_paragraph
 from gateway.cli.terminal import print_message, say
 from gateway.errors import NotReady
 
-_SHOWN = 50
+_RECENT_EVENTS = 50
 _RETRY_S = 2.0
 # The width of the time column.
 _INDENT = 21
@@ -28,7 +28,7 @@ def events(
     model: Annotated[str | None, typer.Option(help="Only events of this model.")] = None,
     last: Annotated[
         int, typer.Option("--last", "-n", min=1, max=1000, help="Number of past events.")
-    ] = _SHOWN,
+    ] = _RECENT_EVENTS,
     as_json: Json = False,
 ) -> None:
     """Print events of models, engines, GPUs and keys. Failures come with their proof. --json prints

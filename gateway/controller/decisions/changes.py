@@ -222,9 +222,9 @@ def diff_plans(old: Plan, new: Plan) -> tuple[Difference, ...]:
     """The differences between two plans, results included."""
     before, after = dict(_plan_facts(old)), dict(_plan_facts(new))
     return tuple(
-        Difference(what=what, old=before.get(what), new=after.get(what))
-        for what in dict.fromkeys((*before, *after))
-        if before.get(what) != after.get(what)
+        Difference(what=name, old=before.get(name), new=after.get(name))
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
     )
 
 

@@ -239,8 +239,10 @@ def _late_abilities(
     model: ReportedModel, before: ReportedReplica, attempt: Attempt, index: int, now: float
 ) -> Iterator[Event]:
     """The abilities that an engine has shown after it was ready, as some answers take long."""
-    known = next((one for one in before.attempts if one.id == attempt.id), attempt).abilities
-    if attempt.abilities is None or attempt.abilities == known:
+    earlier_abilities = next(
+        (one for one in before.attempts if one.id == attempt.id), attempt
+    ).abilities
+    if attempt.abilities is None or attempt.abilities == earlier_abilities:
         return
     name = model.wish.name
     yield Event(
@@ -476,8 +478,8 @@ def _earlier_replica(before: ReportedModel | None, replica: ReportedReplica) -> 
     return next(matches, ReportedReplica(replica.index))
 
 
-def _differences(found: Iterable[Any]) -> list[dict[str, Any]]:
-    return [{"what": one.what, "old": one.old, "new": one.new} for one in found]
+def _differences(changes: Iterable[Any]) -> list[dict[str, Any]]:
+    return [{"what": one.what, "old": one.old, "new": one.new} for one in changes]
 
 
 def _in_words(differences: Iterable[Mapping[str, Any]]) -> str:

@@ -59,7 +59,7 @@ class EventLog:
         self._table = store.events
         self._recent: deque[RecordedEvent] = deque(maxlen=_IN_MEMORY)
         self._waiting: deque[Iterable[Event]] = deque(maxlen=_MOST_WAITING)
-        self._told = asyncio.Event()
+        self._recorded_signal = asyncio.Event()
         self._more = asyncio.Event()
         self._failing = self._recording = self._ending = False
         self._writing: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class EventLog:
         The iterable is consumed later in a thread, so its inputs must not change.
         """
         self._waiting.append(events)
-        self._told.set()
+        self._recorded_signal.set()
 
     async def close(self) -> None:
         """Write the events that wait, if the disk takes them."""
@@ -144,15 +144,15 @@ class EventLog:
 
     async def _write(self) -> None:
         while True:
-            await self._told.wait()
-            self._told.clear()
+            await self._recorded_signal.wait()
+            self._recorded_signal.clear()
             # A cancellation must not interrupt the write: events taken from the queue would be
             # lost.
             self._present = asyncio.create_task(self._record())
-            written = await asyncio.shield(self._present)
-            await asyncio.sleep(_WRITE_S if written else _RETRY_S)
-            if not written:
-                self._told.set()
+            events = await asyncio.shield(self._present)
+            await asyncio.sleep(_WRITE_S if events else _RETRY_S)
+            if not events:
+                self._recorded_signal.set()
 
     async def _record(self) -> bool:
         batch = [*self._waiting]
@@ -186,16 +186,16 @@ class EventLog:
             self._recent.extend(added)
             self.newest = added[-1].event.id
 
-    def _add(self, taken: list[Iterable[Event]]) -> list[RecordedEvent]:
-        """Write events, in a thread. `taken` then holds the events made, for the next try. Raises
+    def _add(self, batches: list[Iterable[Event]]) -> list[RecordedEvent]:
+        """Write events, in a thread. `batches` then holds the events made, for the next try. Raises
         StoreError."""
-        for place, events in enumerate(taken):
+        for place, events in enumerate(batches):
             try:
-                taken[place] = [*events]
+                batches[place] = [*events]
             except Exception:
                 log.exception("an event could not be made")
-                taken[place] = ()
-        events_to_add = [event for events in taken for event in events]
+                batches[place] = ()
+        events_to_add = [event for events in batches for event in events]
         return _recorded(self._table.add(events_to_add, time.time())) if events_to_add else []
 
     def _wake(self) -> None:

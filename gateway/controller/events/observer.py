@@ -58,8 +58,8 @@ class Observer:
         self._gpus = gpus
         self._keys = keys
         self._settings = settings
-        self._told = ReportedStages()
-        self._seen: dict[str, tuple[Any, ...]] = {}
+        self._stages = ReportedStages()
+        self._reported: dict[str, tuple[Any, ...]] = {}
         self._now: dict[str, ReportedModel] = {}
         self._lost: Mapping[str, Any] = {}
         self._errors: dict[tuple[str, int], int] = {}
@@ -86,11 +86,11 @@ class Observer:
         event_ids = {number for number, _ in reported}
         for number, kind in reported:
             if (reached := stage_of(kind)) != "":
-                self._told.note(number, reached)
+                self._stages.note(number, reached)
         for name, model in self._models.items():
             for attempt in (past for replica in model.replicas for past in replica.attempts):
                 if attempt.id not in event_ids and attempt.started_at < since:
-                    self._told.note(attempt.id, stage(attempt, watched=True))
+                    self._stages.note(attempt.id, stage(attempt, watched=True))
             if models.get(name) == "model.added" or model.created_at < since:
                 self._now[name] = _report(model)
         now = time.time()
@@ -102,9 +102,9 @@ class Observer:
         self._known_keys = {key.grant.name: key for key in self._keys()}
         return [_event(now, "model.removed", f"{name} is removed.", model=name) for name in removed]
 
-    def start(self, gone: list[Event]) -> None:
+    def start(self, endings: list[Event]) -> None:
         """Start on the event loop, which all later calls use too."""
-        self._events.tell(gone)
+        self._events.tell(endings)
         about: dict[str, Any] = {
             "version": __version__,
             "workers": self._settings.workers,
@@ -148,16 +148,16 @@ class Observer:
             now = time.time()
             for name, model in self._models.items():
                 fingerprint = _fingerprint(model)
-                if fingerprint != self._seen.get(name):
-                    self._seen[name], before, self._now[name] = (
+                if fingerprint != self._reported.get(name):
+                    self._reported[name], before, self._now[name] = (
                         fingerprint,
                         self._now.get(name),
                         _report(model),
                     )
-                    self._events.tell(events_of_model(before, self._now[name], self._told, now))
+                    self._events.tell(events_of_model(before, self._now[name], self._stages, now))
             for name in [name for name in self._now if name not in self._models]:
-                self._seen.pop(name, None)
-                self._events.tell(events_of_model(self._now.pop(name), None, self._told, now))
+                self._reported.pop(name, None)
+                self._events.tell(events_of_model(self._now.pop(name), None, self._stages, now))
             self._look_at_gpus(now)
             self._look_at_keys(now)
         except Exception as error:
@@ -291,7 +291,7 @@ _OF_REPLICA = attrgetter("attempt", "status", "progress", "takes", "leaving")
 
 def _report(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
-    replicas = [_replica(replica, away=model.away) for replica in model.replicas]
+    replicas = [_replica(replica, absence=model.away) for replica in model.replicas]
     if model.trial is not None:
         replicas.append(_replica(model.trial, trial=True))
     return ReportedModel(
@@ -311,8 +311,8 @@ def _report(model: ManagedModel) -> ReportedModel:
     )
 
 
-def _replica(replica: ReplicaState, *, trial: bool = False, away: str = "") -> ReportedReplica:
-    leaving = ("trials", away) if away else None
+def _replica(replica: ReplicaState, *, trial: bool = False, absence: str = "") -> ReportedReplica:
+    leaving = ("trials", absence) if absence else None
     if replica.leaving is not None:
         leaving = replica.leaving.cause, replica.leaving.reason
     return ReportedReplica(

@@ -40,7 +40,7 @@ _WITHIN_S = 15.0
 _FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
 _GIVE_UP_S = 86400.0
 _LISTEN_S = 3600.0
-_GONE = 410
+_STATUS_GONE = 410
 
 
 class Webhook:
@@ -130,7 +130,7 @@ class Webhook:
                     log.info("a webhook accepts events again", receiver=self._receiver)
                 self._failures = 0
                 return True
-            if answer is not None and answer.status == _GONE:
+            if answer is not None and answer.status == _STATUS_GONE:
                 log.warning("a webhook wants no more events", receiver=self._receiver)
                 return False
             self._failures += 1

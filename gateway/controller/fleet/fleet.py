@@ -94,7 +94,7 @@ class Fleet:
         wish, claims = model.wish_of(requester), self.claims(requester)
         # A trial beside the serving engine takes nothing from others, as that would last for the
         # whole change.
-        aside = requester is model.trial and not instead
+        is_trial = requester is model.trial and not instead
         if instead:
             replaced = _promised(
                 (one for one in model.replicas if one.index == requester.index), {}
@@ -110,13 +110,13 @@ class Fleet:
             sharing = self.sharing(model, wish, requester)
             all_places = [
                 (name, one.index)
-                for name, other in self.models.items()
-                for one in reversed(other.replicas)
+                for name, neighbour in self.models.items()
+                for one in reversed(neighbour.replicas)
             ]
             if_asked = () if model.unsettled else tuple(self._eviction_offers(model, all_places))
             sharing = (
                 sharing._replace(offers=())
-                if aside
+                if is_trial
                 else sharing._replace(restored=_plan_to_restore(model, requester, sharing.cap))
             )
             return PlanningContext(
@@ -136,7 +136,7 @@ class Fleet:
         # A second copy may only evict others, not shrink them.
         offers = (
             tuple(one for one in sharing.offers if one.how != "surplus")
-            if model.serving and not aside
+            if model.serving and not is_trial
             else ()
         )
         sharing = sharing._replace(
@@ -428,17 +428,17 @@ class Fleet:
     def copy_failure(self, attempt: Attempt) -> Failure | None:
         """See `Engines.copy_failure` of the start gate."""
         model = self.models.get(attempt.model)
-        for other in (
+        for sibling in (
             one for replica in (model.replicas if model else ()) for one in replica.history
         ):
-            later = (other.ended_at or 0) > attempt.started_at
+            later = (sibling.ended_at or 0) > attempt.started_at
             if (
                 later
-                and other.failure
-                and not environmental(other.failure)
-                and shape(other.plan) == shape(attempt.plan)
+                and sibling.failure
+                and not environmental(sibling.failure)
+                and shape(sibling.plan) == shape(attempt.plan)
             ):
-                return other.failure
+                return sibling.failure
         return None
 
     def users(self) -> dict[str, list[str]]:
@@ -462,7 +462,7 @@ class Fleet:
             for model in self.models.values()
             if model.change is not None and not model.change.refused
         ]
-        owners = {name: other.name for other in wishes for name in names(other)}
+        owners = {name: owner.name for owner in wishes for name in names(owner)}
         wish_names = names(wish)
         if len(set(wish_names)) < len(wish_names):
             raise Conflict(
@@ -519,8 +519,10 @@ def _shared_bytes(shares: Sequence[Offer]) -> int:
 
     Each requester counted on the memory that is free beside its share, but that exists once.
     """
-    beside = [share.beside for share in shares]
-    return sum(max(share.gives.values()) for share in shares) + sum(beside) - max(beside)
+    beside_bytes = [share.beside for share in shares]
+    return (
+        sum(max(share.gives.values()) for share in shares) + sum(beside_bytes) - max(beside_bytes)
+    )
 
 
 def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:

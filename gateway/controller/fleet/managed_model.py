@@ -181,9 +181,9 @@ class ReplicaState:
         self.takes, self.intended = takes, intended
         return self.requested_copies != before
 
-    def receive(self, given: tuple[Offer, ...]) -> None:
+    def receive(self, offers: tuple[Offer, ...]) -> None:
         """Note that the offers have arrived. The offers are reserved until it is planned."""
-        self.blocked, self.takes, self.received_offers = None, (), given
+        self.blocked, self.takes, self.received_offers = None, (), offers
 
     def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
         """Note that there is no plan now, but a waiting request would get these offers.
@@ -375,10 +375,10 @@ class ManagedModel:
             default=self.created_at,
         )
 
-    def remember_answers(self, asked: InquiryResult) -> None:
+    def remember_answers(self, result: InquiryResult) -> None:
         """Remember the result of an inquiry."""
-        self.answers.update(asked.answers)
-        for engine, problem in asked.problems.items():
+        self.answers.update(result.answers)
+        for engine, problem in result.problems.items():
             self.inquiry_problems.setdefault(engine, (problem, time.monotonic()))
 
     @property

@@ -180,14 +180,14 @@ def _routed_replicas(
         for replica, instance in serving
         if replica.attempt is not None and instance.url and instance.name not in frozen
     ]
-    elsewhere = [
+    endpoints = [
         (endpoint.replica, endpoint.state == "ready")
         for endpoint in model.endpoints
         if endpoint.replica is not None
     ]
     # Ready endpoints are preferred. Endpoints that load on request are used where none is ready.
-    replicas += [replica for replica, ready in elsewhere if ready] or [
-        replica for replica, _ in elsewhere
+    replicas += [replica for replica, ready in endpoints if ready] or [
+        replica for replica, _ in endpoints
     ]
     return replicas, frozen
 

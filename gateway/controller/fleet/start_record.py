@@ -7,7 +7,7 @@ import asyncio
 from gateway.diagnosis.start_times import expected_start, measured_start
 from gateway.diagnosis.starts_elsewhere import start_elsewhere
 from gateway.domain import Attempt, Plan, StartConditions, StartTime
-from gateway.store.start_table import KEPT
+from gateway.store.start_table import MOST_STARTS
 from gateway.store.store import Store
 
 
@@ -22,10 +22,10 @@ class StartRecord:
     async def add(self, attempt: Attempt, conditions: StartConditions) -> None:
         """Note a start with measured phases. Raises StoreError."""
         start = measured_start(attempt, conditions)
-        self._starts = [*self._starts, start][-KEPT:]
+        self._starts = [*self._starts, start][-MOST_STARTS:]
         await asyncio.to_thread(self._table.add, start)
 
     def expected(self, plan: Plan, conditions: StartConditions) -> StartTime | None:
         """The expected time of a start, by starts on this machine or another; None: unknown."""
-        own = expected_start(plan, conditions, self._starts)
-        return own or start_elsewhere(plan, conditions)
+        estimate = expected_start(plan, conditions, self._starts)
+        return estimate or start_elsewhere(plan, conditions)

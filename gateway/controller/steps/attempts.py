@@ -91,10 +91,10 @@ class Attempts:
         log.info("ready", model=replica.model, replica=replica.index, plan=attempt.fingerprint)
 
     async def note_abilities(
-        self, replica: ReplicaState, attempt: Attempt, shown: Abilities
+        self, replica: ReplicaState, attempt: Attempt, abilities: Abilities
     ) -> None:
         """Record what a serving engine has shown. Raises StoreError."""
-        noted = attempt.evolve(abilities=shown)
+        noted = attempt.evolve(abilities=abilities)
         await asyncio.to_thread(self._store.save_attempt, noted)
         replica.attempt = noted
 

@@ -106,7 +106,7 @@ class ReplicaPlanner:
         take: Offer,
         requester: Collection[str],
         room: PlanningContext,
-        held: dict[str, int],
+        reserved_bytes: dict[str, int],
     ) -> Plan | None:
         """The running plan with less KV cache: the same engine on the same GPUs.
 
@@ -127,7 +127,9 @@ class ReplicaPlanner:
         request = _request(model, room, room.sharing._replace(cap=cap, offers=(), home=plan.gpus))
         planned = await self._planner.plan(
             replace(
-                request, wish=room.wish.evolve(**fixed_choices), running=RunningPlan(plan, held)
+                request,
+                wish=room.wish.evolve(**fixed_choices),
+                running=RunningPlan(plan, reserved_bytes),
             )
         )
         if planned.plan is None or planned.plan.cap != cap:

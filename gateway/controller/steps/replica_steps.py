@@ -278,8 +278,8 @@ class ReplicaSteps:
                 await self._performed(name, attempts.publish(replica, attempt))
                 replica.status = Rest("ready")
                 return False
-            case reconcile.NoteAbilities(attempt, shown):
-                await self._performed(name, attempts.note_abilities(replica, attempt, shown))
+            case reconcile.NoteAbilities(attempt, abilities):
+                await self._performed(name, attempts.note_abilities(replica, attempt, abilities))
             case reconcile.Fail(attempt, failure):
                 await self._performed(name, attempts.fail(replica, attempt, failure))
             case reconcile.Retire(attempt):

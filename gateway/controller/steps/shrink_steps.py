@@ -33,7 +33,7 @@ class ShrinkSteps:
         take: Offer,
         requester: Collection[str],
         room: CurrentContext,
-        held: Callable[[ManagedModel, ReplicaState], dict[str, int]],
+        reserved_bytes: Callable[[ManagedModel, ReplicaState], dict[str, int]],
     ) -> None:
         """Restart a replica with less KV cache, after its requests are answered.
 
@@ -46,7 +46,7 @@ class ShrinkSteps:
         try:
             async with self._replica_planner.planning:
                 new = await self._replica_planner.smaller(
-                    model, old, take, requester, room(), held(model, replica)
+                    model, old, take, requester, room(), reserved_bytes(model, replica)
                 )
             if new is None or new.memory.promised_bytes > take.keeps:
                 raise NoPlan("no smaller plan was found")

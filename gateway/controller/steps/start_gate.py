@@ -103,8 +103,8 @@ class StartGate:
         # Engines that run since before the gateway's start disturb nobody by being seen.
         before = before if self._seen_once else self._holders
         self._seen_once = True
-        for instance, how in disturbances(before.values(), self._holders.values()):
-            self._disturbed[instance] = now, how
+        for instance, disturbance in disturbances(before.values(), self._holders.values()):
+            self._disturbed[instance] = now, disturbance
         self._readings = {
             name: read
             for name, read in self._readings.items()
@@ -135,8 +135,8 @@ class StartGate:
     def disturbance(self, attempt: Attempt) -> str:
         """A neighbour's disturbance during the start, or just before now for a serving engine; ""
         if none."""
-        at, how = self._disturbed.get(attempt.instance_name, (0.0, ""))
-        return how if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
+        at, words = self._disturbed.get(attempt.instance_name, (0.0, ""))
+        return words if attempt.state == "starting" or time.monotonic() - at < _ECHO_S else ""
 
     async def turn(
         self, attempt: Attempt, report: Callable[[str], None], *, sizes: bool = False
@@ -154,11 +154,11 @@ class StartGate:
             self._waiting[start.instance] = start
             if not self._seen_once:
                 await self._looked.wait()
-            while (held := self._blocked_by(start)) is not None or not await self._quiet(
+            while (blocked := self._blocked_by(start)) is not None or not await self._quiet(
                 attempt, start, report
             ):
-                if held is not None:
-                    report(await self._words(held))
+                if blocked is not None:
+                    report(await self._words(blocked))
                     await self._looked.wait()
                 if (met := self._engines.copy_failure(attempt)) is not None:
                     message = f"Another copy with this plan failed first: {met.message}"
@@ -271,13 +271,13 @@ class StartGate:
             start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s
         )
 
-    async def _words(self, held: Blocked) -> str:
-        if held.gpu is None:
-            return f"waits for {held.model}, which {held.activity}"
-        if held.gpu not in self._numbers:  # each reading of the machine takes part of a second
+    async def _words(self, blocked: Blocked) -> str:
+        if blocked.gpu is None:
+            return f"waits for {blocked.model}, which {blocked.activity}"
+        if blocked.gpu not in self._numbers:  # each reading of the machine takes part of a second
             self._numbers |= {gpu.uuid: str(gpu.index) for gpu in (await self._hardware()).gpus}
-        number = self._numbers.get(held.gpu, held.gpu)
-        return f"waits for {held.model} on GPU {number}, which {held.activity}"
+        number = self._numbers.get(blocked.gpu, blocked.gpu)
+        return f"waits for {blocked.model} on GPU {number}, which {blocked.activity}"
 
 
 def _keep_since(one: PlacedEngine, before: PlacedEngine | None) -> PlacedEngine:

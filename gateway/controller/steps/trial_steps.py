@@ -11,9 +11,11 @@ from gateway.domain import Failure, Plan
 from gateway.domain.running import TRIAL_GENERATION
 from gateway.proxy.routing.drains import Drains
 
-_AWAY = "Other plans of the model are measured in its place. The model returns by this plan."
+_TRIAL_REASON = (
+    "Other plans of the model are measured in its place. The model returns by this plan."
+)
 _ENDED_FOR_TRIALS = Failure(
-    kind="ended_for_trials", phase="serving", message=_AWAY, proves="nothing"
+    kind="ended_for_trials", phase="serving", message=_TRIAL_REASON, proves="nothing"
 )
 
 
@@ -43,7 +45,7 @@ class TrialSteps:
 
         The next gateway brings them back too. Raises StoreError.
         """
-        model.away = _AWAY
+        model.away = _TRIAL_REASON
         for replica in model.replicas:
             replica.unrouted_at = time.monotonic()
         self._wake()

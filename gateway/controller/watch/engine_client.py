@@ -33,7 +33,7 @@ SMALL_BYTES = 64 * 1024
 LARGE_BYTES = 4 * 1024 * 1024
 # Decoding up to this size takes less time than handing it to a thread.
 _AT_ONCE_BYTES = 16 * 1024
-_SHOWN = 200
+_EXCERPT_CHARACTERS = 200
 _tls_context = functools.cache(ssl.create_default_context)
 
 
@@ -52,7 +52,7 @@ class EngineResponse:
     @property
     def words(self) -> str:
         """The beginning of the body, cleaned for display."""
-        text = clean(self.body[:_SHOWN].replace(b"\r", b" ").replace(b"\n", b" "))
+        text = clean(self.body[:_EXCERPT_CHARACTERS].replace(b"\r", b" ").replace(b"\n", b" "))
         return "".join(char if char.isprintable() else " " for char in text)
 
     async def read(self, kind: type[T]) -> T:
@@ -61,7 +61,9 @@ class EngineResponse:
         try:
             return decode() if len(self.body) <= _AT_ONCE_BYTES else await asyncio.to_thread(decode)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise NoAnswerError(f"gives an unexpected answer ({str(error)[:_SHOWN]})") from None
+            raise NoAnswerError(
+                f"gives an unexpected answer ({str(error)[:_EXCERPT_CHARACTERS]})"
+            ) from None
 
 
 class EngineClient:
@@ -154,7 +156,7 @@ class _HttpCall(asyncio.Protocol):
     ) -> None:
         self.answer = answer
         self._request = request
-        self._left = most_bytes
+        self._bytes_left = most_bytes
         self._most = most_bytes
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -178,8 +180,8 @@ class _HttpCall(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         # All bytes count: head, body, and framing.
-        self._left -= len(data)
-        if self._left < 0:
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0:
             self._refuse(f"answers with more than {self._most} bytes")
         if self.answer.done():
             return

@@ -126,7 +126,7 @@ class _Sleep(msgspec.Struct):
 
 
 class _Refuted(Exception):
-    def __init__(self, kind: str, message: str, line: str | None = None, **known: Any) -> None:
+    def __init__(self, kind: str, message: str, line: str | None = None, **culprit: Any) -> None:
         super().__init__(message)
         advice = "Another engine version or a plan without special kernels may do better."
         self.failure = Failure(
@@ -134,7 +134,7 @@ class _Refuted(Exception):
             phase="verifying",
             message=message,
             line=line,
-            **{"advice": advice, **known},
+            **{"advice": advice, **culprit},
         )
 
 

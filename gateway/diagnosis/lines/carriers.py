@@ -31,19 +31,19 @@ class Carriers:
 
     def __init__(self) -> None:
         self._prefixes: dict[str, None] = {}
-        self._known: re.Pattern[str] | None = None
+        self._pattern: re.Pattern[str] | None = None
 
     def parse(self, text: str) -> LogLine:
         """The parsed line. Its prefix without the time counts as the name of a process."""
-        carried = self._known.match(text) if self._known is not None else None
+        carried = self._pattern.match(text) if self._pattern is not None else None
         if carried is None:
             line = parse(text)
             begins = (
                 line.header or line.process or FRAME.match(line.text) or TRACEBACK.match(line.text)
             )
-            if begins or not _TELLS.search(text) or not self._learn(text) or self._known is None:
+            if begins or not _TELLS.search(text) or not self._learn(text) or self._pattern is None:
                 return line
-            carried = self._known.match(text)
+            carried = self._pattern.match(text)
             if carried is None:
                 return line
         line = parse(text[carried.end() :])
@@ -55,5 +55,5 @@ class Carriers:
             return False
         parts = (re.escape(part) for part in _DIGITS.split(match["carrier"]))
         self._prefixes[r"\d+".join(parts)] = None
-        self._known = re.compile("|".join(sorted(self._prefixes, key=len, reverse=True)))
+        self._pattern = re.compile("|".join(sorted(self._prefixes, key=len, reverse=True)))
         return True

@@ -83,7 +83,7 @@ _PREFIX = re.compile(
     r"|\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[^\]]{0,80}\] ?)?"
 )
 _MOST_CARRIERS = 6
-_OTHERS = {
+_OTHER_LEVELS = {
     "I": "INFO",
     "W": "WARNING",
     "E": "ERROR",
@@ -91,7 +91,7 @@ _OTHERS = {
     "WARN": "WARNING",
     "TRACE": "DEBUG",
 }
-_OTHERS |= {level: level for level in ("DEBUG", "INFO", "ERROR")}
+_OTHER_LEVELS |= {level: level for level in ("DEBUG", "INFO", "ERROR")}
 _QUIET = ("DEBUG", "INFO", "WARNING")
 
 
@@ -158,7 +158,7 @@ def parse(text: str) -> LogLine:
         or match["logging"]
         or match["named"]
         or match["inner"]
-        or _OTHERS.get(match["glog"] or match["rust"] or "")
+        or _OTHER_LEVELS.get(match["glog"] or match["rust"] or "")
     )
     process = match["process"].strip() or (match["rank"] or "").strip()
     message = text[match.end() :]

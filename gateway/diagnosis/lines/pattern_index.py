@@ -19,7 +19,7 @@ _QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<least>\d*),?\d*\})[?+]?")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP = re.compile(r"\((?:\?(?:P<\w+>|[a-z]*:)|(?!\?))")
 # Lookarounds, references to groups and flags.
-_ASIDE = re.compile(r"\(\?(?:[=!]|<[=!]|P=\w+|[a-z]+(?=\)))")
+_ZERO_WIDTH = re.compile(r"\(\?(?:[=!]|<[=!]|P=\w+|[a-z]+(?=\)))")
 
 
 class PatternIndex:
@@ -179,8 +179,8 @@ def _atom(pattern: str, at: int) -> tuple[str, list[str], int]:
         return ("" if escaped.isalnum() else escaped.lower()), [], at + 2
     if pattern[at] == "[" and (one := _CLASS.match(pattern, at)):
         return "", [], one.end()
-    aside = _ASIDE.match(pattern, at)
-    if group := aside or _GROUP.match(pattern, at):
+    zero_width = _ZERO_WIDTH.match(pattern, at)
+    if group := zero_width or _GROUP.match(pattern, at):
         texts, end = _alternatives(pattern, group.end())
-        return "", ([] if aside else texts), end + 1
+        return "", ([] if zero_width else texts), end + 1
     return ("" if pattern[at] in ".^$" else pattern[at].lower()), [], at + 1

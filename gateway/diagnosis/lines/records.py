@@ -14,7 +14,7 @@ _RECORD = re.compile(
 )
 _LOGFMT = re.compile(rb" msg=\"" + _TEXT)
 # A message of the carrier itself.
-_OWN = re.compile(rb" err(?:or)?=")
+_ERROR_FIELD = re.compile(rb" err(?:or)?=")
 _ESCAPED = re.compile(r"\\(?:u(?P<u>[0-9a-fA-F]{4})|x(?P<x>[0-9a-fA-F]{2})|(?P<one>.))")
 _ONE = {"n": "\n", "t": "\t", "r": "", "b": "", "f": ""}
 
@@ -26,7 +26,7 @@ def carried_lines(raw: bytes) -> Sequence[bytes]:
     if raw.startswith(b"{"):
         match = _JSON.search(raw) if _RECORD.search(raw) else None
     else:
-        match = None if _OWN.search(raw) else _LOGFMT.search(raw)
+        match = None if _ERROR_FIELD.search(raw) else _LOGFMT.search(raw)
     if match is None:
         return (raw,)
     text = _ESCAPED.sub(_character, match["text"].decode("utf-8", "replace"))

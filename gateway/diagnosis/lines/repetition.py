@@ -11,7 +11,7 @@ _MOST = 4096
 # Copies that are read after all once another line follows: what stands before it may belong to it.
 _BEFORE = 16
 # Numbers, and the identifiers of requests, are no difference.
-_SAME = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
+_DIGITS_EQUAL = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 
 NumberedLine = tuple[int, bytes]
 
@@ -25,12 +25,12 @@ class Repetition:
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
         self._read: set[bytes] = set()
-        self._kept: deque[NumberedLine] = deque(maxlen=_BEFORE)
+        self._recent_lines: deque[NumberedLine] = deque(maxlen=_BEFORE)
 
     def admit(self, number: int, raw: bytes) -> tuple[NumberedLine, ...]:
         """The lines to read now: the line itself, after the last copies that were kept back;
         none if it is kept back."""
-        form = raw.translate(_SAME)
+        form = raw.translate(_DIGITS_EQUAL)
         count = self._counts.get(form, 0)
         if count < _OFTEN:
             if len(self._counts) >= _MOST:
@@ -38,12 +38,12 @@ class Repetition:
             self._counts[form] = count + 1
             self._read.clear()
         elif form in self._read:
-            self._kept.append((number, raw))
+            self._recent_lines.append((number, raw))
             return ()
         else:
             self._read.add(form)
-        if not self._kept:
+        if not self._recent_lines:
             return ((number, raw),)
-        several = (*self._kept, (number, raw))
-        self._kept.clear()
+        several = (*self._recent_lines, (number, raw))
+        self._recent_lines.clear()
         return several

@@ -22,7 +22,7 @@ from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, Timed
 
 _SHORT, _LONG = 2048, 32768
 # Tokens of an answer alone: the first comes with the prompt, the others show the pace.
-_ALONE = 65
+_SINGLE_TOKENS = 65
 _TRIES = 3
 _WARM_UP, _WARM_UP_TOKENS = 8, 16
 # Time limit of one answer: a slow engine with hundreds of requests needs minutes.
@@ -66,7 +66,7 @@ class LoadTest:
             ]
         )
         self.report("one request alone")
-        single_tokens = max(2, min(_ALONE, self.context // 2))
+        single_tokens = max(2, min(_SINGLE_TOKENS, self.context // 2))
         single_answers = await self._measure_alone(
             min(_SHORT, self.context - single_tokens), single_tokens, seconds
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from itertools import product
 
-_WHO = ("The baker", "A neighbour", "My sister", "The engineer", "Our teacher", "The captain")
+_SUBJECTS = ("The baker", "A neighbour", "My sister", "The engineer", "Our teacher", "The captain")
 _DOES = ("repairs", "describes", "sells", "paints", "measures", "forgets", "carries", "explains")
 _THINGS = (
     *("an old clock", "the narrow bridge", "a basket of apples", "the plan of the house"),
     *("a letter from Lisbon", "the broken engine", "three blue chairs", "the map of the coast"),
 )
-_WHEN = ("before the rain begins", "on a quiet evening", "while the others sleep", "every spring")
-_SENTENCES = tuple(f"{' '.join(parts)}." for parts in product(_WHO, _DOES, _THINGS, _WHEN))
+_TIMES = ("before the rain begins", "on a quiet evening", "while the others sleep", "every spring")
+_SENTENCES = tuple(f"{' '.join(parts)}." for parts in product(_SUBJECTS, _DOES, _THINGS, _TIMES))
 
 
 def text_prompt(characters: int) -> str:

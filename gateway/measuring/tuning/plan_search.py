@@ -92,7 +92,7 @@ class PlanSearch:
         self._served_worth = 0.0
         self._text = False
         """Prompts are sentences, as random tokens say nothing about drafted ones."""
-        self._seen: set[str] = set()
+        self._shapes_tried: set[str] = set()
         """The starts of all plans that were tried."""
         self._trial_s = 0.0
         """The longest time of a start with its measurement."""
@@ -175,7 +175,7 @@ class PlanSearch:
             self._say("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
             self._report = self._report.evolve(offline=True)
-        self._seen.add(_start(served))
+        self._shapes_tried.add(_start(served))
         await self._compare_defaults(best)
         return await self._climb(best)
 
@@ -184,7 +184,7 @@ class PlanSearch:
         for candidate in engine_defaults(served):
             plan = await self._plan(candidate)
             if plan is not None:
-                self._seen.add(_start(plan))
+                self._shapes_tried.add(_start(plan))
                 if _start(plan) != _start(served.plan) and self._has_time():
                     await self._try(candidate.change, candidate.reason, plan)
                 return
@@ -197,13 +197,13 @@ class PlanSearch:
         candidates = iter((*forecast, *neighbours(best), *other_engine_plans))
         while (candidate := next(candidates, None)) is not None:
             plan = await self._plan(candidate)
-            if plan is None or _start(plan) in self._seen:
+            if plan is None or _start(plan) in self._shapes_tried:
                 continue
             if not (keeps_quality(plan, first) and may_win(plan, best)):
                 continue
             if not self._has_time():
                 return "the time is over"
-            self._seen.add(_start(plan))
+            self._shapes_tried.add(_start(plan))
             worth = await self._try(candidate.change, candidate.reason, plan)
             if worth is not None and worth > _GAIN * self._best_worth():
                 self._take(candidate)
@@ -249,7 +249,7 @@ class PlanSearch:
         preview = self._tools.plan_preview
         try:
             result = await preview.plan_trial(self._model, candidate.wish, beside=False)
-            beside = (
+            placed_result = (
                 result
                 if self._options.offline
                 else await preview.plan_trial(self._model, candidate.wish, beside=True)
@@ -257,7 +257,7 @@ class PlanSearch:
         except FitserveError as error:
             log.info("a candidate was refused", change=candidate.change, reason=str(error))
             return None
-        plan = beside.plan
+        plan = placed_result.plan
         if plan is None or result.plan is None or not is_as_good(plan, result.plan):
             return None
         return plan

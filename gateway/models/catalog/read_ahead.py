@@ -42,8 +42,8 @@ def weights_read(folder: Path, prefix: str, load_format: str) -> list[Path]:
     except BadModel:  # the engine says so too
         return []
     if prefix and load_format in ("", "auto"):
-        own = [name for name in files.names if name.startswith(prefix)]
-        names = [name for name in own if name.endswith(".safetensors")] or names
+        folder_names = [name for name in files.names if name.startswith(prefix)]
+        names = [name for name in folder_names if name.endswith(".safetensors")] or names
     return [folder / name for name in sorted(names)]
 
 

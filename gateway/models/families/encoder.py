@@ -90,11 +90,11 @@ def modern_bert(fields: Fields, _: str, __: str, traits: Collection[str]) -> Blu
         for part in names
     ]
     period = fields.integer("global_attn_every_n_layers", default=3)
-    everywhere = len(range(0, len(numbers), period))
+    full_layers = len(range(0, len(numbers), period))
     window = fields.integer("local_attention", default=128)
-    groups = [_group(everywhere, hidden, heads)]
-    if len(numbers) > everywhere:
-        groups.append(_group(len(numbers) - everywhere, hidden, heads, window))
+    groups = [_group(full_layers, hidden, heads)]
+    if len(numbers) > full_layers:
+        groups.append(_group(len(numbers) - full_layers, hidden, heads, window))
     return Blueprint(tuple(linears), tuple(groups), tuple(parameters))
 
 

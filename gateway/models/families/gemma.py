@@ -98,12 +98,12 @@ class _Heads(FrozenRecord, frozen=True):
     head_dim: int
     window: int | None
 
-    def group(self, own: Sequence[int]) -> AttentionGroup:
+    def group(self, layers: Sequence[int]) -> AttentionGroup:
         """The attention group of the layers with their own keys and values."""
         return AttentionGroup(
             kind=self.kind,
-            layers=len(own),
-            numbers=tuple(own),
+            layers=len(layers),
+            numbers=tuple(layers),
             heads=self.heads,
             kv_heads=self.kv_heads,
             head_dim=self.head_dim,
@@ -176,18 +176,18 @@ def _full_heads(fields: Fields, full: Sequence[int]) -> tuple[int, int]:
 
 
 def _projections(
-    heads: _Heads, hidden: int, path: str, own: Sequence[int], *, bias: bool
+    heads: _Heads, hidden: int, path: str, layers: Sequence[int], *, bias: bool
 ) -> list[Built]:
-    """The projections: layers in `own` project keys and values, the rest queries only."""
+    """The projections: layers in `layers` project keys and values, the rest queries only."""
     query, key = heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim
-    reading = sorted(set(heads.numbers) - set(own))
+    reading = sorted(set(heads.numbers) - set(layers))
     built = [Built(f"{path}.o_proj", heads.numbers, query, (hidden,), "row", bias=bias)]
-    if own:
+    if layers:
         parts, modules = (query, key, key), ("q_proj", "k_proj", "v_proj")
         built.append(
             Built(
                 f"{path}.qkv_proj",
-                own,
+                layers,
                 hidden,
                 parts,
                 "qkv",

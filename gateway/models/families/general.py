@@ -122,7 +122,7 @@ class Text(NamedTuple):
 def text_of(top: Fields) -> Text:
     """The config of the text model, completed by fields of the outer config."""
     config, nested = dict(top.config), False
-    alone: Mapping[str, Any] = top.config
+    text_fields: Mapping[str, Any] = top.config
     for _ in range(2):  # thinker_config.text_config
         inner = next(
             (
@@ -135,11 +135,11 @@ def text_of(top: Fields) -> Text:
         if inner is None:
             break
         plain = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
-        config, nested, alone = {**plain, **config, **inner}, True, inner
+        config, nested, text_fields = {**plain, **config, **inner}, True, inner
         for name in _TEXT:
             if name not in inner:
                 config.pop(name, None)
-    return Text(Fields(config, top.source), nested, alone)
+    return Text(Fields(config, top.source), nested, text_fields)
 
 
 def decoder(fields: Fields, path: str) -> Blueprint:
@@ -692,13 +692,13 @@ def _mlps(
         return built, 0
     count, width = _size(fields, _COUNT), _size(fields, _EXPERT_WIDTH)
     built.append(router(f"{path}.gate", sparse, hidden, count))
-    made = experts(path, sparse, hidden, width, count)
+    mlp_experts = experts(path, sparse, hidden, width, count)
     built += (
-        made
+        mlp_experts
         if gated
         else [
-            Built(made[0].name, sparse, hidden, (width,), "expert_column", experts=count),
-            made[1],
+            Built(mlp_experts[0].name, sparse, hidden, (width,), "expert_column", experts=count),
+            mlp_experts[1],
         ]
     )
     shared_width = _size(fields, _SHARED_WIDTH, default=0)

@@ -64,13 +64,13 @@ class _Config:
         for alias, name in structure["aliases"].items():
             self._aliases.setdefault(name, []).append(alias)
         self._config = config
-        self._known: dict[str, Any] = {}
+        self._values: dict[str, Any] = {}
 
     def field(self, name: str) -> Any:
         """The value of a field; None where neither config nor engine has one."""
-        if name not in self._known:
-            self._known[name] = self._read(name)
-        return self._known[name]
+        if name not in self._values:
+            self._values[name] = self._read(name)
+        return self._values[name]
 
     def _read(self, name: str) -> Any:
         stated = [self._stated(spelling) for spelling in (name, *self._aliases.get(name, ()))]

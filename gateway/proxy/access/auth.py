@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BadRequest, Forbidden, Unauthorized
 from gateway.keys import SCOPES, Scope, digest_of
 from gateway.proxy.access.failed_logins import FailedLogins
-from gateway.proxy.access.origins import ANY, Origins
+from gateway.proxy.access.origins import EVERY_ORIGIN, Origins
 from gateway.secret import Secret
 
 if TYPE_CHECKING:
@@ -174,7 +174,9 @@ class Keys:
     def _is_welcome(self, origin: bytes | None, need: Scope) -> bool:
         """Whether pages of that origin may call without a key. Pages of all origins (`*`) may not
         start programs here."""
-        return self._origins.names(origin) or (need == "inference" and ANY in self._origins.named)
+        return self._origins.names(origin) or (
+            need == "inference" and EVERY_ORIGIN in self._origins.named
+        )
 
     def check(self, authorization: bytes | None, need: Scope, address: str = "") -> Key:
         """The caller with this header. Raises Unauthorized without a valid key, Forbidden for a key

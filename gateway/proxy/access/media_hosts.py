@@ -40,9 +40,9 @@ class MediaHosts:
     def __init__(self, allowed: Collection[str]) -> None:
         self._patterns = tuple(pattern.lower() for pattern in allowed if pattern != PUBLIC)
         self._has_public = PUBLIC in allowed
-        self._known: dict[str, tuple[float, bool]] = {}
+        self._verdicts: dict[str, tuple[float, bool]] = {}
         """By name, the end of the answer's validity and the answer; the oldest first."""
-        self._asked: dict[str, asyncio.Future[bool]] = {}
+        self._lookups: dict[str, asyncio.Future[bool]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
     def verdict(self, host: str, now: float) -> bool | None:
@@ -59,7 +59,7 @@ class MediaHosts:
         labels = host.rstrip(".").split(".")
         if not _NAME.fullmatch(host) or _NUMERIC.fullmatch(labels[-1]) or len(labels) < 2:
             return False
-        until, answer = self._known.get(host, (0.0, False))
+        until, answer = self._verdicts.get(host, (0.0, False))
         return answer if until > now else None
 
     def unknown(self, body: bytes | bytearray) -> list[str]:
@@ -83,14 +83,14 @@ class MediaHosts:
     async def _resolve(self, host: str) -> bool:
         """Whether all addresses of a name are public. Raises Busy."""
         host, loop = host.lower(), asyncio.get_running_loop()
-        if host not in self._asked:
-            if len(self._asked) >= _MOST_WAITING:
+        if host not in self._lookups:
+            if len(self._lookups) >= _MOST_WAITING:
                 raise Busy(
                     "Too many names of media hosts are being resolved.",
                     hint="Try again in a few seconds, or send the media as data: URLs.",
                 )
-            self._asked[host] = loop.create_task(self._ask(host))
-        return await asyncio.shield(self._asked[host])
+            self._lookups[host] = loop.create_task(self._ask(host))
+        return await asyncio.shield(self._lookups[host])
 
     async def _ask(self, host: str) -> bool:
         loop = asyncio.get_running_loop()
@@ -103,11 +103,11 @@ class MediaHosts:
         except (OSError, UnicodeError, TimeoutError):
             answer = False
         finally:
-            del self._asked[host]
-        self._known.pop(host, None)
-        while len(self._known) >= _MOST_KEPT:
-            del self._known[next(iter(self._known))]
-        self._known[host] = (loop.time() + _KEPT_S, answer)
+            del self._lookups[host]
+        self._verdicts.pop(host, None)
+        while len(self._verdicts) >= _MOST_KEPT:
+            del self._verdicts[next(iter(self._verdicts))]
+        self._verdicts[host] = (loop.time() + _KEPT_S, answer)
         return answer
 
 

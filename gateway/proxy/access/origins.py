@@ -25,7 +25,7 @@ EXPOSED = (
     ),
 )
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
-ANY = "*"
+EVERY_ORIGIN = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +36,14 @@ class Origins:
 
     def names(self, origin: bytes | None) -> bool:
         """Whether exactly this origin is named; "*" does not count."""
-        return origin is not None and origin.decode("latin-1") in self.named - {ANY}
+        return origin is not None and origin.decode("latin-1") in self.named - {EVERY_ORIGIN}
 
     def headers(self, origin: bytes | None) -> list[tuple[bytes, bytes]]:
         """CORS headers of an answer to a page of that origin."""
-        if origin is None or not (ANY in self.named or self.names(origin)):
+        if origin is None or not (EVERY_ORIGIN in self.named or self.names(origin)):
             return []
         exposed = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
-        if ANY in self.named:
+        if EVERY_ORIGIN in self.named:
             return [(b"access-control-allow-origin", b"*"), exposed]
         return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]
 

@@ -79,7 +79,7 @@ _SCORES = _VECTORS | {"rerank"}
 _LABELS = frozenset({"classify", "rerank"})
 # Language models can score (SGLang) and transcribe (vLLM). The engine reports a model that cannot.
 _SPEECH = _TEXT | {"transcribe"}
-_ANY = frozenset(_TASKS)
+_ALL_TASKS = frozenset(_TASKS)
 
 ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("chat", "POST", "/v1/chat/completions", _TEXT),
@@ -96,11 +96,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("transcriptions", "POST", "/v1/audio/transcriptions", _SPEECH, body="form"),
     Endpoint("translations", "POST", "/v1/audio/translations", _SPEECH, body="form"),
     Endpoint("speech", "POST", "/v1/audio/speech", _TEXT),
-    Endpoint("tokenize", "POST", "/tokenize", _ANY),
-    Endpoint("detokenize", "POST", "/detokenize", _ANY),
+    Endpoint("tokenize", "POST", "/tokenize", _ALL_TASKS),
+    Endpoint("detokenize", "POST", "/detokenize", _ALL_TASKS),
     Endpoint("messages", "POST", "/v1/messages", _TEXT, shape="anthropic"),
     Endpoint("count_tokens", "POST", "/v1/messages/count_tokens", _TEXT, shape="anthropic"),
-    Endpoint("models", "GET", "/v1/models", _ANY, body="none", destination="models"),
+    Endpoint("models", "GET", "/v1/models", _ALL_TASKS, body="none", destination="models"),
 )
 _PATHS = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 # Endpoints by the exact bytes of method and target, found without parsing the URL.
@@ -133,7 +133,7 @@ def find(path: str, query: bytes, method: str) -> Endpoint:
             "models",
             "GET",
             "/v1/models",
-            _ANY,
+            _ALL_TASKS,
             body="none",
             destination="models",
             id=path.removeprefix("/v1/models/"),

@@ -41,7 +41,7 @@ _ANTHROPIC_TYPES = {
 _REQUEST_FIELDS = msgspec.json.Decoder(RequestFields)
 _USUAL_FIELDS = msgspec.json.Decoder(UsualFields)
 # Most bytes shown of an engine's answer that is no JSON.
-_SHOWN = 2000
+_EXCERPT_BYTES = 2000
 _OBJECT_HINT = "Send a JSON object in UTF-8 with `model` and the fields of the endpoint."
 
 
@@ -144,7 +144,7 @@ def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
     try:
         content = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        content = bytes(body[:_SHOWN]).decode(errors="replace")
+        content = bytes(body[:_EXCERPT_BYTES]).decode(errors="replace")
     if isinstance(content, dict):
         inner = content.get("error")
         if (

@@ -80,9 +80,9 @@ def _is_last_event_whole(pieces: Sequence[bytes], piece_bytes: int, sent: int) -
     return len(joined) >= sent or _EVENT_END.search(joined.rstrip(b"\r\n")) is not None
 
 
-def _error(seen: bytes) -> int:
+def _error(text: bytes) -> int:
     """The status of the last error event; 0 without one."""
-    for event in reversed(_EVENT_END.split(seen)):
+    for event in reversed(_EVENT_END.split(text)):
         if b'"error"' not in event:
             continue
         try:

@@ -43,7 +43,7 @@ _BASE64 = re.compile(r"(?!/(?!9j/))[A-Za-z0-9+/_=\s-]*")
 _URL = re.compile(r"https?://[!-\[\]-~]+", re.IGNORECASE)
 _MOST_HOSTS = 32
 _NO_HOSTS: frozenset[str] = frozenset()
-_SHOWN = 60
+_EXCERPT = 60
 
 
 def hosts(body: bytes | bytearray) -> frozenset[str]:
@@ -86,7 +86,7 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
 
 def refused(host: str) -> BadRequest:
     return BadRequest(
-        f"Media of the host '{host[:_SHOWN]}' are not fetched: its address is not public or not"
+        f"Media of the host '{host[:_EXCERPT]}' are not fetched: its address is not public or not"
         " known, or the gateway does not allow it.",
         hint=(
             "Send the media as a data: URL, or ask the operator to add the host to"
@@ -113,7 +113,7 @@ def _host(text: str) -> str | None:
         except ValueError:
             pass
     raise BadRequest(
-        f"The medium {text[:_SHOWN]!r} is not fetched: it is no http or https URL with a plain host"
-        " name, and no data.",
+        f"The medium {text[:_EXCERPT]!r} is not fetched: it is no http or https URL with a plain"
+        " host name, and no data.",
         hint="Send the medium as a data: URL, or by an http or https URL.",
     )
