@@ -67,7 +67,7 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
     for rejection in decision.rejected:
         if rejection.question is not None:
             refused.setdefault(rejection.engine, []).append(rejection.question)
-    found = []
+    questions = []
     for engine in dict.fromkeys([*best, *refused]):
         plans = best.get(engine, [])
         if plans and plans[0] is None:
@@ -78,8 +78,8 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
         ]
         open_ones = tuple(dict.fromkeys(unanswered))
         begun = tuple((question, starts[question]) for question in open_ones if question in starts)
-        found.append(OpenQuestions(engine, open_ones, begun))
-    return tuple(found)
+        questions.append(OpenQuestions(engine, open_ones, begun))
+    return tuple(questions)
 
 
 def evidence_of(answer: EngineAnswer, forecast: VariantEvidence) -> VariantEvidence:
@@ -128,7 +128,7 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> L
             return candidate.evolve(layer=row.layer, count=row.count)
     same_kernel = [candidate for candidate in same_layer if candidate.kernel == row.kernel]
     # Of the two products of experts, which are one row here, the one that fails counts.
-    known = next(
+    known_kernel = next(
         (candidate for candidate in same_kernel if candidate.status != "ok"),
         same_kernel[0] if same_kernel else None,
     )
@@ -139,9 +139,9 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> L
         n=row.n,
         scheme=same_layer[0].scheme if same_layer else loaded,
         kernel=row.kernel,
-        status=known.status if known else "ok",
-        padded_to=known.padded_to if known and not row.experts else None,
-        note=known.note if known else "",
+        status=known_kernel.status if known_kernel else "ok",
+        padded_to=known_kernel.padded_to if known_kernel and not row.experts else None,
+        note=known_kernel.note if known_kernel else "",
     )
 
 
@@ -180,11 +180,11 @@ def _differences(
 ) -> Iterator[tuple[str, str, str]]:
     """Rows of subject, forecast of the rules, answer of the engine."""
     evidence = forecast.evidence
-    none = [f"no kernel for {row.layer}" for row in evidence.kernels if row.status == "none"]
-    none += [
+    no_kernels = [f"no kernel for {row.layer}" for row in evidence.kernels if row.status == "none"]
+    no_kernels += [
         f"no backend for {row.kind} attention" for row in evidence.attention if row.status == "none"
     ]
-    ruled_out = str(refusal) if refusal else "; ".join(none)
+    ruled_out = str(refusal) if refusal else "; ".join(no_kernels)
     if ruled_out or answer.refused:
         if bool(ruled_out) != bool(answer.refused):
             yield "refusal", ruled_out or "loads", answer.refused or "loads"

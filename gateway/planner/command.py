@@ -18,7 +18,7 @@ from gateway.engines.common import engine_auth, expert_warmups
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS
 from gateway.errors import BadFlag
-from gateway.planner.flags import OWN, check_text, check_value, quieted
+from gateway.planner.flags import GATEWAY_FLAGS, check_text, check_value, quieted
 
 # Flags that no user gives, and plans have.
 _PLANNED = (
@@ -51,7 +51,7 @@ def check_command(
         if opened
         else engine.container_command
     )
-    own_names = {engine.spelling.get(name, name): name for name in OWN}
+    own_names = {engine.spelling.get(name, name): name for name in GATEWAY_FLAGS}
     skipping = expert_warmups.wrap_command(program, engine, ",".join(engine.expert_warmups))
     program = skipping if argv[: len(skipping)] == skipping else program
     if argv[: len(program)] != program:
@@ -67,7 +67,7 @@ def check_command(
     for item in flags:
         _check_flag(engine, item, own_names, folder)
     last = [_split(item) for item in ends]
-    if [own_names.get(name) for name, _ in last] != [*OWN]:
+    if [own_names.get(name) for name, _ in last] != [*GATEWAY_FLAGS]:
         raise BadFlag(
             f"The command of {engine.ref} does not end with the model, its name, and where it"
             " listens.",
@@ -139,7 +139,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
             variables.check(engine, name, value)
 
 
-def _check_flag(engine: Engine, item: str, own: Mapping[str, str], folder: str) -> None:
+def _check_flag(engine: Engine, item: str, planned_args: Mapping[str, str], folder: str) -> None:
     name, text = _split(item)
     value: Scalar = True if text is None else text
     if text is None and name not in engine.flags:
@@ -148,7 +148,7 @@ def _check_flag(engine: Engine, item: str, own: Mapping[str, str], folder: str) 
         raise BadFlag(f"{engine.ref} has no flag {item[:80]!r}.", param="argv")
     name = engine.flags[name].same_as or name
     planned = name in _PLANNED or name in engine.api_switches
-    if name in own or (engine.flags[name].ours and not planned):
+    if name in planned_args or (engine.flags[name].ours and not planned):
         raise BadFlag(f"The flag --{name} is in no plan.", param="argv")
     if name == template.FLAG and not template.is_file_of(folder, text or ""):
         raise BadFlag(

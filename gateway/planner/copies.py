@@ -53,21 +53,21 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
 
     if wish.replicas:
         return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
-    alone, most = speed(1), spare_groups(inputs, size, memory.budget_bytes)
+    single_speed, most = speed(1), spare_groups(inputs, size, memory.budget_bytes)
     most = min(most, wish.gpus // size) if isinstance(wish.gpus, int) and size else most
     single_copy = int_choice(
         1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner"
     )
-    if most < 2 or alone is None or (speed_of_most := speed(most)) is None:
-        return single_copy, alone
+    if most < 2 or single_speed is None or (speed_of_most := speed(most)) is None:
+        return single_copy, single_speed
     tokens_needed, cost = needed_tokens(wish, inputs.spec), gpu_discount(wish.gpus)
-    both = (
-        plan_outcome(memory, alone, context, size, 1, tokens_needed, groups),
+    outcomes = (
+        plan_outcome(memory, single_speed, context, size, 1, tokens_needed, groups),
         plan_outcome(memory, speed_of_most, context, size, most, tokens_needed, groups),
     )
-    if score(both[1], wish.goal, cost) <= score(both[0], wish.goal, cost):
-        return single_copy, alone
-    gain = speed_of_most.total.value / alone.total.value
+    if score(outcomes[1], wish.goal, cost) <= score(outcomes[0], wish.goal, cost):
+        return single_copy, single_speed
+    gain = speed_of_most.total.value / single_speed.total.value
     reason = (
         f"{most} copies on {size * most} GPUs answer {gain:.1f} times as much as one, with"
         f" {speed_of_most.concurrency} requests at once"

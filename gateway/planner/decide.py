@@ -59,11 +59,11 @@ def decide(
     if ranked and inputs.claims and any(_losses(ranked[0], inputs)):
         # Either the model itself is that large, or the claims of other models cause the loss.
         empty = freed(inputs.hardware, inputs.claims)
-        alone = decide(
+        solo = decide(
             inputs.changed(hardware=empty, claims={}, sharing=ALONE), engines, rules
         ).plans
-        if alone and _losses(alone[0], inputs) < _losses(ranked[0], inputs):
-            rejected.insert(0, _crowded_out(ranked[0], alone[0]))
+        if solo and _losses(solo[0], inputs) < _losses(ranked[0], inputs):
+            rejected.insert(0, _crowded_out(ranked[0], solo[0]))
             ranked = []
     return Decision(
         model=inputs.spec.source,
@@ -193,10 +193,10 @@ def _ranked(
     return sorted(plans, key=key)
 
 
-def _context_goal(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], wanted: int) -> int:
+def _context_goal(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], goal: int) -> int:
     """Tokens of context that count as all that was wished for.
 
-    Fewer than `wanted` if only an engine version with published weaknesses reaches `wanted`, and
+    Fewer than `goal` if only an engine version with published weaknesses reaches `goal`, and
     the others nearly do.
     """
     longest = dict.fromkeys((False, True), 0)
@@ -204,7 +204,7 @@ def _context_goal(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], 
         weak, _ = order.get(str(plan.engine), (False, 0))
         longest[weak] = max(longest[weak], plan.max_model_len.value)
     sound = longest[False]
-    return sound if longest[True] and sound < wanted <= sound * _LONGER else wanted
+    return sound if longest[True] and sound < goal <= sound * _LONGER else goal
 
 
 def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
@@ -212,11 +212,11 @@ def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
     return lacks(plan, wanted_context(inputs.spec, inputs.wish, {}))[:2]
 
 
-def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
+def _crowded_out(plan: Plan, solo: Plan) -> Rejected:
     weights = "weights halved to fp8 and " if plan.halved else ""
     reason = (
         f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context,"
-        f" and {alone.max_model_len.value} without them: there is too little room for it. To accept"
+        f" and {solo.max_model_len.value} without them: there is too little room for it. To accept"
         " this, pass --context N or --arg quantization=fp8"
     )
     return Rejected(
@@ -233,7 +233,7 @@ def _crowded_out(plan: Plan, alone: Plan) -> Rejected:
     )
 
 
-def _class(plan: Plan, wanted: int, useful: int) -> tuple[bool, ...]:
+def _class(plan: Plan, goal: int, useful: int) -> tuple[bool, ...]:
     """Properties that no speed outweighs: losses, proof, sound kernels. Smaller is better."""
-    losses = bool(plan.drops), *lacks(plan, wanted, useful)
+    losses = bool(plan.drops), *lacks(plan, goal, useful)
     return *losses, plan.grade != "verified", plan.verdict == "degraded"

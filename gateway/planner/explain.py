@@ -202,7 +202,7 @@ def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
     """The kernel of each layer, with the passed-over ones; plain matrix products are left out."""
     shown_rows = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
     under = _shared([row.layer for row in shown_rows])
-    found: list[tuple[str, ...]] = []
+    display: list[tuple[str, ...]] = []
     notes: list[str] = []
     for row in shown_rows:
         size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
@@ -212,19 +212,19 @@ def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
         texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
         kernel = _short(row.kernel or _STATUS[row.status])
         kernel += _numbered(texts + passed_over(row.refused), notes)
-        found.append(
+        display.append(
             (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
         )
     if plain := sum(row.count for row in rows) - sum(row.count for row in shown_rows):
-        found.append(
+        display.append(
             (
-                f"{plain} other layers" if found else f"all {plain} layers",
+                f"{plain} other layers" if display else f"all {plain} layers",
                 "",
                 "unquantized",
                 "torch",
             )
         )
-    return Layers(under, found, notes)
+    return Layers(under, display, notes)
 
 
 _STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
@@ -233,12 +233,12 @@ _STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
 def attention(rows: tuple[LayerAttention, ...]) -> Layers:
     """The backend of each kind of attention layers, with the passed-over ones."""
     notes: list[str] = []
-    found: list[tuple[str, ...]] = []
+    display: list[tuple[str, ...]] = []
     for row in rows:
         name = f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
         cell = f"{name}{_numbered(passed_over(row.refused), notes)}"
-        found.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
-    return Layers("", found, notes)
+        display.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
+    return Layers("", display, notes)
 
 
 def passed_over(refused: tuple[Refusal, ...]) -> list[str]:
@@ -305,12 +305,12 @@ def _reasons(one: Rejected) -> tuple[str, ...]:
     """The reasons; a line for each kernel or backend if all of them refuse."""
     rows = [row.refused for row in one.kernels if row.status == "none" and row.layer == one.layer]
     rows += [row.refused for row in one.attention if row.status == "none"]
-    told = passed_over(rows[0]) if rows and one.verdict in ("no_kernel", "no_backend") else []
-    if not told:
+    reasons = passed_over(rows[0]) if rows and one.verdict in ("no_kernel", "no_backend") else []
+    if not reasons:
         # A profile's rules are the engine version's own, which is named anyway.
         source = "" if one.source.startswith("profile ") else f" ({one.source})"
         return (*one.reasons[:-1], one.reasons[-1] + source)
-    return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in told))
+    return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in reasons))
 
 
 def shapes(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
@@ -378,7 +378,7 @@ def headline(decision: Decision) -> str:
         return f"No plan for {decision.model} on {decision.hardware}."
     best = decision.plans[0]
     count, copies = len(best.gpus), best.replicas.value
-    where = (
+    place = (
         f"{count} GPU{'s' if count > 1 else ''}{' each' if copies > 1 else ''}"
         if count
         else "the CPU"
@@ -388,24 +388,24 @@ def headline(decision: Decision) -> str:
     judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
     dropped = f"Without {', '.join(best.drops)}: " if best.drops else ""
     return (
-        f"{dropped}{decision.model} on {decision.hardware}: {engine} on {where}, {context}"
+        f"{dropped}{decision.model} on {decision.hardware}: {engine} on {place}, {context}"
         f" ({judged})."
     )
 
 
-def more_of(best: Plan | None, other: Plan, goal: Goal) -> tuple[float | None, str]:
+def more_of(best: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | None, str]:
     """The gain of another plan over the best one: as a part of its tokens/s, and in words."""
-    context = f"{other.max_model_len.value:,} tokens of context"
+    context = f"{neighbour.max_model_len.value:,} tokens of context"
     if best is None:
         return None, f"it could serve this, with {context}"
-    words = [context] if other.max_model_len.value > best.max_model_len.value else []
-    if best.halved and not other.halved:
+    words = [context] if neighbour.max_model_len.value > best.max_model_len.value else []
+    if best.halved and not neighbour.halved:
         words.append("the weights as they are")
     gain = None
-    if best.speed is not None and other.speed is not None:
+    if best.speed is not None and neighbour.speed is not None:
         mine, theirs = (
             (one.stream.value, one.total.value)[goal != "latency"]
-            for one in (best.speed, other.speed)
+            for one in (best.speed, neighbour.speed)
         )
         gain = round(theirs / mine - 1, 3) if mine else None
     if gain is not None and abs(gain) >= _LEAST_GAIN:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_VALUE = 8192
 # Flags that no user gives, by the planner's names, like all names here.
-OWN = ("model", "served-model-name", "host", "port")
+GATEWAY_FLAGS = ("model", "served-model-name", "host", "port")
 # The KV cache of a vLLM in bytes, which spares it the measurement.
 CACHE_BYTES = "kv-cache-memory-bytes"
 # Ranges of flags that the planner computes with; a value outside them would make a wrong plan.
@@ -81,16 +81,16 @@ def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
 
     A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
     """
-    spelling, known = engine.spelling, engine.flags
+    spelling, engine_flags = engine.spelling, engine.flags
     own_names = {
         name: value
         for planned, value in flags.items()
-        if (name := spelling.get(planned, planned)) in known
+        if (name := spelling.get(planned, planned)) in engine_flags
     }
     ranks = own_names.get(spelling.get("tensor-parallel-size", "tensor-parallel-size"), 1)
     return arguments(
         {
-            name: ranks if value is True and known[name].type == "int" else value
+            name: ranks if value is True and engine_flags[name].type == "int" else value
             for name, value in own_names.items()
         }
     )
@@ -217,7 +217,7 @@ def _placed(item: str, drafter: str | None, templates: str | None) -> str:
 
 
 def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
-    own_names = {engine.spelling.get(name, name) for name in OWN}
+    own_names = {engine.spelling.get(name, name) for name in GATEWAY_FLAGS}
     used_names: set[str] = set()
     for option, value in args.items():
         name = option.removeprefix("--").replace("_", "-")
@@ -237,10 +237,10 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
             # SGLang's flag of this name is for replicas, the planner's for groups of ranks.
             name = planned
         if engine.flags[name].ours or name in own_names:
-            why, instead = why_closed(name)
+            why, substitute = why_closed(name)
             raise BadFlag(
                 f"The flag --{name} of {engine.ref} cannot be given: {why}.",
-                hint=instead,
+                hint=substitute,
                 param="args",
             )
         if name in used_names:
@@ -349,6 +349,6 @@ def _json(value: str) -> str | None:
         return None
 
 
-def _unknown(what: str, name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name[:80], list(known), n=1, cutoff=0.6)
-    return f"{what}; did you mean {near[0]}?" if near else f"{what}."
+def _unknown(subject: str, name: str, names: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name[:80], list(names), n=1, cutoff=0.6)
+    return f"{subject}; did you mean {near[0]}?" if near else f"{subject}."

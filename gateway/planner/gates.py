@@ -425,20 +425,20 @@ def _computed_for(engine: Engine, gpu: Gpu) -> None:
         raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
 
 
-def gate_alike(first: VariantEvidence, other: VariantEvidence, gpu: Gpu) -> None:
+def gate_alike(first: VariantEvidence, second: VariantEvidence, gpu: Gpu) -> None:
     """Refuse stages with different caches: the engine counts blocks once for all stages."""
-    kept, theirs = (
+    first_backends, theirs = (
         {
             (row.kind, row.head_dim): f"{row.backend} in blocks of {row.block}"
             for row in one.attention
             if row.kind != "vision"
         }
-        for one in (first, other)
+        for one in (first, second)
     )
-    if kept != theirs:
+    if first_backends != theirs:
         reason = (
             f"its stages would keep their caches unlike: on {gpu.name}"
-            f" {', '.join(theirs.values())}, else {', '.join(kept.values())}"
+            f" {', '.join(theirs.values())}, else {', '.join(first_backends.values())}"
         )
         raise Refused("no_backend", reason, "planner")
 
@@ -501,16 +501,16 @@ def gate_dtype(
     """The dtype of activations: of a change, of the user, or by default. Raises Refused."""
     capability = group[0].capability if group else None
     without = _not_computed(inputs.spec, engine, group)
-    wanted = variant.dtype or str(args.get("dtype", inputs.wish.dtype))
-    wanted = {"half": "float16", "float": "float32"}.get(wanted, wanted)
-    if wanted in without:
-        reason, source = without[wanted]
+    wish_dtype = variant.dtype or str(args.get("dtype", inputs.wish.dtype))
+    wish_dtype = {"half": "float16", "float": "float32"}.get(wish_dtype, wish_dtype)
+    if wish_dtype in without:
+        reason, source = without[wish_dtype]
         raise Refused("no_kernel", reason, source)
     if variant.dtype:
         reason, source = variant.reasons["dtype"]
         return str_choice(variant.dtype, reason, source)
-    if wanted != "auto":
-        return str_choice(wanted, "set by the user", "user")
+    if wish_dtype != "auto":
+        return str_choice(wish_dtype, "set by the user", "user")
     stored = inputs.spec.dtype
     first = ("bfloat16", "float16") if inputs.spec.generates else ("float16", "bfloat16")
     preferred = next(dtype for dtype in (*first, "float32") if dtype not in without)

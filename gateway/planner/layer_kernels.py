@@ -70,7 +70,7 @@ def layer_kernels(
     experts: ExpertTraits | None = None,
     moe_backend: str | None = None,
     variables: frozenset[str] = frozenset(),
-    seen: ObservedRefusals = NOTHING_SEEN,
+    refusals: ObservedRefusals = NOTHING_SEEN,
 ) -> tuple[LayerKernel, ...]:
     """A row for each kind of layer.
 
@@ -95,7 +95,7 @@ def layer_kernels(
             and isinstance(layer.scheme, Scheme)
         ):
             return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
-        return _row(layer, rules, rank, disabled, forced, experts, seen)
+        return _row(layer, rules, rank, disabled, forced, experts, refusals)
 
     return tuple([row(layer) for layer in layers])
 
@@ -177,7 +177,7 @@ def _row(
     disabled: frozenset[str],
     forced: str | None,
     traits: ExpertTraits | None,
-    seen: ObservedRefusals,
+    refusals: ObservedRefusals,
 ) -> LayerKernel:
     scheme = layer.scheme
     k, n = per_rank(layer, parts(layer, rank)) or (None, None)
@@ -208,9 +208,9 @@ def _row(
     )
 
     def refused_before(kernel: str) -> str | None:
-        if not seen:
+        if not refusals:
             return None
-        return seen.words(
+        return refusals.words(
             (("scheme", describe(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel))
         )
 

@@ -99,11 +99,11 @@ def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:
 
 
 def _groups(
-    alike: Sequence[int], size: int, room: Mapping[int, int], links: Mapping[tuple[int, int], int]
+    gpus: Sequence[int], size: int, room: Mapping[int, int], links: Mapping[tuple[int, int], int]
 ) -> Iterable[tuple[int, ...]]:
     """The groups of so many of these GPUs that may be the best: where each two are linked alike,
     those with the most room alone."""
-    order = sorted(alike, key=lambda index: (-room[index], index))[: max(_CONSIDERED, size)]
+    order = sorted(gpus, key=lambda index: (-room[index], index))[: max(_CONSIDERED, size)]
     if len(order) < size or (
         size > 1 and len(set(map(links.__getitem__, combinations(order, 2)))) > 1
     ):
@@ -112,23 +112,25 @@ def _groups(
     return [tuple(sorted(index for index in order if room[index] >= least)[:size])]
 
 
-def freed(machine: Hardware, held: Mapping[str, int]) -> Hardware:
+def freed(machine: Hardware, reserved: Mapping[str, int]) -> Hardware:
     """The machine as it would be without the engines that hold so many bytes of its GPUs, by
     UUID."""
 
     def free(gpu: Gpu) -> Gpu:
-        if gpu.free_bytes is None or gpu.uuid not in held:
+        if gpu.free_bytes is None or gpu.uuid not in reserved:
             return gpu
-        total = gpu.free_bytes + held[gpu.uuid]
+        total = gpu.free_bytes + reserved[gpu.uuid]
         # More than there is: they do not have all of it yet, and what the driver and others have is
         # in what is not free.
         return gpu.evolve(
             free_bytes=(
-                total if total <= (gpu.total_bytes or 0) else max(gpu.free_bytes, held[gpu.uuid])
+                total
+                if total <= (gpu.total_bytes or 0)
+                else max(gpu.free_bytes, reserved[gpu.uuid])
             )
         )
 
-    return machine.evolve(gpus=tuple(map(free, machine.gpus))) if held else machine
+    return machine.evolve(gpus=tuple(map(free, machine.gpus))) if reserved else machine
 
 
 def rooms(hardware: Hardware, claims: Mapping[str, int]) -> dict[str, int]:

@@ -487,7 +487,7 @@ def _variables(
 ) -> dict[str, Choice[str]]:
     """Why the engine gets each of its variables; `env` are the operator's, and what the variant
     adds to them."""
-    engine, wish_env, everywhere = (
+    engine, wish_env, global_env = (
         candidate.engine,
         candidate.inputs.wish.env,
         candidate.inputs.global_env,
@@ -506,7 +506,7 @@ def _variables(
             reason, source = candidate.variant.reasons.get(
                 "disabled", ("kernels that the engine is kept from", "planner")
             )
-        elif everywhere.get(name) == value:
+        elif global_env.get(name) == value:
             reason, source = "set for all engines", "FITSERVE_ENGINE_ENV"
         elif name in NO_PROXY:
             reason, source = "the engine asks itself over loopback, past the proxy", "planner"

@@ -173,12 +173,12 @@ def _holds(
     return all(_has(block, names, values) for names, values in rule.fields.items())
 
 
-def _has(block: Mapping[str, Any], names: str, wanted: tuple[Any, ...]) -> bool:
+def _has(block: Mapping[str, Any], names: str, values: tuple[Any, ...]) -> bool:
     """JSON's true is not 1 here, though Python takes them for equal."""
     value = next((block[name] for name in names.split("|") if name in block), None)
     return any(
         value == expected and isinstance(value, bool) == isinstance(expected, bool)
-        for expected in wanted
+        for expected in values
     )
 
 

@@ -207,24 +207,24 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
 
 
 def lengthened(
-    variant: Variant, context: int, wanted: int, engine: Engine, gpus: int, args: Collection[str]
+    variant: Variant, context: int, goal: int, engine: Engine, gpus: int, args: Collection[str]
 ) -> Iterator[Variant]:
     """Variants that differ in one thing, which may have a longer context than this one, whose
-    `context` is less than `wanted`."""
-    if context >= wanted or variant.changes >= _MOST_CHANGES:
+    `context` is less than `goal`."""
+    if context >= goal or variant.changes >= _MOST_CHANGES:
         return
     why = f"{context} tokens of context fit otherwise"
     yield from smaller(variant, engine, args, why)
     stages = variant.pp + 1
     # Of layers that were dealt to so many stages nothing follows for one stage more: the even ones
     # lead there.
-    own = (
+    fixed = (
         "pipeline-parallel-size" in args
         or not has(engine, "pipeline-parallel-size")
         or variant.layers
         or variant.dp > 1
     )
-    if not own and not variant.small and engine.device == "cuda" and variant.tp * stages <= gpus:
+    if not fixed and not variant.small and engine.device == "cuda" and variant.tp * stages <= gpus:
         yield variant.changed(
             "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
         )

@@ -160,7 +160,7 @@ class Search:
         self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
         self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
         self._user_flags |= {"data-parallel-size"} if wish.data_parallel else set()
-        self._wanted = wanted_context(inputs.spec, wish, self.canonical)
+        self._goal_tokens = wanted_context(inputs.spec, wish, self.canonical)
         # For throughput the KV cache should hold at least half of the requests at once.
         self._wanted_kv_tokens = (
             concurrency(wish) * (READ + WRITTEN) // 2 if wish.goal == "throughput" else 0
@@ -241,9 +241,12 @@ class Search:
             self._queue.clear()
             return []
         self._satisfied |= (
-            context >= self._wanted and not crowded and not plan.halved and not variant.conservative
+            context >= self._goal_tokens
+            and not crowded
+            and not plan.halved
+            and not variant.conservative
         )
-        goal = context + 1 if crowded else self._wanted
+        goal = context + 1 if crowded else self._goal_tokens
         changed = [
             *lengthened(variant, context, goal, self.engine, self._max_gpus, self._user_flags),
             *self._unequal_stages(variant, memory),
@@ -269,11 +272,11 @@ class Search:
         ]
         if refusal.verdict == "known_bad" and evidence.memory is not None:
             reach = evidence.memory.kv_tokens
-            self._satisfied |= reach >= self._wanted and not (
+            self._satisfied |= reach >= self._goal_tokens and not (
                 variant.conservative or "quantization" in variant.reasons
             )
             # A failure with a short context says nothing about a longer one.
-            changed += lengthened(variant, reach, self._wanted, engine, gpus, self._user_flags)
+            changed += lengthened(variant, reach, self._goal_tokens, engine, gpus, self._user_flags)
         return changed
 
     def _same_kernels_seen(
@@ -337,7 +340,7 @@ class Search:
         layers = pipeline_layers(self.inputs.spec)
         if layers is None:
             return []
-        return unequal_stages(self._placed(variant), layers, memory, self._wanted)
+        return unequal_stages(self._placed(variant), layers, memory, self._goal_tokens)
 
     def _add_plan(self, plan: Plan) -> None:
         """Add the plan; of two with the same command keep the one with fewer changes."""
@@ -507,12 +510,12 @@ class Search:
 
     def _without_drafter(self, candidate: Candidate, error: Refused) -> Plan:
         """The plan of the model alone; `error` is why. Raises Refused."""
-        alone = candidate.evolve(
+        plain = candidate.evolve(
             speculation=left_out(candidate.speculation, self.engine, str(error))
         )
         try:
             return propose(
-                alone, sizes(alone, batch_of(alone)), self._environment(candidate.variant)
+                plain, sizes(plain, batch_of(plain)), self._environment(candidate.variant)
             )
         except Refused as second:
             raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
@@ -573,7 +576,7 @@ class Search:
             variables=frozenset(
                 name for name, value in self.env.items() if value.lower() in ("1", "true")
             ),
-            seen=self._refused_kernels[capability],
+            refusals=self._refused_kernels[capability],
         )
 
     def _attention(

@@ -51,13 +51,13 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
         wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
     )
     sizes_found, refusal = None, None
-    for bounds, kept in _bounds(footprint, batch):
+    for bounds, claim in _bounds(footprint, batch):
         try:
             within = _sizes_within(footprint, batch, bounds)
         except Refused as error:
             refusal = error
             continue
-        cap = kept or _claim(candidate, within.memory)
+        cap = claim or _claim(candidate, within.memory)
         sizes_found = within._replace(cap=cap) if cap else within
         if sizes_found.context.value >= goal_context:
             return sizes_found
@@ -154,15 +154,15 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
         raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
     # The former number of requests may be lower than the batch's: states limit it.
     load = footprint.load._replace(seqs=before.max_num_seqs.value)
-    beside = rules.divided(footprint.evolve(load=load), 0).beside_bytes
+    beside_bytes = rules.divided(footprint.evolve(load=load), 0).beside_bytes
     flag = f"--{candidate.engine.spelling.get(_SHARE, _SHARE)}="
     share = next((item.removeprefix(flag) for item in before.argv if item.startswith(flag)), None)
-    if share is not None and beside == before.memory.beside_bytes:
+    if share is not None and beside_bytes == before.memory.beside_bytes:
         return rules.budget_of_share(footprint, float(share))._replace(
             bytes=before.memory.budget_bytes
         )
     return rules.narrowed(
-        footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside, rounded=math.floor
+        footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside_bytes, rounded=math.floor
     )
 
 
@@ -213,7 +213,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
         rules.largest_budget(footprint, budget) or budget
         for footprint, budget in zip(footprints, usual, strict=True)
     ]
-    wanted, kept = (
+    goal, promise = (
         wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
         _cap(candidate),
     )
@@ -228,9 +228,9 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
             key=_share,
         )
         shares.insert(0, (min(shares[0][0], needed_bytes, key=_share), None))
-    if kept is not None:
-        cut = max((_cut(footprint, bounds, kept) for footprint, bounds in pairs), key=_share)
-        shares.insert(0, (min(shares[-2][0], cut, key=_share), kept))
+    if promise is not None:
+        cut = max((_cut(footprint, bounds, promise) for footprint, bounds in pairs), key=_share)
+        shares.insert(0, (min(shares[-2][0], cut, key=_share), promise))
     sizes_found: Sizes | None = None
     for budget, cap in shares:
         try:
@@ -250,7 +250,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
         fewest = min((stage.batch for stage in stages), key=lambda batch: batch.seqs.value)
         least = least._replace(batch=fewest)
         sizes_found = least._replace(cap=cap or _claim(candidate, least.memory))
-        if sizes_found.context.value >= wanted:
+        if sizes_found.context.value >= goal:
             return sizes_found
     assert sizes_found is not None  # noqa: S101 - else the last refusal was raised
     return sizes_found
@@ -260,11 +260,11 @@ def _share(budget: Budget) -> float:
     return float(budget.flags.get(_SHARE, 0))
 
 
-def _stage_bytes(footprint: Footprint, told: Budget, context: int) -> int:
+def _stage_bytes(footprint: Footprint, budget: Budget, context: int) -> int:
     """Bytes that the engine takes of this stage's GPU with these flags of a budget."""
     candidate = footprint.candidate
     return candidate.rules.budget(
-        footprint.evolve(candidate=candidate.evolve(args={**candidate.args, **told.flags})),
+        footprint.evolve(candidate=candidate.evolve(args={**candidate.args, **budget.flags})),
         context,
     ).bytes
 
@@ -418,8 +418,8 @@ def _context(
         beyond = wish.max_context is not None and wish.max_context > limit
         if limit != spec.max_position:
             return int_choice(context, "the most that was asked for", "user"), ()
-        whose = "an assumed" if spec.open_limit else "the model's own"
-        limit_text = f"{whose} limit is {limit}"
+        origin = "an assumed" if spec.open_limit else "the model's own"
+        limit_text = f"{origin} limit is {limit}"
         return int_choice(context, limit_text, _limit_source(candidate)), (over,) if beyond else ()
     reason = f"the largest that fits into {gib(kv_bytes)} of KV cache"
     if source != "memory model":

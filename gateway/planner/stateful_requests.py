@@ -42,17 +42,17 @@ class _States(NamedTuple):
 
 
 def stateful_requests(
-    footprint: Footprint, asked: Choice[int], budget_bytes: int
+    footprint: Footprint, limit: Choice[int], budget_bytes: int
 ) -> tuple[Choice[int], str]:
-    """The requests at once, `asked` at most, and a warning if the user asked for more; ""."""
+    """The requests at once, `limit` at most, and a warning if the user asked for more; ""."""
     estimate = _estimate(footprint, budget_bytes)
-    if estimate is None or asked.value <= estimate.requests:
-        return asked, ""
-    if asked.source == "user":
-        return asked, _beyond(
-            footprint, asked.value, estimate
-        ) if asked.value > estimate.expected else ""
-    requests, estimate = _search_requests(footprint, estimate, asked.value, budget_bytes)
+    if estimate is None or limit.value <= estimate.requests:
+        return limit, ""
+    if limit.source == "user":
+        return limit, _beyond(
+            footprint, limit.value, estimate
+        ) if limit.value > estimate.expected else ""
+    requests, estimate = _search_requests(footprint, estimate, limit.value, budget_bytes)
     reason = _reason(footprint, estimate.kv_bytes)
     if requests < estimate.expected:
         reason += "; fewer, since that size is an estimate"
@@ -80,25 +80,25 @@ def _reason(footprint: Footprint, kv_bytes: int) -> str:
 
 
 def _search_requests(
-    footprint: Footprint, held: _States, asked: int, budget_bytes: int
+    footprint: Footprint, states: _States, limit: int, budget_bytes: int
 ) -> tuple[int, _States]:
     """The most requests that surely have a state each, and the states beside so many.
 
-    held: beside `asked` requests. Fewer requests leave more memory for states.
+    states: beside `limit` requests. Fewer requests leave more memory for states.
     """
-    low, high = held.requests, asked
+    low, high = states.requests, limit
     for _ in range(_TRIALS):
-        estimate = _estimate(_with_requests(footprint, low), budget_bytes) or held
+        estimate = _estimate(_with_requests(footprint, low), budget_bytes) or states
         high = min(high, estimate.requests)
         middle = _stepped((low + high + 1) // 2)
         if middle <= low:
             break
         trial = _estimate(_with_requests(footprint, middle), budget_bytes)
         if trial is not None and trial.requests >= middle:
-            low, held = middle, trial
+            low, states = middle, trial
         else:
             high = middle - 1
-    return low, _estimate(_with_requests(footprint, low), budget_bytes) or held
+    return low, _estimate(_with_requests(footprint, low), budget_bytes) or states
 
 
 def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
@@ -131,10 +131,10 @@ def _with_requests(footprint: Footprint, requests: int) -> Footprint:
     return footprint.evolve(load=footprint.load._replace(seqs=requests))
 
 
-def _beyond(footprint: Footprint, asked: int, held: _States) -> str:
+def _beyond(footprint: Footprint, cap: int, states: _States) -> str:
     flag = footprint.candidate.engine.spelling.get("max-num-seqs", "max-num-seqs")
     return (
-        f"--{flag}={asked} was set, and about {held.states} state blocks fit into"
-        f" {gib(held.kv_bytes)} of KV cache: enough for {held.expected} requests at once. The"
+        f"--{flag}={cap} was set, and about {states.states} state blocks fit into"
+        f" {gib(states.kv_bytes)} of KV cache: enough for {states.expected} requests at once. The"
         " engine may refuse to start, or compute fewer."
     )

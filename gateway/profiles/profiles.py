@@ -166,9 +166,9 @@ class Profiles(ProfileTables):
 
     def _learned_profile(self, path: Path) -> Engine:
         """The profile that an engine gave of itself, read again if the file has changed."""
-        written = path.stat().st_mtime_ns
-        if self._learned_engines.get(path, (0,))[0] != written:
-            self._learned_engines[path] = written, validated(path, Engine, self.document(path))
+        written_ns = path.stat().st_mtime_ns
+        if self._learned_engines.get(path, (0,))[0] != written_ns:
+            self._learned_engines[path] = written_ns, validated(path, Engine, self.document(path))
         return self._learned_engines[path][1]
 
     def undescribed(self, engine: EngineRef) -> bool:
@@ -277,11 +277,11 @@ class Profiles(ProfileTables):
             return None
         return self.engine_files[engine.ref].with_name(engine.install.lock)
 
-    def engines(self, wanted: tuple[str, ...] = (), *, device: str) -> list[Engine]:
-        """The engines that `wanted` allows for this device ("cuda" or "cpu"), newest first; empty
-        `wanted`: all."""
+    def engines(self, names: tuple[str, ...] = (), *, device: str) -> list[Engine]:
+        """The engines that `names` allows for this device ("cuda" or "cpu"), newest first; empty
+        `names`: all."""
         refs: list[str] = []
-        for want in wanted:
+        for want in names:
             if "==" in want:
                 refs.append(self.engine(want).ref)
             else:
@@ -293,18 +293,18 @@ class Profiles(ProfileTables):
         return [
             self.engine(ref)
             for ref in refs or self.engine_files
-            if wanted or self._device(ref) == device
+            if names or self._device(ref) == device
         ]
 
     def engines_for(
-        self, machine: Hardware, wanted: tuple[str, ...] = (), image: str | None = None
+        self, machine: Hardware, names: tuple[str, ...] = (), image: str | None = None
     ) -> list[Engine]:
-        """The engines that `wanted` allows on this machine, newest first; empty `wanted`: all.
+        """The engines that `names` allows on this machine, newest first; empty `names`: all.
 
         image: the image of the one wanted engine. Raises BadRequest, NotFound.
         """
         if image is not None:
-            kind, _, version = (wanted[0] if wanted else "").partition("==")
+            kind, _, version = (names[0] if names else "").partition("==")
             if not version:
                 raise BadRequest(
                     f"The engine in the image {image} is unknown.",
@@ -313,7 +313,7 @@ class Profiles(ProfileTables):
                 )
             return [self.engine_in_image(EngineRef(kind=kind, version=version, image=image))]
         return self.engines(
-            wanted, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu"
+            names, device="cuda" if any(gpu.kept is None for gpu in machine.gpus) else "cpu"
         )
 
     def references(self, device: str) -> list[EngineRef]:
@@ -372,12 +372,12 @@ class Profiles(ProfileTables):
         """
         if named is not None:
             return AllowedImages(named.split(","))
-        written = [
+        shipped_refs = [
             ref
             for ref, path in self.engine_files.items()
             if self._learned is None or not path.is_relative_to(self._learned)
         ]
-        return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in written)
+        return AllowedImages(repository(str(self._head(ref).get("image"))) for ref in shipped_refs)
 
     def _head(self, ref: str) -> dict[str, Any]:
         """The part of an engine's file before the generated one."""
@@ -397,9 +397,9 @@ class Profiles(ProfileTables):
         return {name: value for document in documents for name, value in document.items()}
 
 
-def _nearest(ref: str, known: Iterable[str]) -> str:
+def _nearest(ref: str, choices: Iterable[str]) -> str:
     """A hint that names the nearest version of the kind, else the most similar name."""
-    refs = list(known)
+    refs = list(choices)
     same_kind = [
         engine_ref for engine_ref in refs if engine_ref.startswith(ref.partition("==")[0] + "==")
     ]

@@ -255,12 +255,12 @@ def shipped() -> Path:
 
     Raises SettingsError.
     """
-    inside, beside = Path(__file__).parent / "data", Path(__file__).parents[2] / "profiles"
-    for folder in (inside, beside):
+    inside, checkout = Path(__file__).parent / "data", Path(__file__).parents[2] / "profiles"
+    for folder in (inside, checkout):
         if folder.is_dir():
             return folder
     raise SettingsError(
-        f"The profiles of fitserve are missing: there is no folder {inside} and no {beside}.",
+        f"The profiles of fitserve are missing: there is no folder {inside} and no {checkout}.",
         hint=_REINSTALL,
     )
 

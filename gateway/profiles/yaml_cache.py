@@ -24,11 +24,11 @@ class Documents:
     def __init__(self, cache: Path | None = None) -> None:
         self._cache = cache
         # path, also with " (first document)" -> [mtime_ns, size, documents] in MessagePack
-        self._known: dict[str, msgspec.Raw] = {}
-        self._fresh = False
+        self._parsed: dict[str, msgspec.Raw] = {}
+        self._has_news = False
         if cache is not None:
             with suppress(OSError, msgspec.DecodeError, RecursionError):
-                self._known = msgspec.msgpack.decode(
+                self._parsed = msgspec.msgpack.decode(
                     cache.read_bytes(), type=dict[str, msgspec.Raw]
                 )
 
@@ -38,7 +38,7 @@ class Documents:
 
     def first(self, path: Path) -> Any:
         """The first document of a file whose others are large."""
-        is_read = str(path) in self._known
+        is_read = str(path) in self._parsed
         return next(
             iter(
                 self.read(path) if is_read else self._documents(path, f"{path} (first document)", 1)
@@ -50,9 +50,9 @@ class Documents:
         """The documents of the file, or the first of them, which the cache knows by `name`."""
         state = path.stat()
         stamp = [state.st_mtime_ns, state.st_size]
-        if name in self._known:
+        if name in self._parsed:
             with suppress(msgspec.DecodeError, RecursionError):
-                match msgspec.msgpack.decode(self._known[name]):
+                match msgspec.msgpack.decode(self._parsed[name]):
                     case [mtime, size, list(documents)] if [mtime, size] == stamp:
                         return documents
         documents = list(islice(_parsed(path), most))
@@ -65,18 +65,18 @@ class Documents:
         with suppress(TypeError, ValueError, RecursionError):
             text = msgspec.msgpack.encode(entry)
             if msgspec.msgpack.decode(text) == entry:
-                self._known[name] = msgspec.Raw(text)
-                self._fresh = True
+                self._parsed[name] = msgspec.Raw(text)
+                self._has_news = True
 
     def save(self) -> None:
         """Write the cache."""
-        if self._cache is None or not self._fresh:
+        if self._cache is None or not self._has_news:
             return
-        beside = self._cache.with_name(f"{self._cache.name}.{os.getpid()}")
+        draft = self._cache.with_name(f"{self._cache.name}.{os.getpid()}")
         with suppress(OSError):
             self._cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            beside.write_bytes(msgspec.msgpack.encode(self._known))
-            beside.replace(self._cache)
+            draft.write_bytes(msgspec.msgpack.encode(self._parsed))
+            draft.replace(self._cache)
 
 
 def _parsed(path: Path) -> Iterator[Any]:

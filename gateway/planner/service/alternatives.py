@@ -67,7 +67,7 @@ def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Dec
     verdicts = {rejection.verdict for rejection in decision.rejected}
     if decision.plans or not verdicts - _HOPELESS:
         return decision
-    alone = (
+    unshared = (
         unplanned.decide_on_empty(unplanned.spec, unplanned.wish)
         if unplanned.decide_on_empty is not None
         else None
@@ -79,8 +79,8 @@ def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Dec
     fitting = WouldFit(
         weights_bytes=_weights(decision),
         room_bytes=_room(decision),
-        room_empty_bytes=_room(alone) if alone is not None else None,
-        fits_empty=bool(alone is not None and alone.plans),
+        room_empty_bytes=_room(unshared) if unshared is not None else None,
+        fits_empty=bool(unshared is not None and unshared.plans),
         context=shorter.max_model_len.value if shorter is not None else None,
         forms=forms,
     )
@@ -174,8 +174,8 @@ def _variants(unplanned: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]
         reading: dict[Future[ModelSpec], str] = {
             readers.submit(unplanned.read, name): name for name in names
         }
-        done, _ = wait(reading, timeout=max(0.0, end - time.monotonic()))
-        for future in sorted(done, key=lambda one: names.index(reading[one])):
+        finished, _ = wait(reading, timeout=max(0.0, end - time.monotonic()))
+        for future in sorted(finished, key=lambda one: names.index(reading[one])):
             if future.exception() is None and time.monotonic() < end:
                 for plan in _planned(future.result(), unplanned):
                     yield "", reading[future], plan
@@ -195,11 +195,11 @@ def _planned(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
     yield from plans[:1]
 
 
-def _best(found: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[ModelForm]:
+def _best(forms: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[ModelForm]:
     """The forms with the wished context and sound kernels first, then by the most weights kept."""
     goal_context = wanted_context(unplanned.spec, unplanned.wish, {})
     ranked = sorted(
-        found,
+        forms,
         key=lambda one: (
             lacks(one[2], goal_context),
             one[2].verdict == "degraded",

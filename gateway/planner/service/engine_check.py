@@ -46,8 +46,8 @@ def model_files(
         }
         text = json.dumps(described).encode()
         headers = len(text).to_bytes(8, "little") + text
-    beside = json.dumps(quant_files).encode() if quant_files else b""
-    return ModelFiles(json.dumps(config).encode(), headers, beside)
+    quant_json = json.dumps(quant_files).encode() if quant_files else b""
+    return ModelFiles(json.dumps(config).encode(), headers, quant_json)
 
 
 class EngineCheck:

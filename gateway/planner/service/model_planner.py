@@ -104,19 +104,19 @@ class ModelPlanner:
 
             check(wish.chat_template.text, wish.chat_template.name)
         images = profiles.images | ({wish.image} if wish.image else set())
-        known = valid_facts(facts, machine.driver, images, request.pins)
+        valid = valid_facts(facts, machine.driver, images, request.pins)
         running = request.running
         if running is not None:
             machine = freed(machine, running.held_bytes)
-        learned = self._learned(running, spec, machine, known) if running is not None else ()
+        learned = self._learned(running, spec, machine, valid) if running is not None else ()
         # A newer fact about the traffic of a plan replaces the older one.
         replaced = {_fact_key(fact) for fact in learned}
-        known = [fact for fact in known if _fact_key(fact) not in replaced] + [*learned]
+        valid = [fact for fact in valid if _fact_key(fact) not in replaced] + [*learned]
         inputs = PlanningInput(
             spec,
             machine,
             wish,
-            KnownFacts((*profiles.facts, *known)),
+            KnownFacts((*profiles.facts, *valid)),
             request.claims,
             profiles.gpus,
             dict(request.answers),
@@ -129,11 +129,11 @@ class ModelPlanner:
             request.machine_name or "this machine",
         )
         return ModelPlanning(
-            profiles, self._hub, request, inputs, engines, uninstalled, startable, learned, known
+            profiles, self._hub, request, inputs, engines, uninstalled, startable, learned, valid
         )
 
     def _learned(
-        self, running: RunningPlan, spec: ModelSpec, machine: Hardware, known: Sequence[Fact]
+        self, running: RunningPlan, spec: ModelSpec, machine: Hardware, facts: Sequence[Fact]
     ) -> tuple[Fact, ...]:
         """Facts from the traffic of the running plan, compared with its expected speed."""
         if not running.traffic:
@@ -143,13 +143,13 @@ class ModelPlanner:
         from gateway.engines.registry import engine_kind
 
         profiles, engine = self.profiles, self.profiles.engine_in_image(running.plan.engine)
-        gpu_facts = [fact for fact in known if fact.kind == "machine_speed"]
+        gpu_facts = [fact for fact in facts if fact.kind == "machine_speed"]
         tables = served.ClockTables(profiles.gpus, profiles.pace, gpu_facts)
         kind = engine_kind(engine.kind)
         clock = served.clock_of(running.plan, spec, engine, kind, machine, tables)
         if clock is None:
             return ()
-        return served.learned(running.plan, running.traffic, clock, known, time.time())
+        return served.learned(running.plan, running.traffic, clock, facts, time.time())
 
 
 class ModelPlanning(FrozenRecord, frozen=True):

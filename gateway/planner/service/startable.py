@@ -70,7 +70,7 @@ class Startable(NamedTuple):
             plans = ()
         best = decision.plans[0] if decision.plans else None
         rows = [
-            EngineHere(engine=engine.ref, here=True, why=self._reason(engine, here=True))
+            EngineHere(engine=engine.ref, here=True, why=self._reason(engine, is_startable=True))
             for engine in installed
         ]
         for engine in uninstalled:
@@ -82,7 +82,7 @@ class Startable(NamedTuple):
                 EngineHere(
                     engine=engine.ref,
                     here=False,
-                    why=self._reason(engine, here=False),
+                    why=self._reason(engine, is_startable=False),
                     do=self._cure(engine),
                     gain=gain,
                     gives=words,
@@ -90,12 +90,12 @@ class Startable(NamedTuple):
             )
         return decision.evolve(engines=tuple(rows))
 
-    def _reason(self, engine: Engine, *, here: bool) -> str:
+    def _reason(self, engine: Engine, *, is_startable: bool) -> str:
         if self.installed_only:
-            return "installed" if here else "not installed here"
+            return "installed" if is_startable else "not installed here"
         return (
             f"its image {engine.image} may be started"
-            if here
+            if is_startable
             else f"its image {engine.image} may not be started"
         )
 

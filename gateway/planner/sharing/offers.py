@@ -123,12 +123,12 @@ class _OfferSearch:
             return minimal
         # A copy that shrinks would restart. Where its whole memory suffices, it leaves alone.
         shrinking = {(offer.model, offer.replica) for offer in minimal if offer.how == "surplus"}
-        alone = (
+        leaving_offers = (
             offer
             for offer in offers
             if offer.how != "surplus" and (offer.model, offer.replica) in shrinking
         )
-        return next(((offer,) for offer in alone if self.losses([offer]) <= goal), minimal)
+        return next(((offer,) for offer in leaving_offers if self.losses([offer]) <= goal), minimal)
 
     def used_parts(
         self, takes: tuple[Offer, ...], room: Mapping[str, int], goal: tuple[bool, ...]
@@ -143,8 +143,8 @@ class _OfferSearch:
                 (min(size, missing.get(uuid, 0)) for uuid, size in take.gives.items()), default=0
             )
             if take.how != "surplus" or count > 0:
-                beside = max(0, min(room.get(uuid, 0) for uuid in take.gives))
-                parts.append(partial_offer(take, count).evolve(beside=beside))
+                room_bytes = max(0, min(room.get(uuid, 0) for uuid in take.gives))
+                parts.append(partial_offer(take, count).evolve(beside=room_bytes))
                 missing = {
                     uuid: size - parts[-1].gives.get(uuid, 0) for uuid, size in missing.items()
                 }
