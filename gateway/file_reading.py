@@ -46,8 +46,8 @@ class FileReader(Generic[Result]):
             loop = asyncio.get_running_loop()
             call = self._call = loop.create_future()
             threading.Thread(target=self._run, args=(loop, call), daemon=True).start()
-        done, _ = await asyncio.wait({call}, timeout=self._patience_s)
-        if not done:
+        finished, _ = await asyncio.wait({call}, timeout=self._patience_s)
+        if not finished:
             raise OSError(errno.ETIMEDOUT, f"no answer of the file system in {self._patience_s} s")
         self._call = None
         return call.result()

@@ -12,8 +12,8 @@ from gateway.engines.registry import entry
 def rules_class(kind: str) -> type[RulesOfFiles]:
     """Class of the kind's rules."""
     module, _, name = entry(kind).rules.partition(":")
-    found: type[RulesOfFiles] = getattr(import_module(module), name)
-    return found
+    rules: type[RulesOfFiles] = getattr(import_module(module), name)
+    return rules
 
 
 @cache

@@ -108,7 +108,7 @@ class Host(Protocol):
         ...
 
     def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         """The lines that the engine's Python answers to a document of questions.
 

@@ -11,7 +11,7 @@ from gateway.machine.nvml import Notes, Nvml, words_of
 
 Bus = tuple[int, int, int]
 # Far ends of NVLinks that are not a card of this process.
-SWITCH, ELSEWHERE = "switch", "elsewhere"
+SWITCH, REMOTE = "switch", "elsewhere"
 # In the address of a far end that a virtual machine does not see.
 NO_DOMAIN = 0xFFFFFFFF
 
@@ -124,7 +124,7 @@ class GpuLinks:
             return SWITCH
         if bus is None or bus[0] == NO_DOMAIN:  # a card, maybe of this process
             raise refusal or pynvml.NVMLError_NotFound()
-        return ELSEWHERE
+        return REMOTE
 
 
 def _address(pci: Any) -> Bus:

@@ -114,21 +114,21 @@ def _matches(name: str, patterns: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns.split())
 
 
-def flag(name: str, asked: dict[str, Any]) -> dict[str, Any]:
+def flag(name: str, question: dict[str, Any]) -> dict[str, Any]:
     """The profile's entry for one flag. An alias is closed together with its flag
     (gateway/planner/flags.py)."""
-    if "same_as" in asked:
-        return asked
-    choices = asked["choices"]
+    if "same_as" in question:
+        return question
+    choices = question["choices"]
     if name in NARROWED:
         allowed = NARROWED[name].split()
         choices = [choice for choice in choices or allowed if choice in allowed]
     reviewed = name in REVIEWED.split() or name in NARROWED
-    open_value = asked["type"] in ("str", "json") and not choices
+    open_value = question["type"] in ("str", "json") and not choices
     is_ours = _matches(name, " ".join(OURS.values()))
     if not reviewed and (open_value or is_ours):
-        return {"type": asked["type"], "ours": True}
-    if asked["type"] == "bool" and not asked["negatable"]:
+        return {"type": question["type"], "ours": True}
+    if question["type"] == "bool" and not question["negatable"]:
         choices = ["True"]
-    description = {"type": asked["type"], "choices": choices, "default": asked["default"]}
+    description = {"type": question["type"], "choices": choices, "default": question["default"]}
     return {key: value for key, value in description.items() if value is not None}

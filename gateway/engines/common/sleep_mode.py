@@ -17,7 +17,7 @@ from gateway.engines.common.resources import ram_left
 
 FLAG = "enable-sleep-mode"
 # The user's flags beside which nobody has tried it: they move weights or the KV cache themselves.
-_BESIDE = ("cpu-offload", "offload", "kv-offloading")
+_OFFLOADING = ("cpu-offload", "offload", "kv-offloading")
 _STAYS = BoolChoice(value=False, reason="the model never has to leave its GPUs", source="planner")
 _SEGMENTS = "expandable_segments:True"
 
@@ -56,9 +56,9 @@ def chosen(
         return BoolChoice(
             value=False, reason="nobody has tried it beside LoRA adapters", source="planner"
         )
-    if beside := [name for name in args if name.startswith(_BESIDE)]:
+    if offloading := [name for name in args if name.startswith(_OFFLOADING)]:
         return BoolChoice(
-            value=False, reason=f"nobody has tried it beside --{beside[0]}", source="planner"
+            value=False, reason=f"nobody has tried it beside --{offloading[0]}", source="planner"
         )
     if any(_SEGMENTS in value for value in env.values()):
         return BoolChoice(

@@ -36,8 +36,8 @@ class ModelFiles(FrozenRecord, frozen=True):
         files = {"config.json": self.config}
         if self.headers is not None:
             files["model.safetensors"] = self.headers
-        beside = json.loads(self.quant_files or b"{}")
-        return files | {name: json.dumps(content).encode() for name, content in beside.items()}
+        quant_files = json.loads(self.quant_files or b"{}")
+        return files | {name: json.dumps(content).encode() for name, content in quant_files.items()}
 
 
 class StatedGpus(FrozenRecord, frozen=True):
@@ -61,7 +61,7 @@ class StatedGpus(FrozenRecord, frozen=True):
         )
 
 
-WHICH = json.dumps({"kind": None}).encode()
+IDENTITY_QUESTION = json.dumps({"kind": None}).encode()
 """The document that asks which engine is installed."""
 
 

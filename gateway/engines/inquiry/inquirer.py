@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from gateway.domain import EngineAnswer, EngineRef, Question, RuleGap, StartSettings
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.document import (
-    WHICH,
+    IDENTITY_QUESTION,
     BadAnswer,
     ModelFiles,
     StatedGpus,
@@ -43,7 +43,7 @@ class AskedHost(Protocol):
         ...
 
     def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         """The lines that the engine's own Python answers to the document. gpus: those that it gets,
         by UUID. Raises HostError."""
@@ -106,12 +106,12 @@ class Inquirer:
             lines, failed = await self._lines(engine, inquiry, end - time.monotonic())
             problem = problem or failed
             try:
-                fresh = await asyncio.to_thread(read_answers, lines, unknown, source)
+                new_answers = await asyncio.to_thread(read_answers, lines, unknown, source)
             except BadAnswer as error:
                 problem = _nonsense(engine, error)
                 continue
-            await asyncio.to_thread(self._cache.keep, fresh, source, gpus, model)
-            result |= fresh
+            await asyncio.to_thread(self._cache.keep, new_answers, source, gpus, model)
+            result |= new_answers
         if problem is not None and not result:
             raise problem
         return result
@@ -146,7 +146,7 @@ class Inquirer:
     async def installed_engine(self, engine: EngineRef, limit_s: float) -> EngineRef:
         """The engine in this image, by its installed packages. Raises HostError."""
         engine = await self.exact(engine)
-        lines, problem = await self._lines(engine, WHICH, limit_s)
+        lines, problem = await self._lines(engine, IDENTITY_QUESTION, limit_s)
         try:
             kind, version = next((read_engine(line) for line in lines), (None, None))
         except BadAnswer as error:
@@ -168,7 +168,7 @@ class Inquirer:
         return engine.evolve(kind=kind, version=version)
 
     async def _lines(
-        self, engine: EngineRef, asked: bytes, limit_s: float
+        self, engine: EngineRef, document: bytes, limit_s: float
     ) -> tuple[list[bytes], HostError | None]:
         """The lines until the limit or a failure."""
         result: list[bytes] = []
@@ -177,7 +177,7 @@ class Inquirer:
             async with (
                 asyncio.timeout(limit_s),
                 self._turn,
-                contextlib.aclosing(self._host.inquire(engine, asked)) as lines,
+                contextlib.aclosing(self._host.inquire(engine, document)) as lines,
             ):
                 async for line in lines:
                     result.append(line)

@@ -23,7 +23,7 @@ from gateway.store import atomic_file
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html, table 1.
 _DRIVERS = {"12": "525", "13": "580"}
 # Answers of a version beside its flags, by the names of Engine.
-_OWN = (
+_OWN_FIELDS = (
     "default_utilization",
     "default_batched_tokens",
     "default_seqs",
@@ -49,7 +49,7 @@ def profile_of(
             "architectures": [name for names in answer["architectures"].values() for name in names],
             "quantizations": answer["quantizations"],
             "user_env": variables.user_variables(answer["environment"], near.device),
-            **{name: answer[name] for name in _OWN if name in answer},
+            **{name: answer[name] for name in _OWN_FIELDS if name in answer},
         }
         derived = derive_profile(near, version, image).model_dump(exclude={"sources", "head_dims"})
         cuda = _cuda(near, answer)

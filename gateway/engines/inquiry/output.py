@@ -27,7 +27,7 @@ class InquiryOutput:
     """
 
     def __init__(self, most_line: int = MOST_LINE, most_bytes: int = MOST_BYTES) -> None:
-        self._most_line, self._left = most_line, most_bytes
+        self._most_line, self._bytes_left = most_line, most_bytes
         self._line = bytearray()
         self._words: deque[bytes] = deque(maxlen=_LAST_WORDS)
         self._rest = b""
@@ -67,6 +67,6 @@ class InquiryOutput:
         )
 
     def _count(self, text: bytes) -> None:
-        self._left -= len(text)
-        if self._left < 0:
+        self._bytes_left -= len(text)
+        if self._bytes_left < 0:
             raise HostError("What the engine says has no end.", hint=_HINT)

@@ -63,9 +63,9 @@ def command(python: str) -> tuple[str, ...]:
     return (python, "-c", _BEGIN)
 
 
-def input_bytes(asked: bytes) -> bytes:
+def input_bytes(document: bytes) -> bytes:
     """The code and the document of questions, each behind its length."""
-    return packed() + b"%d\n" % len(asked) + asked
+    return packed() + b"%d\n" % len(document) + document
 
 
 @cache

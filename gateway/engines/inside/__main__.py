@@ -86,20 +86,20 @@ def say(out: TextIO, **document: Any) -> None:
     out.flush()
 
 
-def boot(asked: dict[str, Any]) -> None:
+def boot(question: dict[str, Any]) -> None:
     """Make the engine answer for the GPUs that are asked about. Once per process."""
-    gpu = asked.get("gpu")
+    gpu = question.get("gpu")
     capability = None
     if gpu is not None:
         major, minor = map(int, gpu["capability"].split("."))
         capability = major, minor
     boots = importlib.import_module(
-        f"..{asked['kind'].removesuffix('-cpu')}.inside.boot", __package__
+        f"..{question['kind'].removesuffix('-cpu')}.inside.boot", __package__
     )
-    if asked.get("sources") is None:
+    if question.get("sources") is None:
         boots.boot_installed(capability, **_described(gpu))
     else:
-        boots.boot(asked["sources"], capability, **_described(gpu))
+        boots.boot(question["sources"], capability, **_described(gpu))
 
 
 def _described(gpu: dict[str, Any] | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 _MAGIC = b"\x50\xed\x55\xba"
 _PTX, _ELF = 1, 2
 # Bits of an entry's flags: code for this architecture alone ("a"), and for its family ("f").
-_ALONE, _FAMILY = 0x100000, 0x200000
+_EXACT, _FAMILY = 0x100000, 0x200000
 # A damaged file may say anything of its own length.
 _MOST_ENTRIES = 100_000
 
@@ -28,17 +28,21 @@ def compiled(folder: Path) -> dict[str, list[str]]:
     """
     result = {}
     for path in sorted(folder.rglob("*.so")):
-        if held := sorted(
+        if capabilities := sorted(
             _architectures(path), key=lambda item: (item[0], int(re.sub(r"\D", "", item)), item)
         ):
-            result[str(path.relative_to(folder)).partition(".")[0]] = held
+            result[str(path.relative_to(folder)).partition(".")[0]] = capabilities
     return result
 
 
 def common(extensions: Iterable[list[str]]) -> list[str]:
     """The architectures that every extension has."""
     result = [*extensions]
-    return [item for item in result[0] if all(item in held for held in result)] if result else []
+    return (
+        [item for item in result[0] if all(item in capabilities for capabilities in result)]
+        if result
+        else []
+    )
 
 
 def cuda_major(folder: Path) -> int | None:
@@ -62,7 +66,7 @@ def _architectures(path: Path) -> set[str]:
         return set()
 
 
-def _sections(data: mmap.mmap, wanted: bytes) -> Iterator[tuple[int, int]]:
+def _sections(data: mmap.mmap, section_name: bytes) -> Iterator[tuple[int, int]]:
     """Offset and size of each section of this name in a 64-bit ELF file."""
     if data[:5] != b"\x7fELF\x02":
         return
@@ -71,7 +75,7 @@ def _sections(data: mmap.mmap, wanted: bytes) -> Iterator[tuple[int, int]]:
     rows = [struct.unpack_from("<IIQQQQ", data, table + number * size) for number in range(count)]
     for name, _, _, _, offset, length in rows:
         start = rows[names][4] + name
-        if data[start : start + len(wanted) + 1] == wanted + b"\0":
+        if data[start : start + len(section_name) + 1] == section_name + b"\0":
             yield offset, length
 
 
@@ -88,10 +92,10 @@ def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
             (flags,) = struct.unpack_from("<Q", data, entry + 40)
             if kind == _ELF:
                 yield (
-                    f"sm_{architecture}{'a' if flags & _ALONE else 'f' if flags & _FAMILY else ''}"
+                    f"sm_{architecture}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}"
                 )
             elif kind == _PTX:
-                suffix = "a" if flags & _ALONE else "f" if flags & _FAMILY else ""
+                suffix = "a" if flags & _EXACT else "f" if flags & _FAMILY else ""
                 yield f"compute_{architecture}{suffix}"
             if not header + length:
                 return

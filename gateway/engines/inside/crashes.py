@@ -28,7 +28,7 @@ _WORDS = re.compile(
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
 _PACKAGES = re.compile(r"/(site|dist)-packages/")
 _STANDARD = sysconfig.get_paths()["stdlib"] + "/"
-_OWN = __name__.partition(".")[0]
+_OWN_PACKAGE = __name__.partition(".")[0]
 
 _touched: set[types.CodeType] = set()
 
@@ -72,8 +72,10 @@ def is_stand_in(value: object) -> bool:
     """Whether the value, its class or the class of that one is of this package."""
     kinds = (type(value), type(type(value)))
     if isinstance(value, types.FunctionType):
-        return value.__module__.partition(".")[0] == _OWN
-    return any(str(getattr(kind, "__module__", "")).partition(".")[0] == _OWN for kind in kinds)
+        return value.__module__.partition(".")[0] == _OWN_PACKAGE
+    return any(
+        str(getattr(kind, "__module__", "")).partition(".")[0] == _OWN_PACKAGE for kind in kinds
+    )
 
 
 def _relative_path(filename: str) -> str:
@@ -106,8 +108,8 @@ def _names_stand_in(frame: types.FrameType, line: str) -> bool:
     """Whether the line reads a value of a stand-in, or a collection that holds one."""
     names = (name.split(".") for name in _NAME.findall(line))
     values = [value for name in names for value in _read(frame, name)]
-    held = (one for value in values for one in _values_in(value))
-    return any(is_stand_in(value) for value in (*values, *held))
+    parts = (one for value in values for one in _values_in(value))
+    return any(is_stand_in(value) for value in (*values, *parts))
 
 
 def _values_in(value: object) -> list[object]:

@@ -56,12 +56,14 @@ def config_classes(registered: Mapping[str, str]) -> dict[str, list[str]]:
     auto: Any = importlib.import_module("transformers.models.auto.configuration_auto")
     tokenizers: Any = importlib.import_module("transformers.models.auto.tokenization_auto")
     classes: dict[str, str] = {**auto.CONFIG_MAPPING_NAMES, **registered}
-    spoken = {auto.CONFIG_MAPPING_NAMES.get(name) for name in tokenizers.TOKENIZER_MAPPING_NAMES}
+    text_classes = {
+        auto.CONFIG_MAPPING_NAMES.get(name) for name in tokenizers.TOKENIZER_MAPPING_NAMES
+    }
     # Published tokenizers of these are known to be wrong, so their code is left alone.
     wrong = getattr(tokenizers, "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS", ())
     return {
         "config_classes": sorted(classes),
         "tokenizers": sorted(
-            name for name, item in classes.items() if item in spoken or name in wrong
+            name for name, item in classes.items() if item in text_classes or name in wrong
         ),
     }

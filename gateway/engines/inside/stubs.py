@@ -265,8 +265,8 @@ def fake_cuda(
         setattr(torch.accelerator, name, _always(answer))
 
 
-def fake_ops(namespaces: set[str], known: dict[str, Callable[..., Any]]) -> None:
-    """`torch.ops.NAMESPACE.ANY` exists without the extension that registers it; `known` are host
+def fake_ops(namespaces: set[str], fakes: dict[str, Callable[..., Any]]) -> None:
+    """`torch.ops.NAMESPACE.ANY` exists without the extension that registers it; `fakes` are host
     functions of `_C`."""
     torch: Any = importlib.import_module("torch")
     base: Any = importlib.import_module("torch._ops")._OpNamespace
@@ -291,5 +291,5 @@ def fake_ops(namespaces: set[str], known: dict[str, Callable[..., Any]]) -> None
         return register(op, func, **kwargs) if func else register(op, **kwargs)
 
     torch.library.register_fake = register_fake
-    for name, function in known.items():
+    for name, function in fakes.items():
         setattr(torch.ops._C, name, function)

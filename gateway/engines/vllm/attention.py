@@ -275,7 +275,7 @@ def _named(forced: str | None) -> str | None:
     return None if forced is None or forced.lower() == "auto" else forced.upper()
 
 
-def _unknown(what: str, reason: str) -> BackendChoice:
+def _unknown(subject: str, reason: str) -> BackendChoice:
     return BackendChoice(
-        backend=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown"
+        backend=None, refused=(Refusal(kernel=subject, reason=reason),), status="unknown"
     )

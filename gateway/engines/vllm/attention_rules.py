@@ -89,7 +89,7 @@ def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
     blocks = (
         (size, subject._replace(attention=query._replace(block_size=size))) for size in _BLOCKS
     )
-    return next((size for size, asked in blocks if not first_refusal(backend.block, asked)), None)
+    return next((size for size, check in blocks if not first_refusal(backend.block, check)), None)
 
 
 def _query(subject: Subject) -> AttentionQuery:

@@ -361,8 +361,8 @@ class VllmRules(VllmKind):
     def _share(self, footprint: Footprint, limit: float) -> float:
         """The part of each GPU that is free beside the engine's memory outside its share, in
         hundredths; `most` at most."""
-        candidate, beside = footprint.candidate, _beside_bytes(footprint)
-        room = min((free - beside) * 100 // total for free, total in candidate.devices.room)
+        candidate, beside_bytes = footprint.candidate, _beside_bytes(footprint)
+        room = min((free - beside_bytes) * 100 // total for free, total in candidate.devices.room)
         spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.seen))
         return max(0.0, (min(math.floor(limit * 100), room) - spared) / 100)
 
@@ -469,7 +469,7 @@ def _beside_bytes(footprint: Footprint) -> int:
     """Bytes of the engine on each GPU outside its share, corrected by starts of this version on
     this kind of GPU."""
     candidate = footprint.candidate
-    beside = vllm_memory.beside_bytes(
+    outside_bytes = vllm_memory.beside_bytes(
         candidate.inputs.spec,
         candidate.stage,
         footprint.load,
@@ -477,7 +477,7 @@ def _beside_bytes(footprint: Footprint) -> int:
         through_host=candidate.through_host,
     )
     # Each of these facts is what was missing with those before it.
-    return beside + sum(
+    return outside_bytes + sum(
         fact.value or 0 for fact in candidate.inputs.facts.holding("beside_memory", candidate.scope)
     )
 

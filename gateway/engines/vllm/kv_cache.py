@@ -166,7 +166,7 @@ def cache(
     None: the version's default.
     """
     tp, dtype = rank.tp, rank.dtype
-    kept = _attention(attention, tp, dtype, rank.kv_dtype, block)
+    layer_tables = _attention(attention, tp, dtype, rank.kv_dtype, block)
     stateful = [
         group
         for group in attention
@@ -179,16 +179,18 @@ def cache(
         default=0,
     )
     if state > 0:
-        kept = _with_states(kept, stateful, state, block, traits, rank.capability, prefixes)
+        layer_tables = _with_states(
+            layer_tables, stateful, state, block, traits, rank.capability, prefixes
+        )
     # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp >
     # 1.
     batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
-    aside = 1 if "null_block" in traits else 0
-    merged = _merged(kept)
+    blocks_aside = 1 if "null_block" in traits else 0
+    merged = _merged(layer_tables)
     if len({(table.kind, table.window, table.block) for table in merged}) <= 1:
         # UniformTypeKVCacheSpecs: one group, each layer with a page of its own size.
         total = sum(table.layers * table.page for table in merged)
-        return Cache(merged[0].block if merged else block, total, merged[:1], batches, aside)
+        return Cache(merged[0].block if merged else block, total, merged[:1], batches, blocks_aside)
     pages = _one_page(merged, "pages_are_padded" in traits)
     size = _group_size([table.layers for table in merged])
     tables = tuple(table.evolve(count=-(-table.layers // size)) for table in pages)
@@ -201,7 +203,12 @@ def cache(
             + " bytes do not divide each other"
         )
     return Cache(
-        token_block, size * max(table.page for table in tables), tables, batches, aside, refused
+        token_block,
+        size * max(table.page for table in tables),
+        tables,
+        batches,
+        blocks_aside,
+        refused,
     )
 
 
@@ -253,7 +260,7 @@ def state_bytes(recurrent: Recurrent, tp: int, dtype: str) -> int:
 
 
 def _with_states(
-    kept: list[BlockTable],
+    tables: list[BlockTable],
     groups: Sequence[AttentionGroup],
     state: int,
     block: int,
@@ -276,12 +283,14 @@ def _with_states(
             states, step = 3, math.lcm(block, _DELTA_STEP)
         elif mamba:
             states = 3
-    token = kept[0].page // kept[0].block if kept else 0
+    token = tables[0].page // tables[0].block if tables else 0
     if token:
         block = max(block, step * -(-state // (step * token)))
-        kept = [table.evolve(page=table.page // table.block * block, block=block) for table in kept]
+        tables = [
+            table.evolve(page=table.page // table.block * block, block=block) for table in tables
+        ]
     page = block * token or state
-    return kept + [
+    return tables + [
         BlockTable("state", group.layers, block, page, states=states) for group in groups
     ]
 
@@ -294,12 +303,12 @@ def _flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
     )
 
 
-def _merged(kept: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
+def _merged(tables: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
     """Layers with equal content are one kind, even if they differ otherwise."""
-    if len(kept) < 2:
-        return tuple(kept)
+    if len(tables) < 2:
+        return tuple(tables)
     result: dict[BlockTable, int] = {}
-    for table in kept:
+    for table in tables:
         kind = table.evolve(layers=0)
         result[kind] = result.get(kind, 0) + table.layers
     return tuple(kind.evolve(layers=layers) for kind, layers in result.items())

@@ -137,7 +137,7 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     kinds = {group.kind for group in built.attention}
     sees = "vision" in kinds
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
-    beside = (6 * hidden if sees else 0) + (_LATENT if "mla" in kinds else 0)
+    embedding_values = (6 * hidden if sees else 0) + (_LATENT if "mla" in kinds else 0)
     logits = min(load.seqs, tokens) * spec.vocab if spec.generates else 0
     sampling = round(_LOGIT[load.runner] * logits) + hidden
     # A model that sees is given embeddings, so that its compiled part has none.
@@ -147,7 +147,7 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
         if load.graphs and not sees
         else 0
     )
-    return max(forward, sampling, compiling) + experts + beside
+    return max(forward, sampling, compiling) + experts + embedding_values
 
 
 @lru_cache(maxsize=256)  # asked for each budget that is tried, by all engine versions
@@ -175,12 +175,12 @@ def beside_bytes(
     through_host: the GPUs reach each other only through the host's memory.
     """
     nccl = _NCCL_THROUGH_HOST if through_host else _NCCL
-    beside = _CONTEXT + (nccl if load.rank.tp * load.rank.pp * load.rank.dp > 1 else 0)
+    outside_bytes = _CONTEXT + (nccl if load.rank.tp * load.rank.pp * load.rank.dp > 1 else 0)
     if load.runner == 2 and spec.generates:
-        beside += _warm_bytes(spec, load)
+        outside_bytes += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
-        beside += _graphs(built, load, _CAPTURED_OF_LAYER)
-    return beside
+        outside_bytes += _graphs(built, load, _CAPTURED_OF_LAYER)
+    return outside_bytes
 
 
 def _fused_bytes(spec: ModelSpec, load: Workload) -> int:
@@ -238,10 +238,10 @@ def memory(
         activation_bytes(spec, built, load),
         load.rank.tp * load.rank.pp * load.rank.dp,
     )
-    overhead, beside = 2 * GIB, GIB // 2
+    overhead, outside_bytes = 2 * GIB, GIB // 2
     if load.device == "cuda":
         overhead = _OVERHEAD if ranks == 1 else _OVERHEAD_OF_RANKS
-        beside = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
+        outside_bytes = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
         overhead += _fused_bytes(spec, load)
     overhead += position_bytes(spec, built, load.rank.dtype)
     counted = graphs_in_budget and load.runner == 1
@@ -269,5 +269,5 @@ def memory(
         kv_bytes_per_token=per_token,
         kv_tokens=kv // per_token if per_token else 0,
         low=weights_bytes - unsure + activation // 2 + overhead // 2,
-        high=weights_bytes + weights_bytes // 50 + unsure + limit + overhead + beside,
+        high=weights_bytes + weights_bytes // 50 + unsure + limit + overhead + outside_bytes,
     )

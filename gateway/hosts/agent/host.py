@@ -125,9 +125,9 @@ class AgentHost:
         return (await self._final_answer(IdentityCall(engine=engine), self._timeout_s)).identity
 
     async def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        packed = base64.b64encode(zlib.compress(asked)).decode()
+        packed = base64.b64encode(zlib.compress(document)).decode()
         if len(packed) > MOST_BYTES_OF_CALL // 2:
             raise HostError(
                 "The model has too many tensors for a call to the agent.",

@@ -31,26 +31,26 @@ _MOST_PIDS = 2**19
 
 
 def check_engine(
-    asked: EngineRef, engine: Engine, allowed: AllowedImages, resolved: Mapping[str, str]
+    requested: EngineRef, engine: Engine, allowed: AllowedImages, resolved: Mapping[str, str]
 ) -> None:
     """Raises AgentRefusal unless the engine is that of the profile, in an allowed image.
 
     `resolved` maps digests to image names that the agent itself found. A caller alone could name
     any image of this machine.
     """
-    if (asked.kind, asked.version) != (engine.kind, engine.version):
-        raise _refusal(f"this is the profile of {engine.ref}, not of {str(asked)[:80]!r}")
-    if not allowed.allows(asked.image or ""):
-        message, hint = allowed.refusal(asked.image or "")
+    if (requested.kind, requested.version) != (engine.kind, engine.version):
+        raise _refusal(f"this is the profile of {engine.ref}, not of {str(requested)[:80]!r}")
+    if not allowed.allows(requested.image or ""):
+        message, hint = allowed.refusal(requested.image or "")
         raise AgentRefusal(f"The agent refuses: {message[0].lower()}{message[1:]}", hint=hint)
-    if asked.digest is None:
+    if requested.digest is None:
         return
-    if not is_digest_of(asked.digest, asked.image or "") or (
-        "@" not in asked.digest and resolved.get(asked.digest) != asked.image
+    if not is_digest_of(requested.digest, requested.image or "") or (
+        "@" not in requested.digest and resolved.get(requested.digest) != requested.image
     ):
         raise AgentRefusal(
-            f"The agent refuses: {asked.digest[:80]!r} is not an image that it found under the name"
-            f" {asked.image}.",
+            f"The agent refuses: {requested.digest[:80]!r} is not an image that it found under the"
+            f" name {requested.image}.",
             hint="`fitserve retry NAME` uses the present image of that name.",
         )
 

@@ -109,15 +109,15 @@ def _volumes(client: APIClient, owner: str) -> list[Attributes]:
     return [*(volumes or ())]
 
 
-def _make_room(client: APIClient, kept: str, others: list[Attributes]) -> None:
+def _make_room(client: APIClient, volume: str, candidates: list[Attributes]) -> None:
     """Remove the oldest unused other volumes until all are small enough together."""
     from docker.errors import APIError
 
-    sizes = _sizes(client) if others else {}
-    names = [one["Name"] for one in sorted(others, key=lambda one: str(one["CreatedAt"]))]
+    sizes = _sizes(client) if candidates else {}
+    names = [one["Name"] for one in sorted(candidates, key=lambda one: str(one["CreatedAt"]))]
     for name in (*names,):
         if (
-            sum(sizes.get(one, 0) for one in (kept, *names)) <= MOST_BYTES
+            sum(sizes.get(one, 0) for one in (volume, *names)) <= MOST_BYTES
             if sizes
             else len(names) < MOST_UNMEASURED
         ):

@@ -54,11 +54,13 @@ def image_of(engine: EngineRef) -> str:
     return engine.digest or engine.image
 
 
-def digest_of(found: Attributes, image: str) -> str:
+def digest_of(attributes: Attributes, image: str) -> str:
     """The permanent reference of an inspected image: its repository digest, which can be pulled
     again, or its id if it was built here."""
-    names = sorted(found.get("RepoDigests") or ())
-    return next((name for name in names if repository(name) == repository(image)), str(found["Id"]))
+    names = sorted(attributes.get("RepoDigests") or ())
+    return next(
+        (name for name in names if repository(name) == repository(image)), str(attributes["Id"])
+    )
 
 
 def create(client: APIClient, spec: LaunchSpec, network: str, owner: str) -> str:
@@ -172,11 +174,11 @@ def running_instance(
     )
 
 
-def instance_of(found: Attributes, network: str) -> Instance:
+def instance_of(attributes: Attributes, network: str) -> Instance:
     """The instance by an inspected container of ours."""
-    labels, state = found["Config"]["Labels"], found["State"]
+    labels, state = attributes["Config"]["Labels"], attributes["State"]
     if state["Status"] in RUNNING:
-        return running_instance(labels, found["NetworkSettings"]["Networks"], network)
+        return running_instance(labels, attributes["NetworkSettings"]["Networks"], network)
     if state["Status"] == "created":
         return _instance(labels, state="created")
     return _instance(
@@ -184,7 +186,7 @@ def instance_of(found: Attributes, network: str) -> Instance:
     )
 
 
-def _instance(labels: dict[str, str], **seen: Any) -> Instance:
+def _instance(labels: dict[str, str], **state: Any) -> Instance:
     return Instance(
         name=labels["fitserve.name"],
         model=labels["fitserve.model"],
@@ -192,7 +194,7 @@ def _instance(labels: dict[str, str], **seen: Any) -> Instance:
         fingerprint=labels["fitserve.fingerprint"],
         key=Secret(labels["fitserve.key"]) if "fitserve.key" in labels else None,
         origin="container",
-        **seen,
+        **state,
     )
 
 

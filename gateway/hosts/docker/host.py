@@ -183,7 +183,7 @@ class DockerHost:
         return str((await self._images.inspect(engine))["Id"])
 
     async def inquire(
-        self, engine: EngineRef, asked: bytes, gpus: tuple[str, ...] = ()
+        self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         image, output = self._images.name_of(engine), InquiryOutput()
         container, version = await self._docker.call(
@@ -203,7 +203,7 @@ class DockerHost:
             ):
                 await self._docker.call(partial(_start_inquiry, container, image), _SLOW_S)
                 # The input is written while output is read.
-                log_stream.write(script.input_bytes(asked))
+                log_stream.write(script.input_bytes(document))
                 frames = bytearray()
                 while chunk := await answer_stream.read(CHUNK):
                     frames += chunk

@@ -108,12 +108,12 @@ class LogLines:
         self._frames = bytearray()
         self._pending: dict[int, bytearray] = {}
         self._last = b""
-        self._given = b""
+        self._sent_stamp = b""
 
     def resume(self) -> str:
         """Begin an answer from its start. Returns the `since` (Unix seconds) to ask for."""
         self._frames.clear()
-        self._given = self._last
+        self._sent_stamp = self._last
         if not self._last:
             return "0"
         whole, fraction = self._last[:19].decode(), self._last[20:-1].decode()
@@ -125,7 +125,7 @@ class LogLines:
         for source, entry in whole_frames(self._frames):
             stamp, _, text = entry.partition(b" ")
             # Timestamps have a fixed width, so they compare as text.
-            if stamp <= self._given:
+            if stamp <= self._sent_stamp:
                 continue
             self._last = max(self._last, stamp)
             pending = self._pending.setdefault(source, bytearray())
@@ -146,7 +146,7 @@ class PullProgress:
     def __init__(self, image: str) -> None:
         self._image = image
         self._line = b""
-        self._done: dict[str, int] = {}
+        self._bytes_by_layer: dict[str, int] = {}
         self._total: dict[str, int] = {}
         self._unknown: set[str] = set()
         self.error: str | None = None
@@ -169,8 +169,8 @@ class PullProgress:
             self._unknown.add(layer)
         elif status == "Downloading":
             self._unknown.discard(layer)
-            self._done[layer] = detail.get("current", 0)
-            self._total[layer] = max(detail.get("total", 0), self._done[layer])
+            self._bytes_by_layer[layer] = detail.get("current", 0)
+            self._total[layer] = max(detail.get("total", 0), self._bytes_by_layer[layer])
         elif status in (
             "Verifying Checksum",
             "Download complete",
@@ -179,14 +179,14 @@ class PullProgress:
             "Already exists",
         ):
             self._unknown.discard(layer)
-            self._done[layer] = self._total.get(layer, 0)
+            self._bytes_by_layer[layer] = self._total.get(layer, 0)
 
     def __str__(self) -> str:
         return self.words()
 
     def words(self) -> str:
         """The progress with its figures, where they are known."""
-        done_bytes, total = sum(self._done.values()), sum(self._total.values())
+        done_bytes, total = sum(self._bytes_by_layer.values()), sum(self._total.values())
         if not total:
             return f"pulling {self._image}"
         if done_bytes == total and not self._unknown:

@@ -17,14 +17,14 @@ from gateway.hosts.process import child
 from gateway.machine.environment import variables
 
 
-async def ask(python: Path, folder: Path, asked: bytes) -> AsyncGenerator[bytes, None]:
+async def ask(python: Path, folder: Path, document: bytes) -> AsyncGenerator[bytes, None]:
     """The lines that `python` answers. It writes below `folder` only. Raises HostError."""
     with _temporary_folder(folder) as place:
         environment = {**variables(str(python), Path(place)), "TMPDIR": place}
         async with aclosing(
             child.lines_of(
                 script.command(str(python)),
-                script.input_bytes(asked),
+                script.input_bytes(document),
                 cwd=Path(place),
                 env=environment,
             )
@@ -71,7 +71,7 @@ class OnePython:
     def inquire(
         self,
         engine: EngineRef,  # noqa: ARG002 - a host's signature
-        asked: bytes,
+        document: bytes,
         gpus: tuple[str, ...] = (),  # noqa: ARG002
     ) -> AsyncGenerator[bytes, None]:
-        return ask(self._python, self._folder, asked)
+        return ask(self._python, self._folder, document)

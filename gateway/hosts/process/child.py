@@ -18,7 +18,7 @@ _CHUNK = 64 * 1024
 
 
 async def lines_of(
-    command: Sequence[str], given: bytes, *, cwd: Path, env: Mapping[str, str]
+    command: Sequence[str], input_bytes: bytes, *, cwd: Path, env: Mapping[str, str]
 ) -> AsyncGenerator[bytes, None]:
     """The lines of its standard output, without line ends. Raises HostError with its last words if
     it fails.
@@ -42,7 +42,7 @@ async def lines_of(
         ) from error
     output = InquiryOutput()
     feeding, listening = (
-        asyncio.create_task(_feed(child, given)),
+        asyncio.create_task(_feed(child, input_bytes)),
         asyncio.create_task(_listen(child, output)),
     )
     try:
@@ -61,10 +61,10 @@ async def lines_of(
         await asyncio.gather(feeding, listening, return_exceptions=True)
 
 
-async def _feed(child: asyncio.subprocess.Process, given: bytes) -> None:
+async def _feed(child: asyncio.subprocess.Process, input_bytes: bytes) -> None:
     if child.stdin is not None:
         with suppress(BrokenPipeError, ConnectionResetError):
-            child.stdin.write(given)
+            child.stdin.write(input_bytes)
             await child.stdin.drain()
 
 

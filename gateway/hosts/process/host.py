@@ -193,10 +193,10 @@ class ProcessHost:
     def inquire(
         self,
         engine: EngineRef,
-        asked: bytes,
+        document: bytes,
         gpus: tuple[str, ...] = (),  # noqa: ARG002 - it sees all
     ) -> AsyncGenerator[bytes, None]:
-        return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", asked)
+        return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", document)
 
     async def close(self) -> None:
         """No connection to the engines exists. Prepared processes wait for the next gateway."""

@@ -112,12 +112,12 @@ def writers(file: Path) -> list[ProcessStat]:
     return []
 
 
-def _writes(pid: int, wanted: os.stat_result) -> bool:
+def _writes(pid: int, status: os.stat_result) -> bool:
     with suppress(OSError), os.scandir(PROC / str(pid) / "fd") as entries:
         for entry in entries:
             # It may be closed meanwhile.
             with suppress(OSError):
-                if os.path.samestat(entry.stat(), wanted):
+                if os.path.samestat(entry.stat(), status):
                     flags = (
                         (PROC / str(pid) / "fdinfo" / entry.name)
                         .read_text()

@@ -104,40 +104,40 @@ def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
     )
 
 
-def judged(name: str, said: ParsedAnswer) -> Ability:
+def judged(name: str, parsed: ParsedAnswer) -> Ability:
     """The verdict on one ability."""
     if name in ("tools", "required_tools"):
-        problem = _call(said)
+        problem = _call(parsed)
         proof = f"it called {TOOL} with arguments that fit"
     elif name == "reasoning":
         problem = (
             ""
-            if said.thoughts.strip()
-            else f"its answer comes without thoughts apart: {_begin(said.content)}"
+            if parsed.thoughts.strip()
+            else f"its answer comes without thoughts apart: {_begin(parsed.content)}"
         )
-        problem = problem or ("" if said.content.strip() else "its thoughts came, and no answer")
-        proof = f"{len(said.thoughts)} characters of thoughts came apart from the answer"
+        problem = problem or ("" if parsed.content.strip() else "its thoughts came, and no answer")
+        proof = f"{len(parsed.thoughts)} characters of thoughts came apart from the answer"
     else:
         problem = (
             ""
-            if fits(said.content, ANSWER)
-            else f"its answer does not fit the schema: {_begin(said.content)}"
+            if fits(parsed.content, ANSWER)
+            else f"its answer does not fit the schema: {_begin(parsed.content)}"
         )
         proof = "its answer fits the schema"
     if not problem:
         return Ability(state="proven", evidence=proof)
-    if not said.whole:
+    if not parsed.whole:
         return Ability(
             evidence=f"{problem}; the answer was cut off at the most tokens that are waited for"
         )
     return Ability(state="not proven", evidence=problem)
 
 
-def _call(said: ParsedAnswer) -> str:
+def _call(parsed: ParsedAnswer) -> str:
     """The fault of a tool call; "": none."""
-    if not said.calls:
-        return f"it called no tool, and said: {_begin(said.content)}"
-    name, arguments = said.calls[0]
+    if not parsed.calls:
+        return f"it called no tool, and said: {_begin(parsed.content)}"
+    name, arguments = parsed.calls[0]
     if name != TOOL:
         return f"it called {_begin(name)}, which was not offered"
     return (

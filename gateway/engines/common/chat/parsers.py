@@ -70,7 +70,7 @@ class Writing(FrozenRecord, frozen=True, eq=False):
     tools: Dialect | None
     reasoning: Dialect | None
     # All plans of an engine version have the same.
-    _told: dict[tuple[str, str | None, str], Choice[str]] = field(default_factory=dict)
+    _choices: dict[tuple[str, str | None, str], Choice[str]] = field(default_factory=dict)
 
     def tool_parser(self, engine: Engine) -> Choice[str]:
         """The parser of tool calls, or "none" with the reason."""
@@ -80,13 +80,17 @@ class Writing(FrozenRecord, frozen=True, eq=False):
         """The parser that separates reasoning from the answer, or "none" with the reason."""
         return self._parser(self.reasoning, engine, REASONING, "thoughts")
 
-    def _parser(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
+    def _parser(
+        self, dialect: Dialect | None, engine: Engine, flag: str, subject: str
+    ) -> Choice[str]:
         key = engine.ref, engine.image, flag
-        if key not in self._told:
-            self._told[key] = self._chosen(dialect, engine, flag, what)
-        return self._told[key]
+        if key not in self._choices:
+            self._choices[key] = self._chosen(dialect, engine, flag, subject)
+        return self._choices[key]
 
-    def _chosen(self, dialect: Dialect | None, engine: Engine, flag: str, what: str) -> Choice[str]:
+    def _chosen(
+        self, dialect: Dialect | None, engine: Engine, flag: str, subject: str
+    ) -> Choice[str]:
         spec, option = self.spec, engine.flags.get(flag)
         if spec.task != "generate":
             return StrChoice(
@@ -99,7 +103,7 @@ class Writing(FrozenRecord, frozen=True, eq=False):
                 value=NONE, reason="the model has no chat template", source="chat template"
             )
         if dialect is None:
-            reason = f"the chat template has no form of {what} that is known"
+            reason = f"the chat template has no form of {subject} that is known"
             return StrChoice(value=NONE, reason=reason, source="chat template")
         if missing := [token for token in dialect.tokens if token not in spec.added_tokens]:
             reason = (
@@ -115,7 +119,6 @@ class Writing(FrozenRecord, frozen=True, eq=False):
             reason = f"{engine.ref} has no parser {' or '.join(dialect.parsers)}"
             return StrChoice(value=NONE, reason=reason, source=f"profile {engine.ref}")
         marks = [*dialect.holds, *([dialect.begins] if dialect.begins else [])]
-        reason = (
-            f"the chat template writes {what} as {' '.join(marks[:2]) or spec.model_type} has them"
-        )
+        example = " ".join(marks[:2]) or spec.model_type
+        reason = f"the chat template writes {subject} as {example} has them"
         return StrChoice(value=value, reason=reason, source=dialect.source)

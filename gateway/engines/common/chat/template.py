@@ -28,12 +28,14 @@ class Chosen(NamedTuple):
     digest: str | None = None
 
 
-def chosen(spec: ModelSpec, given: ChatTemplate | None, repairs: Iterable[Repair] = ()) -> Chosen:
-    if given is not None:
+def chosen(
+    spec: ModelSpec, user_template: ChatTemplate | None, repairs: Iterable[Repair] = ()
+) -> Chosen:
+    if user_template is not None:
         return Chosen(
-            StrChoice(value=str(given), reason="set by the user", source="user"),
-            given.text,
-            given.digest,
+            StrChoice(value=str(user_template), reason="set by the user", source="user"),
+            user_template.text,
+            user_template.digest,
         )
     if spec.chat_template is None:
         return Chosen(
@@ -44,12 +46,14 @@ def chosen(spec: ModelSpec, given: ChatTemplate | None, repairs: Iterable[Repair
         )
     text, faults = repaired(spec.chat_template, repairs)
     if faults:
-        made = ChatTemplate(text=text, name="repaired")
+        mended = ChatTemplate(text=text, name="repaired")
         reason = (
             f"the published one is known to be broken: {'; '.join(item.why for item in faults)}"
         )
         return Chosen(
-            StrChoice(value=str(made), reason=reason, source=faults[0].source), text, made.digest
+            StrChoice(value=str(mended), reason=reason, source=faults[0].source),
+            text,
+            mended.digest,
         )
     why = "the one that comes with the model"
     return Chosen(

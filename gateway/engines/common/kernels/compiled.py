@@ -22,14 +22,14 @@ def runs(compiled: tuple[str, ...], capability: str) -> Literal["code", "ptx", "
     device, result = (int(major), int(minor)), {"no"}
     for match in filter(None, map(_NAME.fullmatch, compiled)):
         kind, built_for, letter = match[1], (int(match[2]), int(match[3])), match[4]
-        alone = (
+        runs_here = (
             built_for == device
             if letter == "a"
             else built_for[0] == device[0] and built_for <= device
         )
-        if kind == "sm" and alone:
+        if kind == "sm" and runs_here:
             result.add("code")
-        elif kind == "compute" and (alone if letter else built_for <= device):
+        elif kind == "compute" and (runs_here if letter else built_for <= device):
             result.add("ptx")
     return "code" if "code" in result else "ptx" if "ptx" in result else "no"
 

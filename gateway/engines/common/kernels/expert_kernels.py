@@ -185,10 +185,12 @@ def choose_moe(
 _ROUTINGS = ("renormalize", "default", "sigmoid", "minimax", "deepseek")
 
 
-def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *asked: Any) -> MoeChoice:
+def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *arguments: Any) -> MoeChoice:
     """For a router that is not known: the backend that every kind of router gets, if all get the
     same."""
-    choices = [choose_moe(rules, shape._replace(routing=routing), *asked) for routing in _ROUTINGS]
+    choices = [
+        choose_moe(rules, shape._replace(routing=routing), *arguments) for routing in _ROUTINGS
+    ]
     if len({(choice.kernel, choice.status, choice.padded_to) for choice in choices}) > 1:
         return _unknown(
             "the backend depends on how experts are chosen for a token, which is not known here of"

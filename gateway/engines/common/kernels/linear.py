@@ -116,13 +116,13 @@ def choose(
     packages: frozenset[str] | None = None,
     disabled: frozenset[str] = frozenset(),
     forced: str | None = None,
-    seen: Callable[[str], str | None] = lambda _: None,
+    refusals: Callable[[str], str | None] = lambda _: None,
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
     packages: importable beside the engine; None: those of its official image. disabled:
-    VLLM_DISABLED_KERNELS. forced: --linear-backend. seen: observed refusals of kernels for such a
-    layer, which override these rules.
+    VLLM_DISABLED_KERNELS. forced: --linear-backend. refusals: observed ones for such a layer, which
+    override these rules.
     """
     installed = frozenset(rules.packages) if packages is None else packages
     subject = Subject(capability, installed, layer=shape, disabled=disabled)
@@ -156,7 +156,7 @@ def choose(
         kernel = rules.kernels[name]
         obstacle = first_refusal(kernel.requires, subject)
         at_start = obstacle is None or ".cu" in kernel.source
-        obstacle = obstacle or seen(name)
+        obstacle = obstacle or refusals(name)
         if obstacle is None and name in disabled and path.disablable and kernel.disablable:
             obstacle = DISABLED
         if obstacle is None:
@@ -185,9 +185,9 @@ def _no_kernel(*refused: Refusal) -> KernelChoice:
     return KernelChoice(kernel=None, refused=refused, status="none")
 
 
-def _unknown(what: str, reason: str) -> KernelChoice:
+def _unknown(subject: str, reason: str) -> KernelChoice:
     return KernelChoice(
-        kernel=None, refused=(Refusal(kernel=what, reason=reason),), status="unknown"
+        kernel=None, refused=(Refusal(kernel=subject, reason=reason),), status="unknown"
     )
 
 

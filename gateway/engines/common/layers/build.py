@@ -164,9 +164,9 @@ def _schemed(
 ) -> tuple[Linear, ...]:
     """One Linear for each scheme of a layer."""
     result: list[Linear] = []
-    for item, said in zip(layers, schemes, strict=True):
+    for item, numbers_by_scheme in zip(layers, schemes, strict=True):
         plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
-        schemed = {UNQUANTIZED: item.numbers} if plain else said
+        schemed = {UNQUANTIZED: item.numbers} if plain else numbers_by_scheme
         whole = (
             WHOLE_GATES in traits
             and item.modules == ("in_proj_b", "in_proj_a")
@@ -246,9 +246,9 @@ def _narrow_dtype(group: TensorGroup, traits: Collection[str]) -> TensorGroup:
 def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup]) -> bool:
     """Whether the headers hold another number of elements than the config says."""
     stored = sum(group.count * math.prod(group.shape) for group in headers)
-    said = sum(
+    expected = sum(
         len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
         for item in plan.linears
     )
-    said += sum(group.count * math.prod(group.shape) for group in _loaded(plan, spec))
-    return abs(stored - said) > _TOLERANCE * said
+    expected += sum(group.count * math.prod(group.shape) for group in _loaded(plan, spec))
+    return abs(stored - expected) > _TOLERANCE * expected

@@ -113,7 +113,7 @@ def _part(
     attending: Sequence[int],
 ) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
-    linears, others = [], []
+    linears, rest_groups = [], []
     for layer in built.linears:
         numbers = _numbers(layer, layers, part, whole)
         if numbers:
@@ -122,9 +122,9 @@ def _part(
     for tensor in built.others:
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.is_known):
             changed = tensor.evolve(count=_share(tensor.count, layers, part))
-            others.append(changed)
+            rest_groups.append(changed)
         elif _at_end(tensor, layers, part, whole, tied):
-            others.append(tensor)
+            rest_groups.append(tensor)
     attention = tuple(
         [
             _with_layers(group, count)
@@ -132,7 +132,7 @@ def _part(
         ]
     )
     return BuiltModel(
-        tuple(linears), tuple(others), attention, built.is_known, built.assumed, built.guessed
+        tuple(linears), tuple(rest_groups), attention, built.is_known, built.assumed, built.guessed
     )
 
 

@@ -200,18 +200,22 @@ def modelopt(block: Block) -> Quantization:
     fields = block.config.get("quantization", block.config)
     # The deeper form has exclusions under the first name only.
     names = ("ignore", "exclude_modules") if fields is block.config else ("exclude_modules",)
-    written = words(fields, *names)
+    exclusions = words(fields, *names)
     # Where the engine renames a family's modules it reads `path*` as the module and all below it,
     # elsewhere as a prefix.
-    stars = [entry for entry in written if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."]
-    prefixes = [entry for entry in written if entry not in stars] + [entry[:-1] for entry in stars]
+    stars = [
+        entry for entry in exclusions if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."
+    ]
+    prefixes = [entry for entry in exclusions if entry not in stars] + [
+        entry[:-1] for entry in stars
+    ]
     prefixes = [
         block.renamed(entry) for entry in (*prefixes, *(f"{entry[:-1]}.*" for entry in stars))
     ]
-    prefixed = [block.renamed(entry) for entry in written]
+    prefixed = [block.renamed(entry) for entry in exclusions]
     algorithm = _checkpoint_algorithm(block, str(fields["quant_algo"]).upper())
     size = fields.get("group_size")
-    each = {
+    layer_schemes = {
         block.renamed(str(name)): _algorithm(
             str(item["quant_algo"]).upper(), item.get("group_size", size)
         )
@@ -244,23 +248,23 @@ def modelopt(block: Block) -> Quantization:
                 and base.kind in ("fp8_token", "fp8_block")
             )
             return make_scheme("fp8_tensor", 8, static_activation=True) if fp8 else base
-        return _listed(layer, each)
+        return _listed(layer, layer_schemes)
 
     return Quantization(rule)
 
 
-def _listed(layer: Layer, each: Mapping[str, LayerScheme]) -> LayerScheme:
+def _listed(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
     """The scheme of a layer by the list of all quantized layers.
 
     Source: ModelOptMixedPrecisionConfig._resolve_quant_algo (modelopt.py:1760 of 0.33.0).
     """
     outer = ("lm_head",) if layer.name.endswith(".lm_head") else ()
-    found = [each[name] for name in (layer.name, *outer, *layer.modules) if name in each]
-    if not found:
+    matches = [schemes[name] for name in (layer.name, *outer, *layer.modules) if name in schemes]
+    if not matches:
         return UNQUANTIZED
-    if not layer.experts and layer.name not in each and len(set(found)) > 1:
+    if not layer.experts and layer.name not in schemes and len(set(matches)) > 1:
         raise Mixed
-    return found[0]
+    return matches[0]
 
 
 def _checkpoint_algorithm(block: Block, name: str) -> str:

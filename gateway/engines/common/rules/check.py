@@ -111,15 +111,15 @@ def first_refusal(checks: Iterable[Check], subject: Subject) -> str | None:
     return None
 
 
-def _any_of(wanted: tuple[Check, ...], subject: Subject) -> str:
-    reasons = [check.refusal(subject) for check in wanted]
+def _any_of(checks: tuple[Check, ...], subject: Subject) -> str:
+    reasons = [check.refusal(subject) for check in checks]
     if None in reasons:
         return ""
     undecided = next((reason for reason in reasons if isinstance(reason, Undecided)), None)
     return undecided or " and ".join(dict.fromkeys(reason for reason in reasons if reason))
 
 
-def _valid(name: str, wanted: Any) -> Any:
+def _valid(name: str, condition: Any) -> Any:
     """The value of one condition. Raises ValueError for an unknown condition or a wrong value."""
     combining = _combining()
     if name not in (*combining, *CONDITIONS):
@@ -127,7 +127,7 @@ def _valid(name: str, wanted: Any) -> Any:
         raise ValueError(f"there is no condition `{name}`; the nearest is `{near}`")
     try:
         adapter = combining[name] if name in combining else CONDITIONS[name].takes
-        return adapter.validate_python(wanted)
+        return adapter.validate_python(condition)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False, include_context=False)[0][
             "msg"

@@ -95,34 +95,34 @@ def _is(words: str, read: Read) -> Condition:
     return Condition(_YES_NO, _compared(words, read, reason))
 
 
-def _multiple(words: str, read: Read, shown: str = "{} {} is not a multiple of {}") -> Condition:
+def _multiple(words: str, read: Read, message: str = "{} {} is not a multiple of {}") -> Condition:
     def reason(value: int, expected: int) -> str:
-        return shown.format(words, value, expected, value % expected) if value % expected else ""
+        return message.format(words, value, expected, value % expected) if value % expected else ""
 
     return Condition(_SIZE, _compared(words, read, reason))
 
 
-def _at_least(words: str, read: Read, shown: str = "{} {} is below {}") -> Condition:
+def _at_least(words: str, read: Read, message: str = "{} {} is below {}") -> Condition:
     return Condition(
         _NUMBER,
         _compared(
             words,
             read,
             lambda value, expected: (
-                shown.format(words, value, expected) if value < expected else ""
+                message.format(words, value, expected) if value < expected else ""
             ),
         ),
     )
 
 
-def _at_most(words: str, read: Read, shown: str = "{} {} is above {}") -> Condition:
+def _at_most(words: str, read: Read, message: str = "{} {} is above {}") -> Condition:
     return Condition(
         _NUMBER,
         _compared(
             words,
             read,
             lambda value, expected: (
-                shown.format(words, value, expected) if value > expected else ""
+                message.format(words, value, expected) if value > expected else ""
             ),
         ),
     )

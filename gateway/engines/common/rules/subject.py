@@ -76,5 +76,7 @@ def numbers(capability: str) -> tuple[int, int] | None:
     )
 
 
-def of_family(capability: str, wanted: Iterable[str]) -> bool:
-    return any(capability == item or item == f"{capability.partition('.')[0]}.*" for item in wanted)
+def of_family(capability: str, families: Iterable[str]) -> bool:
+    return any(
+        capability == item or item == f"{capability.partition('.')[0]}.*" for item in families
+    )

@@ -117,16 +117,16 @@ def _with_own_layers(
     """MTP: layers of the target's own checkpoint draft."""
     spec = target.spec
     drafting = drafting_layers(spec, rules.mtp)
-    known = drafting.layers if drafting is not None else None
-    reason = _reason_against_own_layers(spec, known, engine, rules)
-    groups = () if reason else drafting_groups(spec, known or 1)
+    own_layers = drafting.layers if drafting is not None else None
+    reason = _reason_against_own_layers(spec, own_layers, engine, rules)
+    groups = () if reason else drafting_groups(spec, own_layers or 1)
     rows = target.attends(groups)
     failed = (
         [_refusal("mtp", reason)]
         if reason
         else [refusal for row in rows if row.status == "none" for refusal in row.refused]
     )
-    layers = known or 1
+    layers = own_layers or 1
     source = drafting.source if drafting is not None else rules.mtp.source
     tokens = _tokens(wish, layers, f"one for each of the {layers} layers that draft", source)
     if not failed and tokens.value > layers and tokens.value % layers:
@@ -164,12 +164,12 @@ def _with_own_layers(
 
 
 def _reason_against_own_layers(
-    spec: ModelSpec, known: int | None, engine: Engine, rules: SpeculativeRules
+    spec: ModelSpec, own_layers: int | None, engine: Engine, rules: SpeculativeRules
 ) -> str:
     """Why the target has no layers that draft; "": it has some."""
-    if "mtp" not in rules.methods or known is None:
+    if "mtp" not in rules.methods or own_layers is None:
         return f"{engine.ref} knows no drafting layers of {spec.architecture}"
-    if known == 0:
+    if own_layers == 0:
         return "config.json names no layers that draft"
     if spec.tensors_from == "headers" and not spec.draft_tensors:
         return "the weight files hold no layers that draft"
@@ -376,22 +376,22 @@ def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculati
 
 
 def _dropped(
-    what: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()
+    subject: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()
 ) -> Speculation:
     """The model alone, and why each way to draft is closed."""
     table = "; ".join(f"{refusal.kernel}: {refusal.reason}" for refusal in failed)
     return Speculation(
         method=StrChoice(
             value="none",
-            reason=f"{what} cannot draft here: {table}",
+            reason=f"{subject} cannot draft here: {table}",
             source=f"profile {engine.ref}",
         ),
         attention=rows,
         refused=tuple(failed),
         warnings=(
             (
-                f"The model is served without speculative decoding, because {what} cannot draft on"
-                f" {engine.ref}: {table}."
+                f"The model is served without speculative decoding, because {subject} cannot draft"
+                f" on {engine.ref}: {table}."
             ),
         ),
     )

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 # The fields of Speed that are measured. Of rates more is better, of seconds less.
 FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")
-_WHAT = ("device", "engine", "kernel", "attention", "ranks", "basis", "figure")
+_SCOPE_NAMES = ("device", "engine", "kernel", "attention", "ranks", "basis", "figure")
 _RUNS = "; fitserve bench, "
 # Fields that must always agree. Expectations of another basis differ: corrections of data sheets do
 # not hold for measured figures.
-_SAME = ("device", "engine", "basis")
+_EQUAL_NAMES = ("device", "engine", "basis")
 # From the nearest to the widest: names of the scope that have to agree.
 _NEAR = (("kernel", "attention", "ranks"), ("kernel",), ())
 _NEARNESS = ("plans with its kernels and ranks", "plans with its kernels", "plans of its engine")
@@ -57,24 +57,26 @@ class Corrections:
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._facts: dict[tuple[str | None, ...], list[Fact]] = {}
-        self._known: dict[tuple[str, ...], dict[str, Ratio]] = {}
+        self._ratios: dict[tuple[str, ...], dict[str, Ratio]] = {}
         for fact in facts:
-            if fact.value is not None and set(_WHAT) <= set(fact.scope):
-                self._facts.setdefault(tuple(fact.scope[name] for name in _SAME), []).append(fact)
+            if fact.value is not None and set(_SCOPE_NAMES) <= set(fact.scope):
+                self._facts.setdefault(tuple(fact.scope[name] for name in _EQUAL_NAMES), []).append(
+                    fact
+                )
 
     def __bool__(self) -> bool:
         return bool(self._facts)
 
     def ratios(self, about: Mapping[str, str]) -> Mapping[str, Ratio]:
         """By figure; what nothing was measured of has none. about: `about` of a plan."""
-        near = self._facts.get(tuple(about.get(name) for name in _SAME))
+        near = self._facts.get(tuple(about.get(name) for name in _EQUAL_NAMES))
         if not near:
             return {}
         key = tuple(about.values())
-        if key not in self._known:
+        if key not in self._ratios:
             result = ((figure, _nearest(near, {**about, "figure": figure})) for figure in FIGURES)
-            self._known[key] = {figure: ratio for figure, ratio in result if ratio is not None}
-        return self._known[key]
+            self._ratios[key] = {figure: ratio for figure, ratio in result if ratio is not None}
+        return self._ratios[key]
 
 
 def measurement_scope(
@@ -109,12 +111,12 @@ def _largest(rows: Sequence[LayerKernel]) -> list[str]:
     return [max(part, key=part.__getitem__) for part in sums if part] or ["unknown"]
 
 
-def _nearest(facts: list[Fact], wanted: Mapping[str, str]) -> Ratio | None:
+def _nearest(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
     for names, words in zip(_NEAR, _NEARNESS, strict=True):
         same_scope = [
             fact
             for fact in facts
-            if all(fact.scope[name] == wanted[name] for name in (*names, "figure"))
+            if all(fact.scope[name] == scope[name] for name in (*names, "figure"))
         ]
         same_scope = [fact for fact in same_scope if not _is_served(fact)] or same_scope
         if same_scope:
@@ -148,7 +150,7 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     runs = f"fitserve bench, {result['stream'].samples or 1} times"
     speed = plan.speed
     if speed is None:
-        told = Speed(
+        unforecast = Speed(
             **figures,
             concurrency=int(result["total"].scope["concurrency"]),
             grade="measured",
@@ -160,13 +162,13 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
             **speed.ratios,
             **{figure: values[figure] / base[figure] for figure in figures.keys() & base.keys()},
         }
-        told = speed.evolve(
+        unforecast = speed.evolve(
             **figures,
             ratios=ratios,
             grade="measured",
             source=f"{speed.source.partition(_RUNS)[0]}; {runs}",
         )
-    return plan.evolve(speed=told)
+    return plan.evolve(speed=unforecast)
 
 
 def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
@@ -205,12 +207,13 @@ def _is_same_load(plan: Plan, fact: Fact) -> bool:
     return all(fact.scope.get(name) == value for name, value in load_here.items())
 
 
-def learned(plan: Plan, bench: Bench, known: Iterable[Fact], time_s: float) -> tuple[Fact, ...]:
-    """Facts about the plan, and about similar plans. known: earlier facts, which the new ones
-    include."""
+def learned(
+    plan: Plan, bench: Bench, earlier_facts: Iterable[Fact], time_s: float
+) -> tuple[Fact, ...]:
+    """Facts about the plan, and about similar plans. The new ones include `earlier_facts`."""
     before = {
         tuple(sorted(fact.scope.items())): fact
-        for fact in known
+        for fact in earlier_facts
         if fact.kind in ("speed_ratio", "speed_measured")
     }
     values = _figures(plan, bench)

@@ -45,17 +45,17 @@ def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | Non
     """The expected speed. ratios: by figure, measured speed relative to expected speed of similar
     plans."""
     limit, band, ratios = load.tokens, clock.table.band, ratios or {}
-    read, written = lengths(load.context)
-    held_requests = load.kv_tokens // (read + written) if load.kv_tokens else load.seqs
+    read, answer_tokens = lengths(load.context)
+    held_requests = load.kv_tokens // (read + answer_tokens) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held_requests))
     used_replicas = min(load.replicas, load.concurrency)
     short, long = min(_SHORT, load.context), load.context >= _LONG
-    key = at_once, used_replicas, load.concurrency, read, written, limit, short, long
+    key = at_once, used_replicas, load.concurrency, read, answer_tokens, limit, short, long
     if not ratios and key in clock.told:
         return clock.told[key]
     figures = {
         "stream": 1 / clock.decode_s(1, _SHORT),
-        "total": used_replicas * clock.total_per_s(at_once, read, written, limit),
+        "total": used_replicas * clock.total_per_s(at_once, read, answer_tokens, limit),
         "first_token_2k_s": clock.first_token_s(short, limit),
     }
     figures |= {"first_token_32k_s": clock.first_token_s(_LONG, limit)} if long else {}

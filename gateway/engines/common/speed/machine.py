@@ -96,11 +96,11 @@ class Reference(Value):
     nvlink: WirePart | None = None
     launch_s: float = Field(gt=0)
 
-    def part(self, what: str) -> float | None:
+    def part(self, name: str) -> float | None:
         return (
             self.memory
-            if what == "memory"
-            else self.flops.get("bfloat16" if what == "float16" else what)
+            if name == "memory"
+            else self.flops.get("bfloat16" if name == "float16" else name)
         )
 
 
@@ -320,7 +320,7 @@ def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
     sheet = f"data sheet of {peaks.card.name}" if peaks.card else ""
     if not days:
         return sheet
-    parts_used = {*days, *(name for what in days for name in _FORMATS.get(what, ()))}
+    parts_used = {*days, *(name for quantity in days for name in _FORMATS.get(quantity, ()))}
     parts_needed = {"memory", *peaks.flops, *(["all-reduce"] if wire else [])}
     rest = f"; else {sheet}" if sheet and parts_needed - parts_used else ""
     return f"{', '.join(days)} measured here on {max(days.values())}{rest}"

@@ -43,23 +43,23 @@ class Measured:
             if fact.kind != "machine_speed" or not fact.value:
                 continue
             about, day = fact.scope, _day(fact.at)
-            what, gpus = about.get("what", ""), about.get("gpus", "")
-            if what == "all_reduce":
+            quantity, gpus = about.get("what", ""), about.get("gpus", "")
+            if quantity == "all_reduce":
                 sizes = self._reduces.setdefault(
                     (about.get("cards", ""), about.get("links", "")), {}
                 ).setdefault(gpus, {})
                 sizes[int(about.get("bytes", "0"))] = Number(fact.value / _NANO, day)
             else:
-                self._numbers[what, gpus] = Number(
-                    fact.value / _NANO if what in SECONDS else float(fact.value), day
+                self._numbers[quantity, gpus] = Number(
+                    fact.value / _NANO if quantity in SECONDS else float(fact.value), day
                 )
 
     def __bool__(self) -> bool:
         """Whether anything was measured."""
         return bool(self._numbers or self._reduces)
 
-    def number(self, gpu: Gpu, what: str) -> Number | None:
-        return self._numbers.get((what, gpu.uuid))
+    def number(self, gpu: Gpu, quantity: str) -> Number | None:
+        return self._numbers.get((quantity, gpu.uuid))
 
     def all_reduce(
         self, group: Sequence[Gpu], links: Mapping[frozenset[int], Link]

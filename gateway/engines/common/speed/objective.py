@@ -42,13 +42,13 @@ def plan_outcome(
     context: int,
     gpus: int,
     count: int,
-    needed: int,
+    tokens_needed: int,
     groups: int = 1,
 ) -> PlanOutcome:
-    """Results of `count` replicas of a plan. gpus: of one replica. needed: useful tokens of KV
-    cache; more do not count. groups: of ranks of one replica, with a KV cache each."""
+    """Results of `count` replicas of a plan. gpus: of one replica. tokens_needed: useful tokens of
+    KV cache; more do not count. groups: of ranks of one replica, with a KV cache each."""
     held_tokens = memory.kv_tokens * count * groups
-    kept_tokens = min(held_tokens, needed) if memory.kv_bytes_per_token else needed
+    kept_tokens = min(held_tokens, tokens_needed) if memory.kv_bytes_per_token else tokens_needed
     return PlanOutcome(speed, context, kept_tokens, gpus * count)
 
 

@@ -16,12 +16,12 @@ MEASURED_GAIN = 1.05
 _CONTEXT = 32768
 
 
-def rival(running: Plan, plans: Iterable[Plan], wish: Wish, needed: int) -> Rival | None:
+def rival(running: Plan, plans: Iterable[Plan], wish: Wish, tokens_needed: int) -> Rival | None:
     """The best plan that should beat the running one; None: no such plan, or no measurement of the
     running one.
 
     A rival makes nothing worse: it has the same weights, the wanted context, sound kernels, and no
-    known weakness. needed: useful tokens of KV cache.
+    known weakness. tokens_needed: useful tokens of KV cache.
     """
     if running.speed is None or running.speed.grade == "predicted":
         return None
@@ -32,10 +32,10 @@ def rival(running: Plan, plans: Iterable[Plan], wish: Wish, needed: int) -> Riva
         and plan.fingerprint != running.fingerprint
         and is_no_worse(plan, running, wish)
     ]
-    best = max(sound, key=lambda plan: worth(plan, wish, needed), default=None)
+    best = max(sound, key=lambda plan: worth(plan, wish, tokens_needed), default=None)
     if best is None or best.speed is None:
         return None
-    gain = worth(best, wish, needed) / worth(running, wish, needed)
+    gain = worth(best, wish, tokens_needed) / worth(running, wish, tokens_needed)
     least = (
         MEASURED_GAIN if running.speed.grade == best.speed.grade == "measured" else EXPECTED_GAIN
     )
@@ -53,12 +53,12 @@ def is_no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
     )
 
 
-def worth(plan: Plan, wish: Wish, needed: int) -> float:
-    """The score of a plan by its speed. needed: useful tokens of KV cache."""
+def worth(plan: Plan, wish: Wish, tokens_needed: int) -> float:
+    """The score of a plan by its speed. tokens_needed: useful tokens of KV cache."""
     context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
     return score(
         plan_outcome(
-            plan.memory, plan.speed, context, size, count, needed, plan.data_parallel.value
+            plan.memory, plan.speed, context, size, count, tokens_needed, plan.data_parallel.value
         ),
         wish.goal,
         gpu_discount(wish.gpus),

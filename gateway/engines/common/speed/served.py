@@ -37,7 +37,7 @@ _LEAST_WRITTEN, _LEAST_STEPS = 256.0, 64.0
 LEAST_STRETCHES = 3
 _STEADY = 1.25
 # A request alone has at most so many beside it.
-_ALONE = 1.5
+_SINGLE_REQUEST = 1.5
 # Of shorter prompts the first token tells of the engine's programs more than of reading.
 _LEAST_PROMPT, _LONG_PROMPT = 1024, 8192
 # Where a tenth of the prompt was in a cache, reading took less than is expected of it.
@@ -91,20 +91,20 @@ def _values(text: bytes, name: bytes) -> list[float]:
 
 def traffic_between(before: Counts, after: Counts) -> Served | None:
     """None where too little happened to tell a pace, or where the engine began to count anew."""
-    past = {what: value - before.get(what, 0.0) for what, value in after.items()}
-    if any(value < 0 for value in past.values()) or any(what not in after for what in before):
+    past = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    if any(value < 0 for value in past.values()) or any(name not in after for name in before):
         return None
     requests, outputs = past.get("requests", 0.0), past.get("between", 0.0)
-    written = past.get("written", outputs + requests)
+    answer_tokens = past.get("written", outputs + requests)
     steps = past.get("steps", 0.0)
-    if requests <= 0 or outputs <= 0 or written < _LEAST_WRITTEN or steps < _LEAST_STEPS:
+    if requests <= 0 or outputs <= 0 or answer_tokens < _LEAST_WRITTEN or steps < _LEAST_STEPS:
         return None
     prompt = past.get("prompt", 0.0)
     return Served(
         requests=requests,
         prompt=prompt,
         cached=min(prompt, past.get("cached", 0.0)),
-        written=written,
+        written=answer_tokens,
         outputs=outputs + requests,
         steps=steps,
         reading_s=max(0.0, past.get("first_s", 0.0) - past.get("queued_s", 0.0)),
@@ -153,40 +153,51 @@ def clock_of(
     item = stage(built, engine, kind, spec.architecture, pp)
     work = work_with(spec, item, rank, plan.kernels, gpus, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
-    here = machine_of(group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value)
+    local_machine = machine_of(
+        group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value
+    )
     graphs = pace.table.graphs(
         engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value
     )
-    return StepClock(work, here, pace.table.for_kind(engine.kind), graphs) if here else None
+    return (
+        StepClock(work, local_machine, pace.table.for_kind(engine.kind), graphs)
+        if local_machine
+        else None
+    )
 
 
 def learned(
-    plan: Plan, seen: Sequence[Served], clock: StepClock, known: Iterable[Fact], time_s: float
+    plan: Plan,
+    windows: Sequence[Served],
+    clock: StepClock,
+    earlier_facts: Iterable[Fact],
+    time_s: float,
 ) -> tuple[Fact, ...]:
     """Facts from traffic: the median of measured relative to expected speed over the stretches, if
     they agree.
 
-    known: earlier facts. Plans that draft tokens teach nothing, because acceptance depends on the
-    prompts.
+    Plans that draft tokens teach nothing, because acceptance depends on the prompts.
     """
     if plan.speed is None or plan.speculation.value != "none":
         return ()
     before = {
-        tuple(sorted(fact.scope.items())): fact for fact in known if fact.kind == "speed_ratio"
+        tuple(sorted(fact.scope.items())): fact
+        for fact in earlier_facts
+        if fact.kind == "speed_ratio"
     }
-    where = {
+    ratio_scope = {
         **measurement_scope(plan.scope, plan.kernels, plan.attention, clock.machine.source),
         "fingerprint": plan.fingerprint,
     }
     result: dict[str, list[float]] = {}
-    for stretch in seen:
+    for stretch in windows:
         for figure, ratio in ratios(plan, stretch, clock).items():
             result.setdefault(figure, []).append(ratio)
     facts = []
     for figure, values in result.items():
         if len(values) < LEAST_STRETCHES or not _steady(values):
             continue
-        value, scope = round(_THOUSAND * _quarter(values, 2)), {**where, "figure": figure}
+        value, scope = round(_THOUSAND * _quarter(values, 2)), {**ratio_scope, "figure": figure}
         old = before.get(tuple(sorted(scope.items())))
         if (
             old is None
@@ -210,20 +221,24 @@ def learned(
 def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
     """By figure of Speed, measured speed relative to the expectation for this load."""
     limit, at_once = plan.max_num_batched_tokens.value, served.at_once
-    length, fresh = (
+    length, new_tokens = (
         served.prompt / served.requests,
         (served.prompt - served.cached) / served.requests,
     )
     context = min(length + served.written / served.requests / 2, float(plan.max_model_len.value))
     step_s = clock.decode_s(at_once, context)
-    reads_s = clock.prompts_s(served.requests, fresh, limit) if fresh >= 1 else 0.0
+    reads_s = clock.prompts_s(served.requests, new_tokens, limit) if new_tokens >= 1 else 0.0
     result: dict[str, float] = {}
-    if at_once <= _ALONE:
+    if at_once <= _SINGLE_REQUEST:
         if served.writing_s:
             result["stream"] = step_s * (served.outputs - served.requests) / served.writing_s
-        if served.reading_s and fresh >= _LEAST_PROMPT and fresh >= (1 - _MOST_CACHED) * length:
+        if (
+            served.reading_s
+            and new_tokens >= _LEAST_PROMPT
+            and new_tokens >= (1 - _MOST_CACHED) * length
+        ):
             expected_s = clock.table.first_s + reads_s / served.requests
-            figure = "first_token_2k_s" if fresh < _LONG_PROMPT else "first_token_32k_s"
+            figure = "first_token_2k_s" if new_tokens < _LONG_PROMPT else "first_token_32k_s"
             result[figure] = served.reading_s / served.requests / expected_s
     elif reads_s <= served.steps * step_s and served.writing_s:
         # Each request waits for the prompts of all, so that all of the time counts for all of them.

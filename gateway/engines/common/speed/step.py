@@ -29,22 +29,24 @@ class StepClock:
     beside: tuple[StepClock, ...] = ()
     # Cached expectations of engines/common/speed/expectation.py.
     told: dict[tuple[float, ...], Speed] = field(default_factory=dict, init=False, repr=False)
-    _known: dict[tuple[float, ...], float] = field(default_factory=dict, init=False, repr=False)
+    _step_seconds: dict[tuple[float, ...], float] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     def decode_s(self, requests: float, context: float) -> float:
         """Of several stages each has its part of the requests, and a token passes through all of
         them."""
         key = requests, context
-        if key not in self._known:
-            self._known[key] = self._decode_s(requests, context)
-        return self._known[key]
+        if key not in self._step_seconds:
+            self._step_seconds[key] = self._decode_s(requests, context)
+        return self._step_seconds[key]
 
     def prompts_s(self, count: float, length: float, limit: int) -> float:
         """Batches pass through the stages behind each other."""
         key = count, length, limit
-        if key not in self._known:
-            self._known[key] = self._prompts_s(count, length, limit)
-        return self._known[key]
+        if key not in self._step_seconds:
+            self._step_seconds[key] = self._prompts_s(count, length, limit)
+        return self._step_seconds[key]
 
     def _prompts_beside_s(
         self, count: float, length: float, limit: int, requests: float, beside_s: float
@@ -63,8 +65,8 @@ class StepClock:
         seconds = [clock.step_s(part, context) for clock in (self, *self.beside)]
         # One request passes through all stages; with several requests the slowest stage sets the
         # pace.
-        alone = sum(seconds) if self.beside else stages * seconds[0]
-        passed = stages * max(seconds) * self._waiting if requests > 1 else alone
+        decode_s = sum(seconds) if self.beside else stages * seconds[0]
+        passed = stages * max(seconds) * self._waiting if requests > 1 else decode_s
         return passed + (stages - 1) * self.table.stage_s
 
     def step_s(self, requests: float, context: float) -> float:
@@ -121,32 +123,34 @@ class StepClock:
             for reading in self.work.readings
         )
 
-    def total_per_s(self, requests: float, read: float, written: float, limit: int) -> float:
+    def total_per_s(self, requests: float, read: float, answer_tokens: float, limit: int) -> float:
         """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and
-        writes `written`.
+        writes `answer_tokens`.
 
         Requests keep together: their prompts are computed in steps as full as may be, then their
         answers token by token.
         """
-        seconds = written * self.decode_s(requests, read + written / 2) + self.prompts_s(
-            requests, read, limit
-        )
-        return requests * written / (seconds + self.table.first_s)
+        seconds = answer_tokens * self.decode_s(
+            requests, read + answer_tokens / 2
+        ) + self.prompts_s(requests, read, limit)
+        return requests * answer_tokens / (seconds + self.table.first_s)
 
-    def apart_per_s(self, requests: float, read: float, written: float, limit: int) -> float:
+    def apart_per_s(self, requests: float, read: float, answer_tokens: float, limit: int) -> float:
         """The same of requests of unlike lengths, each of which begins as another ends: prompts are
         computed few at a time."""
-        steps = min(requests, written)  # those that compute prompts
-        decode_s = self.decode_s(requests, read + written / 2)
+        steps = min(requests, answer_tokens)  # those that compute prompts
+        decode_s = self.decode_s(requests, read + answer_tokens / 2)
         if self.table.separate:
-            seconds = written * decode_s + steps * self.prompts_s(requests / steps, read, limit)
+            seconds = answer_tokens * decode_s + steps * self.prompts_s(
+                requests / steps, read, limit
+            )
         else:
             # A step that computes a prompt too reads weights once.
             beside_s = max(0.0, decode_s - self.decode_s(1, 1))
-            seconds = (written - steps) * decode_s + steps * self._prompts_beside_s(
+            seconds = (answer_tokens - steps) * decode_s + steps * self._prompts_beside_s(
                 requests / steps, read, limit, requests, beside_s
             )
-        return requests * written / (seconds + self.table.first_s)
+        return requests * answer_tokens / (seconds + self.table.first_s)
 
     def first_token_s(self, prompt: int, limit: int) -> float:
         return self.table.first_s + self.prompts_s(1, prompt, limit)

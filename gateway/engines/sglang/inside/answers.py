@@ -84,7 +84,7 @@ def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
     """
     base: Any = importlib.import_module("sglang.srt.layers.linear").LinearBase
     rows: collections.Counter[tuple[str, str, int, int, int]] = collections.Counter()
-    known: dict[tuple[Any, ...], str] = {}
+    kernel_names: dict[tuple[Any, ...], str] = {}
     for path, module in whole.named_modules():
         name = _NUMBER.sub("*", path)
         if isinstance(module, base):
@@ -92,9 +92,9 @@ def kernels(whole: Any, dtype: str) -> list[dict[str, Any]]:
             k = int(getattr(module, "input_size_per_partition", None) or module.input_size)
             scheme = getattr(module, "scheme", None)
             key = name, k, n, type(module.quant_method), type(scheme)
-            if key not in known:
-                known[key] = kernel_of(module, k, dtype)
-            rows[name, known[key], k, n, 0] += 1
+            if key not in kernel_names:
+                kernel_names[key] = kernel_of(module, k, dtype)
+            rows[name, kernel_names[key], k, n, 0] += 1
         elif hasattr(module, "moe_runner_config") and hasattr(module, "quant_method"):
             method, runner = sglang_layers.experts(module)
             partition, width = int(module.intermediate_size_per_partition), int(module.hidden_size)

@@ -76,15 +76,15 @@ def _pool_tokens(count: Callable[[int], int], size: int) -> int:
         return 0
 
 
-def _least_bytes(enough: Callable[[int], bool]) -> int:
+def _least_bytes(suffices: Callable[[int], bool]) -> int:
     """The least number of bytes that is enough. Raises the engine's errors if no number is."""
     low, high = 0, 1 << 20
-    while high < _MOST and not enough(high):
+    while high < _MOST and not suffices(high):
         low, high = high, high * 2
-    enough(high)
+    suffices(high)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
 
 

@@ -124,13 +124,13 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
         choices = action.choices
         default = action.default if type(action.default) in (bool, int, float, str) else None
         kind = _kind(action)
-        said = {
+        flag = {
             "type": kind,
             "choices": _words(choices) if choices else None,
             "default": default,
             "negatable": f"no-{positive[0]}" in names,
         }
-        flags[positive[0]] = said
+        flags[positive[0]] = flag
         flags |= {name: {"type": kind, "same_as": positive[0]} for name in positive[1:]}
     return flags
 

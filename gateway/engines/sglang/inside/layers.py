@@ -180,11 +180,11 @@ def configured(
     """Resolve and publish the arguments for this config.json, as a scheduler does. Raises the
     engine's errors."""
     server: Any = importlib.import_module("sglang.srt.server_args")
-    given = server.ServerArgs(
+    server_args = server.ServerArgs(
         model_path=_folder(json.dumps(config)), tp_size=tp, ep_size=ep, dtype=dtype, device="cuda",
         skip_tokenizer_init=True, load_format="dummy", **(arguments or {}),
     )  # fmt: skip
-    return configured_of(given)
+    return configured_of(server_args)
 
 
 def model(configured: Configured) -> Any:

@@ -57,8 +57,8 @@ def _parser() -> ArgumentParser:
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """ServerArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
-    given = _parser().parse_args([*argv, f"--model-path={folder}", *_WITHOUT_WEIGHTS])
-    return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(given)
+    server_args = _parser().parse_args([*argv, f"--model-path={folder}", *_WITHOUT_WEIGHTS])
+    return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(server_args)
 
 
 def resolved(arguments: Any, name: str) -> Any:
@@ -69,30 +69,32 @@ def resolved(arguments: Any, name: str) -> Any:
     return getattr(arguments, name)
 
 
-def publish(given: Any) -> None:
+def publish(server_args: Any) -> None:
     """Resolve ServerArgs and publish them to the engine's code, as a scheduler does. Raises the
     engine's errors."""
-    if hasattr(given, "resolve_once"):
-        given.resolve_once()
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
         importlib.import_module("sglang.srt.runtime_context").get_parallel().clear_stamp()
-    importlib.import_module("sglang.srt.server_args").set_global_server_args_for_scheduler(given)
+    importlib.import_module("sglang.srt.server_args").set_global_server_args_for_scheduler(
+        server_args
+    )
 
 
-def configured_of(given: Any, stage: int = 0) -> Configured:
+def configured_of(server_args: Any, stage: int = 0) -> Configured:
     """Publish ServerArgs and their consequences for one of the stages. Raises the engine's
     errors."""
-    publish(given)
+    publish(server_args)
     model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(
-        given
+        server_args
     )
     _ranks(
-        resolved(given, "tp_size"),
-        resolved(given, "ep_size"),
-        resolved(given, "pp_size"),
+        resolved(server_args, "tp_size"),
+        resolved(server_args, "ep_size"),
+        resolved(server_args, "pp_size"),
         stage,
-        _groups(given),
-        _size(given, "attn_cp_size"),
-        _size(given, "moe_dp_size"),
+        _groups(server_args),
+        _size(server_args, "attn_cp_size"),
+        _size(server_args, "moe_dp_size"),
     )
     for module, name in _STARTS.items():
         start = getattr(
@@ -101,23 +103,25 @@ def configured_of(given: Any, stage: int = 0) -> Configured:
             None,
         )
         if start is not None:
-            start() if hasattr(given, "resolve_once") else start(given)
+            start() if hasattr(server_args, "resolve_once") else start(server_args)
     importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(
         model
     )  # imports the models
-    return Configured(given, model, loader()._get_quantization_config(model, load()))
+    return Configured(server_args, model, loader()._get_quantization_config(model, load()))
 
 
-def _groups(given: Any) -> int:
+def _groups(server_args: Any) -> int:
     """Groups of ranks with attention for requests of their own."""
-    if hasattr(given, "attn_dp_size"):
-        return int(resolved(given, "attn_dp_size"))
-    return int(resolved(given, "dp_size")) if resolved(given, "enable_dp_attention") else 1
+    if hasattr(server_args, "attn_dp_size"):
+        return int(resolved(server_args, "attn_dp_size"))
+    return (
+        int(resolved(server_args, "dp_size")) if resolved(server_args, "enable_dp_attention") else 1
+    )
 
 
-def _size(given: Any, name: str) -> int:
+def _size(server_args: Any, name: str) -> int:
     """The size of a group; versions without such groups have one rank in it."""
-    return int(resolved(given, name) or 1) if hasattr(given, name) else 1
+    return int(resolved(server_args, name) or 1) if hasattr(server_args, name) else 1
 
 
 def _ranks(

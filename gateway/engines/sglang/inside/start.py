@@ -37,24 +37,24 @@ def rehearsed(
     start = Start("sglang", words)
     start.left_out += _LEFT_OUT
     with folder_of(files) as folder:
-        given = start.run("parser", lambda: arguments_of(folder, argv))
-        if given is None:
+        server_args = start.run("parser", lambda: arguments_of(folder, argv))
+        if server_args is None:
             return start.answer
         # A resolution that failed cannot be repeated.
-        if not start.run("configuration", lambda: _resolve(given)):
+        if not start.run("configuration", lambda: _resolve(server_args)):
             return start.answer
-        start.run("checks", given.check_server_args)
-        configured = start.run("configuration", lambda: configured_of(given))
+        start.run("checks", server_args.check_server_args)
+        configured = start.run("configuration", lambda: configured_of(server_args))
         if configured is not None:
             start.run("", lambda: _built(start, configured, kv_bytes))
     return start.answer
 
 
-def _resolve(given: Any) -> bool:
+def _resolve(server_args: Any) -> bool:
     """Resolve ServerArgs as the launched server does, before it checks and publishes them. Older
     versions resolve themselves."""
-    if hasattr(given, "resolve_once"):
-        given.resolve_once()
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
     return True
 
 

@@ -306,7 +306,7 @@ def cache(configured: Any) -> dict[str, Any] | None:
     bytes_by_length = [
         (length, bytes_needed(plans, configured, groups, length)) for length in lengths
     ]
-    aside = set_aside(
+    blocks_aside = set_aside(
         plans, configured, cache_specs, groups, *bytes_by_length[len(bytes_by_length) // 2]
     )
     configured.model_config.max_model_len = longest
@@ -314,21 +314,21 @@ def cache(configured: Any) -> dict[str, Any] | None:
     states = any("Mamba" in kind for kind, _ in kinds)
     return {
         "block_bytes": block_bytes(groups),
-        "aside": aside,
+        "aside": blocks_aside,
         "needed": bytes_by_length,
         "state_bytes": block_bytes(groups) if states else 0,
     }
 
 
 def set_aside(
-    plans: Any, configured: Any, specs: dict[str, Any], groups: Any, length: int, needed: int
+    plans: Any, configured: Any, specs: dict[str, Any], groups: Any, length: int, bytes_needed: int
 ) -> int:
     """Blocks that must be free beside those of a request, or the engine refuses to start: found by
     trying."""
     configured.model_config.max_model_len = length
     for blocks in range(4):
         try:
-            planned(plans, configured, specs, groups, needed + blocks * block_bytes(groups))
+            planned(plans, configured, specs, groups, bytes_needed + blocks * block_bytes(groups))
         except ValueError:
             continue
         return blocks

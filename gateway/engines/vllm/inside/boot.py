@@ -261,7 +261,9 @@ def _imports(name: str) -> bool:
 def _forget_package(name: str) -> None:
     """Modules of a package whose own import failed remember that the extension is missing."""
     if name not in sys.modules:
-        for module in [known for known in sys.modules if known.startswith(f"{name}.")]:
+        for module in [
+            module_name for module_name in sys.modules if module_name.startswith(f"{name}.")
+        ]:
             del sys.modules[module]
 
 

@@ -33,9 +33,9 @@ def note_ends(engines: dict[int, str]) -> None:
             continue
         code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         with suppress(OSError):
-            written = Path(f"{path}.{pid}")
-            written.write_text(f"{pid} {code}\n")
-            written.replace(path)
+            draft = Path(f"{path}.{pid}")
+            draft.write_text(f"{pid} {code}\n")
+            draft.replace(path)
         os.waitpid(pid, 0)
         del engines[pid]
 

@@ -143,12 +143,12 @@ class LearningFinder:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._left = MOST_NAMES
+        self._names_left = MOST_NAMES
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Always None."""
-        if self._left > 0:
-            self._left -= 1
+        if self._names_left > 0:
+            self._names_left -= 1
             with suppress(OSError):
                 os.write(self._file, f"{name}\n".encode())
 
