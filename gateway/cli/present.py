@@ -411,7 +411,7 @@ def _show_refusals(decision: Any) -> None:
 def _show_attempt(attempt: Any) -> None:
     import datetime
 
-    from gateway.diagnosis.remedy import DONE
+    from gateway.diagnosis.remedy import REACTIONS
     from gateway.planner import explain
 
     started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone()
@@ -437,7 +437,7 @@ def _show_attempt(attempt: Any) -> None:
     )
     if failure["line"]:
         print_paragraph(f"log: {failure['line']}", indent=11, first="     ")
-    print_paragraph(f"done: {DONE[failure['proves']]}", indent=11, first="     ")
+    print_paragraph(f"done: {REACTIONS[failure['proves']]}", indent=11, first="     ")
     for number, step in enumerate(failure["steps"], 1):
         print_paragraph(f"{number}. {step}", indent=8, first="     ")
     if follows := attempt["follows"]:

@@ -230,7 +230,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     )
     with progress:
         task = progress.add_task(visible_line(title), total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+        yield lambda bytes_done, total: progress.update(task, completed=bytes_done, total=total)
 
 
 def _progress_lines(title: str) -> Callable[[int, int], None]:

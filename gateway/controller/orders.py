@@ -58,11 +58,11 @@ class Orders:
         self._wake()
 
     async def change(
-        self, model: ManagedModel, old: Wish, wish: Wish, *, anew: bool
+        self, model: ManagedModel, old: Wish, wish: Wish, *, restarts: bool
     ) -> ManagedModel:
         """Record another wish for a model durably, then change its engines.
 
-        `old` is the wish that the new one was made from. `anew`: other engines may be needed.
+        `old` is the wish that the new one was made from. `restarts`: other engines may be needed.
         Raises NotFound, Conflict, StoreError.
         """
         self._store.changeable()
@@ -83,14 +83,14 @@ class Orders:
                     ends = f"Its owner stopped it. `fitserve start {name}` continues the change."
                 raise Conflict(f"The model {name} is being changed already.", hint=ends)
             self._fleet.check_names(wish)
-            if not anew:
+            if not restarts:
                 await self._wishes.enforce(model, wish, model.generation)
             elif not model.serving:
                 # Nothing serves, so there is no state to go back to.
                 await self._wishes.enforce(model, wish, model.newest + 1)
             else:
                 await self._wishes.begin(model, wish)
-            if anew:
+            if restarts:
                 model.inquiry_problems.clear()
                 model.answers = {}
         self._wake()

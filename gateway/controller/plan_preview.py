@@ -8,7 +8,7 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.domain import Hardware, Plan, Served, Wish
-from gateway.domain.plan import ALONE
+from gateway.domain.plan import UNSHARED
 from gateway.domain.plan_request import PlanRequest, PlanResult, RunningPlan
 
 
@@ -32,7 +32,7 @@ class PlanPreview:
             wish if hardware else self._fleet.wish_beside_others(wish),
             machine_name=hardware or "",
             claims=self._fleet.claims(None),
-            sharing=ALONE if hardware else self._fleet.sharing(None, wish),
+            sharing=UNSHARED if hardware else self._fleet.sharing(None, wish),
             include_uninstalled=include_uninstalled,
         )
         return await self._planner.plan(request)
@@ -49,12 +49,12 @@ class PlanPreview:
         )
         return await self._planner.plan(request)
 
-    async def plan_trial(self, model: ManagedModel, wish: Wish, *, beside: bool) -> PlanResult:
+    async def plan_trial(self, model: ManagedModel, wish: Wish, *, keeps_model: bool) -> PlanResult:
         """The plan for this wish beside the model's engines, or in the place of all of them. Raises
         BadModel and its kin."""
         request = PlanRequest(
             self._fleet.wish_beside_others(wish),
-            claims=self._fleet.claims(None) if beside else self._fleet.claims_of_others(model),
+            claims=self._fleet.claims(None) if keeps_model else self._fleet.claims_of_others(model),
             answers=tuple(model.answers.items()),
             pins=model.pins,
             sharing=self._fleet.sharing(model, wish)._replace(offers=()),

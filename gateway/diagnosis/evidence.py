@@ -230,7 +230,7 @@ class LogEvidence:
 
         The first counts, unless a later item quotes the error of the process.
         """
-        quotes = forms.TOLD.search
+        quotes = forms.RELAYED_ERROR.search
         if self.death is None or (quotes(text) and not quotes(self.death[0])):
             self.death = text, number
 
@@ -473,7 +473,7 @@ class LogEvidence:
     def _death(self, phase: str) -> FailureCandidate:
         """The report that a process died, at best with its error in quotes."""
         line, number = self.death or ("", 0)
-        quote = forms.TOLD.search(line)
+        quote = forms.RELAYED_ERROR.search(line)
         name = forms.EXCEPTION.match(quote[1]) if quote else None
         message = quote[1][name.end() if name else 0 :] if quote else ""
         if not message:

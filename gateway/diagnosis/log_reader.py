@@ -133,7 +133,7 @@ class LogReader:
             pass
         elif line.header and forms.WRAPPER.match(message):
             self._evidence.add_death(text, self._lines.number)
-        elif forms.ASIDE.match(message):
+        elif forms.SIDE_NOTE.match(message):
             process.lines_left = 0
         elif process.message is not None and process.lines_left > 0:
             self._continue_message(process.message, line, text, process)

@@ -15,7 +15,7 @@ from gateway.diagnosis.signature import CureStep
 from gateway.domain.value import Scalar
 
 # Actions of the gateway by itself, by the proof of the failure (`Failure.proves`).
-DONE = {
+REACTIONS = {
     "kernel": "fitserve plans this kernel no more for such a layer.",
     "context": "The next plan has a context that fits.",
     "memory": "The next plan leaves the missing memory free.",

@@ -527,4 +527,4 @@ class Sharing(NamedTuple):
     restored: Plan | None = None
 
 
-ALONE = Sharing()
+UNSHARED = Sharing()

@@ -9,7 +9,16 @@ from typing import NamedTuple
 from gateway.domain.answer import EngineAnswer, InquiryResult
 from gateway.domain.facts import Fact, Served
 from gateway.domain.hardware import Hardware
-from gateway.domain.plan import ALONE, Offer, OpenQuestions, Plan, Question, Rival, RuleGap, Sharing
+from gateway.domain.plan import (
+    UNSHARED,
+    Offer,
+    OpenQuestions,
+    Plan,
+    Question,
+    Rival,
+    RuleGap,
+    Sharing,
+)
 from gateway.domain.wish import Wish
 
 
@@ -44,7 +53,7 @@ class PlanRequest:
     claims: Mapping[str, int] = field(default_factory=dict)
     answers: tuple[tuple[Question, EngineAnswer], ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
-    sharing: Sharing = ALONE
+    sharing: Sharing = UNSHARED
     running: RunningPlan | None = None
     include_uninstalled: bool = False
     include_files: bool = False
@@ -80,7 +89,7 @@ class PlanResult(NamedTuple):
     config: bytes = b""
     tensor_headers: bytes = b""
     quant_files: bytes = b""
-    asked: InquiryResult = InquiryResult({}, {}, {})
+    inquiry: InquiryResult = InquiryResult({}, {}, {})
 
     @property
     def engines_to_ask(self) -> tuple[str, ...]:

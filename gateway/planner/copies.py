@@ -91,7 +91,9 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
             return None
         sources = " and ".join(dict.fromkeys(clock.machine.source for clock in clocks))
         return replace(
-            clocks[0], machine=clocks[0].machine.evolve(source=sources), beside=tuple(clocks[1:])
+            clocks[0],
+            machine=clocks[0].machine.evolve(source=sources),
+            other_stages=tuple(clocks[1:]),
         )
     work = work_with(
         inputs.spec,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.domain import Decision, Engine, Hardware, Plan, Rejected, RuleGap, Wish
-from gateway.domain.plan import ALONE
+from gateway.domain.plan import UNSHARED
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
@@ -60,7 +60,7 @@ def decide(
         # Either the model itself is that large, or the claims of other models cause the loss.
         empty = freed(inputs.hardware, inputs.claims)
         solo = decide(
-            inputs.changed(hardware=empty, claims={}, sharing=ALONE), engines, rules
+            inputs.changed(hardware=empty, claims={}, sharing=UNSHARED), engines, rules
         ).plans
         if solo and _losses(solo[0], inputs) < _losses(ranked[0], inputs):
             rejected.insert(0, _crowded_out(ranked[0], solo[0]))

@@ -52,7 +52,7 @@ def illegal(
             )
     if built.is_known:
         return None
-    for tensor in built.others:
+    for tensor in built.other_tensors:
         fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")
         if fused and spec.experts and spec.experts.intermediate % tp:
             return (

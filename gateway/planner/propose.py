@@ -28,7 +28,7 @@ from gateway.domain.units import GIB, gib, words
 from gateway.engines.common import expert_warmups, sleep_mode
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.chat import template
-from gateway.engines.common.chat.parsers import NONE, REASONING, TOOLS
+from gateway.engines.common.chat.parsers import NO_PARSER, REASONING, TOOLS
 from gateway.engines.common.engine_auth import DEV_MODE
 from gateway.engines.common.kernels.compiled import runs
 from gateway.engines.common.kernels.linear import DISABLED
@@ -579,7 +579,7 @@ def _parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
     """The parser of tool calls, and that of thoughts."""
     writing, engine = candidate.inputs.writing, candidate.engine
     if writing is None:
-        tools = reasoning = str_choice(NONE, "no table of parsers is at hand", "planner")
+        tools = reasoning = str_choice(NO_PARSER, "no table of parsers is at hand", "planner")
     else:
         tools, reasoning = writing.tool_parser(engine), writing.reasoning_parser(engine)
     chosen = {TOOLS: tools, REASONING: reasoning}
@@ -594,10 +594,10 @@ def _reading(
     """No part of a question: what makes prompts and reads the answers of a model does not change
     how it is computed."""
     reading_flags: dict[str, Scalar] = (
-        {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NONE else {}
+        {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NO_PARSER else {}
     )
     reading_flags |= {template.FLAG: template.file_name(used.digest)} if used.digest else {}
-    return reading_flags | ({REASONING: reasoning.value} if reasoning.value != NONE else {})
+    return reading_flags | ({REASONING: reasoning.value} if reasoning.value != NO_PARSER else {})
 
 
 def _sleep_mode(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> Choice[bool]:
@@ -635,7 +635,7 @@ def _loras(candidate: Candidate) -> Choice[str]:
     """The adapters, with their bytes on each rank."""
     adapters, engine = candidate.inputs.adapters, candidate.engine
     if not adapters:
-        return str_choice(NONE, "none is wished for", "user")
+        return str_choice(NO_PARSER, "none is wished for", "user")
     size = candidate.adapter_bytes
     rank = supported_rank(engine, adapters)
     room = f"room for rank {rank} in every layer: {words(size)} on each rank"

@@ -36,7 +36,7 @@ from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
 from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import measured
-from gateway.engines.common.speed.expectation import READ, WRITTEN
+from gateway.engines.common.speed.expectation import ANSWER_TOKENS, PROMPT_TOKENS
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.variant import Layouts, Variant, given_up, plain
 from gateway.errors import BadModel
@@ -163,7 +163,9 @@ class Search:
         self._goal_tokens = wanted_context(inputs.spec, wish, self.canonical)
         # For throughput the KV cache should hold at least half of the requests at once.
         self._wanted_kv_tokens = (
-            concurrency(wish) * (READ + WRITTEN) // 2 if wish.goal == "throughput" else 0
+            concurrency(wish) * (PROMPT_TOKENS + ANSWER_TOKENS) // 2
+            if wish.goal == "throughput"
+            else 0
         )
         self._satisfied = False  # a variant that gives nothing up has the wanted context
         self._queue = _VariantQueue(())

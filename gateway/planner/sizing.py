@@ -13,7 +13,7 @@ from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
 from gateway.engines.common.refusal import Refused, VariantEvidence
-from gateway.engines.common.speed.expectation import READ, WRITTEN
+from gateway.engines.common.speed.expectation import ANSWER_TOKENS, PROMPT_TOKENS
 from gateway.engines.common.speed.objective import concurrency
 from gateway.models.workload import Workload
 from gateway.planner.flags import CACHE_BYTES
@@ -184,7 +184,7 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
     cache, batched = footprint.cache, batch.tokens.value
     kv_bytes = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
     if candidate.unified:
-        usual = min(context, READ + WRITTEN)
+        usual = min(context, PROMPT_TOKENS + ANSWER_TOKENS)
         kv_bytes = max(kv_bytes, concurrency(inputs.wish) * cache.bytes_for(usual, batched))
     count = (
         used_bytes

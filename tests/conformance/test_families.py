@@ -36,7 +36,7 @@ QUESTIONS = [
 
 def rank_bytes(found: BuiltModel, tp: int) -> int | None:
     """Bytes on one rank of a model in bfloat16; None where a layer cannot be cut so."""
-    total = sum(other_bytes(group, tp) for group in found.others)
+    total = sum(other_bytes(group, tp) for group in found.other_tensors)
     for layer in found.linears:
         cut = per_rank(layer, tp)
         if cut is None:
@@ -72,7 +72,7 @@ def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
 def test_what_is_not_linear_is_what_the_engine_builds(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
-    held = {other.name: other for other in asked(question, version).others}
+    held = {other.name: other for other in asked(question, version).other_tensors}
     elsewhere = {ELSEWHERE.get((version, question[0]))}
     assert held.keys() - elsewhere == {name for name, *_ in answer["others"]}
     for name, count, shape, dtype in answer["others"]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import ModelSpec
-from gateway.engines.common.chat.parsers import NONE
+from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.profiles.profiles import Profiles
 from tests.conformance import parser_families, parser_questions, sglang_parser_questions
 from tests.conformance.dialects import Dialect, kept
@@ -109,7 +109,7 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
             PROFILES.parsers.writing(spec(dialect)).tool_parser(engine).value,
             read[dialect.name, dialect.calls],
         )
-        if mine not in (NONE, *UNTRIED, *theirs) and (version, dialect.name) not in UNREAD:
+        if mine not in (NO_PARSER, *UNTRIED, *theirs) and (version, dialect.name) not in UNREAD:
             wrong.append(f"{dialect.name}: {mine}, and {theirs or 'none'} read it")
     assert not wrong, "\n".join(wrong)
 
@@ -121,7 +121,7 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
     assert found
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip(f"SGLang {NEWEST_SGLANG} has no parser for Seed-OSS")
-    assert NONE not in {
+    assert NO_PARSER not in {
         PROFILES.parsers.writing(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found
     }
 
@@ -138,7 +138,7 @@ def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
             if question.about == "calls"
             else writing.reasoning_parser(engine)
         ).value
-        if mine not in (NONE, *read):
+        if mine not in (NO_PARSER, *read):
             wrong.add(question.model)
     unread = {name for since, name, _ in SGLANG_UNREAD if since in ("", version)}
     assert {name for name in wrong if not any(one in name for one in unread)} == set()

@@ -61,7 +61,7 @@ def test_bytes_are_those_of_the_engine(
 ) -> None:
     traits = TRAITS[version]
     made = body_of(model, quant, traits)
-    others = {tensor.name.removesuffix(".weight") for tensor in made.others}
+    others = {tensor.name.removesuffix(".weight") for tensor in made.other_tensors}
     # One scale a channel is counted for 8-bit integers, also where a checkpoint has one for all.
     loose = 0.01 if quant in ("int8-static", "bitsandbytes-8bit") else 0
     for position, tp in enumerate(TENSOR_PARALLEL):

@@ -27,6 +27,25 @@ like with without within against among between by for from in into on onto off o
 up upon to about above below before after behind during until since than as at
 or and but nor if unless though while because
 """
+# Of these, names of values: locals, parameters, attributes, fields and constants. Words of time and
+# place are left out, as `now`, `before` or `since` name moments and states.
+VAGUE_VALUES = """
+it its they them this that these those ones both each every all any some none
+who whom whose which what how other others same
+again there here then still yet even also just only once instead together away back
+such much many few enough almost apart aside alone alike otherwise anew
+beside besides elsewhere everywhere somewhere meanwhile
+told said kept held found seen given asked gone done made taken known heard spoken meant
+wanted needed shown written got put let fresh own different
+"""
+# Fields of JSON, YAML and messages, whose names others rely on.
+PUBLISHED_FIELDS = """
+AskedCache.aside AskedCache.needed AttemptView.otherwise BackendRules.instead ChangeAnswer.anew
+CureStep.also Difference.what DownloadProgress.done EngineHere.here ExpertBackend.then Gpu.kept
+InquireCall.asked Lever.also LiveDownload.done LiveGpu.kept MeasuredNumber.what ModelForm.what
+Offer.beside Offer.how RehearsedStart.asked RemovedWeights.kept Restored.aside Served.written
+SglangBackend.known
+"""
 MOST_LINES = 60
 MOST_WORDS = 20
 MANY_PARAMETERS = 8
@@ -104,6 +123,73 @@ def test_the_name_of_a_function_or_class_can_be_searched_for() -> None:
         for path, node in definitions()
         if not OPERATOR.fullmatch(node.name) and node.name.strip("_").lower() in VAGUE.split()
     ]
+
+
+def value_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of every local, parameter, attribute, field and constant that is set.
+
+    A field's name stands behind that of its class.
+    """
+    fields = {
+        row.target: f"{node.name}.{row.target.id}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        for row in node.body
+        if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name)
+    }
+    operators = {
+        parameter
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and OPERATOR.fullmatch(node.name)
+        for parameter in node.args.args
+        if node.name != "__init__"
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store(), lineno=line):
+                yield line, fields.get(node, name)
+            case ast.Attribute(attr=name, ctx=ast.Store(), lineno=line):
+                yield line, name
+            case ast.arg(arg=name, lineno=line) if node not in operators:
+                yield line, name
+            case ast.MatchAs(name=str(name), lineno=line):
+                yield line, name
+            case ast.ExceptHandler(name=str(name), lineno=line):
+                yield line, name
+
+
+def is_vague(name: str) -> bool:
+    """Whether the name of a value is nothing but one of the words."""
+    word = name.rpartition(".")[2]
+    return not OPERATOR.fullmatch(word) and word.strip("_").lower() in VAGUE_VALUES.split()
+
+
+def test_the_names_of_values_can_be_searched_for() -> None:
+    assert not [
+        f"{place(path, line)}: {name}"
+        for path, tree in TREES.items()
+        for line, name in value_names(tree)
+        if is_vague(name) and name not in PUBLISHED_FIELDS.split()
+    ]
+
+
+def test_each_published_field_exists() -> None:
+    names = {name for tree in TREES.values() for _, name in value_names(tree)}
+    assert not set(PUBLISHED_FIELDS.split()) - names
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("def f(told, *, sorted_rows):\n    held = 1\n    cached_rows = 2", {"told", "held"}),
+        ("class A:\n    told: int\n    def __eq__(self, other): ...", {"A.told"}),
+        ("match x:\n    case [found]: pass", {"found"}),
+        ("self._seen = KEPT = 1", {"_seen", "KEPT"}),
+        ("for others in [*(given for given in x)]: pass", {"others", "given"}),
+    ],
+)
+def test_vague_names_of_values(source: str, names: set[str]) -> None:
+    assert {name for _, name in value_names(ast.parse(source)) if is_vague(name)} == names
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.wishes.references import References
     from gateway.wishes.steps import Step
 
-_DONE = {"add": "added", "change": "changed", "remove": "removed"}
+_PAST_TENSE = {"add": "added", "change": "changed", "remove": "removed"}
 _WOULD = {"add": "would be added", "change": "would be changed", "remove": "would be removed"}
 
 
@@ -62,7 +62,7 @@ def apply(
         say(json.dumps({"data": rows, "applied": not diff}, indent=2))
     else:
         for row in rows:
-            say(f"{row['name']}: {(_WOULD if diff else _DONE)[row['did']]}")
+            say(f"{row['name']}: {(_WOULD if diff else _PAST_TENSE)[row['did']]}")
             if row["differences"]:
                 show_changes(row["differences"])
         if not rows and not failed:

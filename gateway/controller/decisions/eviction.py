@@ -44,7 +44,7 @@ _CHEAP_S = 1.0
 
 State = Literal["out", "asleep", "loads", "serves", "leaves"]
 # States that need a load or a wake-up before the model serves.
-_AWAY = ("out", "asleep")
+_ABSENT_STATES = ("out", "asleep")
 _BEST: tuple[State, ...] = ("serves", "leaves", "loads", "asleep")
 EvictionCause = Literal["idle", "room", "owner"]
 
@@ -130,7 +130,9 @@ class LoadedModel:
     @property
     def lacks_copies(self) -> bool:
         """Whether some copies are away and others are not."""
-        return self.state not in _AWAY and any(copy.state in _AWAY for copy in self.copies)
+        return self.state not in _ABSENT_STATES and any(
+            copy.state in _ABSENT_STATES for copy in self.copies
+        )
 
     @property
     def is_requested(self) -> bool:
@@ -296,7 +298,7 @@ def is_loadable(models: Iterable[LoadedModel], model: LoadedModel) -> bool:
     has_way = (
         model.room
         or model.on_request
-        or model.state not in _AWAY
+        or model.state not in _ABSENT_STATES
         or model.promised
         or bool(model.needs)
     )
@@ -306,12 +308,12 @@ def is_loadable(models: Iterable[LoadedModel], model: LoadedModel) -> bool:
 def _needs_evictions(model: LoadedModel) -> bool:
     """Whether others are evicted for it: it is away and requested, or it lacks a copy while
     requests wait."""
-    wants = model.waited_s is not None or (model.pinned and model.state in _AWAY)
+    wants = model.waited_s is not None or (model.pinned and model.state in _ABSENT_STATES)
     return (
         wants
         and not model.stopped
         and model.able
-        and (model.state in _AWAY or (model.state == "serves" and model.lacks_copies))
+        and (model.state in _ABSENT_STATES or (model.state == "serves" and model.lacks_copies))
     )
 
 

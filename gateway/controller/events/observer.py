@@ -291,7 +291,7 @@ _OF_REPLICA = attrgetter("attempt", "status", "progress", "takes", "leaving")
 
 def _report(model: ManagedModel) -> ReportedModel:
     state, detail = status(model)
-    replicas = [_replica(replica, absence=model.away) for replica in model.replicas]
+    replicas = [_replica(replica, absence=model.absence) for replica in model.replicas]
     if model.trial is not None:
         replicas.append(_replica(model.trial, trial=True))
     return ReportedModel(

@@ -85,17 +85,17 @@ class Fleet:
         }
 
     def planning_context(
-        self, model: ManagedModel, requester: ReplicaState, *, instead: bool = False
+        self, model: ManagedModel, requester: ReplicaState, *, in_place: bool = False
     ) -> PlanningContext:
         """The input of the planner for a replica now.
 
-        `instead`: a trial is planned in the place of the serving engine.
+        `in_place`: a trial is planned in the place of the serving engine.
         """
         wish, claims = model.wish_of(requester), self.claims(requester)
         # A trial beside the serving engine takes nothing from others, as that would last for the
         # whole change.
-        is_trial = requester is model.trial and not instead
-        if instead:
+        is_trial = requester is model.trial and not in_place
+        if in_place:
             replaced = _promised(
                 (one for one in model.replicas if one.index == requester.index), {}
             )

@@ -285,7 +285,7 @@ class ManagedModel:
 
     Once its attempt has ended it only stops.
     """
-    away: str = ""
+    absence: str = ""
     """Why its engines are stopped for a while, to be restored; "" if they are not."""
     generation: int = 0
     """The generation of the wish in force."""

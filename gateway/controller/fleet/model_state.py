@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Abilities, Instance, Plan
-from gateway.engines.common.chat.parsers import NONE
+from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.engines.registry import engine_kind
 from gateway.proxy.routing import table as routing
 
@@ -135,7 +135,9 @@ def route(
             **{name: ability.state for name, ability in abilities or Abilities()},
         ),
         toolless=(
-            plan.tool_parser.reason if plan and abilities and plan.tool_parser.value == NONE else ""
+            plan.tool_parser.reason
+            if plan and abilities and plan.tool_parser.value == NO_PARSER
+            else ""
         ),
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.domain import Offer, Sharing, Wish
-from gateway.domain.plan import ALONE
+from gateway.domain.plan import UNSHARED
 
 
 class PlanningContext(NamedTuple):
@@ -18,6 +18,6 @@ class PlanningContext(NamedTuple):
 
     wish: Wish
     claims: dict[str, int]
-    sharing: Sharing = ALONE
+    sharing: Sharing = UNSHARED
     copy: bool = False
     if_asked: tuple[Offer, ...] = ()

@@ -39,11 +39,11 @@ class PlanSteps:
         model: ManagedModel,
         replica: ReplicaState,
         room: CurrentContext,
-        instead: CurrentContext,
+        in_place: CurrentContext,
     ) -> None:
         """Plan the replica, or note why there is no plan now.
 
-        instead: the room in the place of what serves; what is tried beside has to be as good as a
+        in_place: the room in the place of what serves; what is tried beside has to be as good as a
         plan for that.
         """
         replica.outdated = False
@@ -52,7 +52,7 @@ class PlanSteps:
             async with self._replica_planner.planning:
                 planned = await self._replica_planner.decide(model, room)
                 if replica is model.trial and not await self._fits_beside(
-                    model, planned, room, instead
+                    model, planned, room, in_place
                 ):
                     replica.no_room = True
                     replica.block("there is no room beside what serves")
@@ -97,11 +97,11 @@ class PlanSteps:
         model: ManagedModel,
         planned: PlanResult,
         room: CurrentContext,
-        instead: CurrentContext,
+        in_place: CurrentContext,
     ) -> bool:
-        if room().claims == instead().claims:
+        if room().claims == in_place().claims:
             return True  # what serves holds nothing that plans are made of
-        replacement = await self._replica_planner.decide(model, instead)
+        replacement = await self._replica_planner.decide(model, in_place)
         if replacement.takes or replacement.plan is None:
             # In its place others may give, or an engine may allow what the rules refuse.
             return not replacement.takes and not replacement.engines_to_ask

@@ -37,6 +37,6 @@ class PlannerPort(Protocol):
         """The plan after questions to the engines of this machine, for at most `limit_s`.
 
         Engines of `problems` are not asked. The forecast stands if an engine cannot be asked, and
-        `PlanResult.asked` says why.
+        `PlanResult.inquiry` says why.
         """
         ...

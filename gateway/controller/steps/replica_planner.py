@@ -18,7 +18,7 @@ from gateway.errors import FitserveError
 from gateway.planner.sharing.surplus import cap_after_giving
 
 CurrentContext = Callable[[], PlanningContext]
-Others = Literal["give", "stay", "leave"]
+NeighbourRole = Literal["give", "stay", "leave"]
 KeepCommits = Callable[[ManagedModel, Mapping[str, str]], Awaitable[None]]
 
 
@@ -39,16 +39,16 @@ class ReplicaPlanner:
         self,
         model: ManagedModel,
         room: CurrentContext,
-        others: Others = "give",
+        neighbours: NeighbourRole = "give",
     ) -> PlanResult:
         """The decision from present knowledge.
 
-        others: whether neighbours give memory, stay as they are, or leave their GPUs. A decision
-        with `leave` is not shown to users. Raises BadModel and its kin.
+        neighbours: whether they give memory, stay as they are, or leave their GPUs. A decision with
+        `leave` is not shown to users. Raises BadModel and its kin.
         """
         now = room()
-        planned = await self._planner.plan(_request(model, now, _sharing(now, others)))
-        if model.decision is None or not (now.copy or others == "leave"):
+        planned = await self._planner.plan(_request(model, now, _sharing(now, neighbours)))
+        if model.decision is None or not (now.copy or neighbours == "leave"):
             model.decision = planned.decision
         await self._keep_commits(model, planned.commits)
         return planned._replace(plan=pinned(planned.plan, model.pins)) if planned.plan else planned
@@ -84,19 +84,19 @@ class ReplicaPlanner:
         self,
         model: ManagedModel,
         context: PlanningContext,
-        others: Others,
+        neighbours: NeighbourRole,
         engine: str,
         plan: Plan | None,
     ) -> PlanResult:
         """The plan after an inquiry, whose outcome the model remembers."""
-        request = _request(model, context, _sharing(context, others))
+        request = _request(model, context, _sharing(context, neighbours))
         try:
             planned = await self._planner.check(request, model.failed_inquiries, self._asking_s)
         except FitserveError as error:
             problems = InquiryResult({}, {engine: str(error)}, {})
-            planned = PlanResult(plan, str(error), model.decision or b"null", asked=problems)
-        model.pins.update(planned.asked.pins)
-        model.remember_answers(planned.asked)
+            planned = PlanResult(plan, str(error), model.decision or b"null", inquiry=problems)
+        model.pins.update(planned.inquiry.pins)
+        model.remember_answers(planned.inquiry)
         return planned
 
     async def smaller(
@@ -151,10 +151,10 @@ def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) ->
     )
 
 
-def _sharing(context: PlanningContext, others: Others) -> Sharing:
+def _sharing(context: PlanningContext, neighbours: NeighbourRole) -> Sharing:
     offers = context.sharing.offers
     surplus = [offer for offer in offers if offer.how == "surplus"]
-    chosen = {"give": offers, "stay": (), "leave": (*surplus, *context.if_asked)}[others]
+    chosen = {"give": offers, "stay": (), "leave": (*surplus, *context.if_asked)}[neighbours]
     return context.sharing._replace(offers=chosen)
 
 

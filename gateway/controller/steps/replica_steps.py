@@ -215,7 +215,7 @@ class ReplicaSteps:
             tail=tuple(watcher.tail) if watcher else (),
             planning=PlanState(replica.blocked, bool(replica.takes), replica.on_request),
             demand=Demand(
-                model.hold or model.away, model.stopped, model.asks, _has_spare(model, replica)
+                model.hold or model.absence, model.stopped, model.asks, _has_spare(model, replica)
             ),
             leaving=Leaving()
             if eviction is None
@@ -242,8 +242,8 @@ class ReplicaSteps:
             case reconcile.MakePlan():
                 if not replica.looks_again:
                     replica.status = Rest("starting", "planning")
-                instead = partial(context, instead=True)
-                self._start(replica, name, effects.plans.plan(model, replica, context, instead))
+                in_place = partial(context, instead=True)
+                self._start(replica, name, effects.plans.plan(model, replica, context, in_place))
             case reconcile.Launch(attempt):
                 replica.status = Rest("starting", "launching")
                 replica.launched, replica.conditions = attempt.id, StartConditions()

@@ -45,7 +45,7 @@ class TrialSteps:
 
         The next gateway brings them back too. Raises StoreError.
         """
-        model.away = _TRIAL_REASON
+        model.absence = _TRIAL_REASON
         for replica in model.replicas:
             replica.unrouted_at = time.monotonic()
         self._wake()
@@ -61,9 +61,9 @@ class TrialSteps:
 
     def come_back(self, model: ManagedModel) -> None:
         """Let engines that left start again, by the plans that they had."""
-        if not model.away:
+        if not model.absence:
             return
-        model.away = ""
+        model.absence = ""
         for replica in model.replicas:
             replica.unrouted_at = None
         self._wake()

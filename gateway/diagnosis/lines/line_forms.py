@@ -129,7 +129,7 @@ BENIGN = re.compile(
 PIPE = re.compile(r"multiprocessing/connection\.py:_?recv")
 # Lines outside of any message: commands with flags, variables, flags alone, code, and warnings of
 # Python.
-ASIDE = re.compile(
+SIDE_NOTE = re.compile(
     r"(?:[\w ]{1,30}[:\uff1a])?[\s`$#>]*(?:[A-Z][A-Z_0-9]*=\S* )*(?:sudo |nohup |exec |uv run |CMD"
     r" |docker run |kubectl |export [A-Z]\w*="
     r"|\S*python[\d.]* (?:-\w+ )*-m \w|\S*(?:vllm|sglang) serve |torchrun )"
@@ -159,7 +159,9 @@ STOPPED = re.compile(
 )
 IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
 # A worker's error, as reported by the process that waited for the worker.
-TOLD = re.compile(r"Worker failed with error ['\"](.+?)['\"], please check the stack trace")
+RELAYED_ERROR = re.compile(
+    r"Worker failed with error ['\"](.+?)['\"], please check the stack trace"
+)
 # The marks of Python 3.11 under a line of a traceback.
 UNDERLINE = re.compile(r"\s*[\^~]+[\^~ ]*$")
 LAYER = re.compile(r"self\.(\w+)(?: = self\.|\()")

@@ -86,7 +86,7 @@ NARROWED = {
 
 
 # Hints for flags that have an option of fitserve.
-INSTEAD = {
+SUBSTITUTES = {
     "--chat-template": "chat-template",
     "--lora NAME=SOURCE": "lora-modules lora-paths",
     "--revision": "revision *-revision",
@@ -106,7 +106,9 @@ def why_closed(name: str) -> tuple[str, str]:
     why = next(
         result, "it takes any text, and nobody has looked yet at what that reaches in this version"
     )
-    option = next((option for option, patterns in INSTEAD.items() if _matches(name, patterns)), "")
+    option = next(
+        (option for option, patterns in SUBSTITUTES.items() if _matches(name, patterns)), ""
+    )
     return why, f"Use {option}." if option else "Leave it out."
 
 

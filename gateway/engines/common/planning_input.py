@@ -20,7 +20,7 @@ from gateway.domain import (
     Sharing,
     Wish,
 )
-from gateway.domain.plan import ALONE, RAM
+from gateway.domain.plan import RAM, UNSHARED
 from gateway.domain.record import FrozenRecord, field
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.chat.inputs import inputs
@@ -59,7 +59,7 @@ class GroupMemory(NamedTuple):
     """
 
     least: int
-    seen: int
+    visible_bytes: int
     room: set[tuple[int, int]]
     read: bool
 
@@ -90,7 +90,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     pace: SpeedKnowledge | None = None
     parsers: ParserTable | None = None
     global_env: Mapping[str, str] = {}
-    sharing: Sharing = ALONE
+    sharing: Sharing = UNSHARED
     adapters: tuple[Adapter, ...] = ()
     drafter: Drafter | None = None
     hardware_name: str = "this machine"

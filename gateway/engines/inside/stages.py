@@ -30,7 +30,7 @@ class Start:
         self.left_out: list[str] = []
         self.refused = self.stage = self.place = ""
         self.crashed = False
-        self.found: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
 
     def run(
         self,
@@ -81,7 +81,7 @@ class Start:
             "stage": self.stage,
             "place": self.place,
             "crashed": self.crashed,
-            **self.found,
+            **self.results,
         }
 
 

@@ -266,7 +266,7 @@ class VllmRules(VllmKind):
         candidate = footprint.candidate
         if candidate.engine.device == "cpu":
             return self._of_ram(footprint, context)
-        seen_bytes = candidate.devices.seen
+        seen_bytes = candidate.devices.visible_bytes
         if CACHE_BYTES in candidate.args:
             return self._of_cache(footprint, int(candidate.args[CACHE_BYTES]))
         if "gpu-memory-utilization" in candidate.args:
@@ -313,7 +313,7 @@ class VllmRules(VllmKind):
             raise Refused("no_memory", reason, "your flag")
         flags: dict[str, Scalar] = {}
         if "gpu-memory-utilization" not in candidate.args:
-            share = math.ceil(count * 100 / max(1, candidate.devices.seen))
+            share = math.ceil(count * 100 / max(1, candidate.devices.visible_bytes))
             flags = {"gpu-memory-utilization": min(share, math.floor(_MOST * 100)) / 100}
         return Budget(count, flags, f"{gib(kv_bytes)} of KV cache, set by the user")
 
@@ -336,11 +336,14 @@ class VllmRules(VllmKind):
         )
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
         return Budget(
-            round(candidate.devices.seen * share), flags, f"utilization {share:.2f}", warning
+            round(candidate.devices.visible_bytes * share),
+            flags,
+            f"utilization {share:.2f}",
+            warning,
         )
 
     def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
-        seen_bytes = footprint.candidate.devices.seen
+        seen_bytes = footprint.candidate.devices.visible_bytes
         return Budget(
             round(seen_bytes * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}"
         )
@@ -353,7 +356,7 @@ class VllmRules(VllmKind):
         *,
         rounded: Callable[[float], int] = math.ceil,
     ) -> Budget:
-        steps = count * 100 / max(1, footprint.candidate.devices.seen)
+        steps = count * 100 / max(1, footprint.candidate.devices.visible_bytes)
         return self.budget_of_share(
             footprint, min(float(budget.flags["gpu-memory-utilization"]), rounded(steps) / 100)
         )
@@ -363,7 +366,7 @@ class VllmRules(VllmKind):
         hundredths; `most` at most."""
         candidate, beside_bytes = footprint.candidate, _beside_bytes(footprint)
         room = min((free - beside_bytes) * 100 // total for free, total in candidate.devices.room)
-        spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.seen))
+        spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.visible_bytes))
         return max(0.0, (min(math.floor(limit * 100), room) - spared) / 100)
 
     def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:

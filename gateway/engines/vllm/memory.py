@@ -121,7 +121,7 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     if not built.is_known:
         columns = [
             t.shape[0]
-            for t in built.others
+            for t in built.other_tensors
             if t.shard in ("column", "expert_column") and len(t.shape) == 2
         ]
         widest = 2 * max(columns, default=spec.hidden) // load.rank.tp

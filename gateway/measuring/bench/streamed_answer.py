@@ -16,7 +16,7 @@ import httptools
 from gateway.secret import Secret, bearer_line
 
 _TOKENS = re.compile(rb'"completion_tokens":\s*(\d+)')
-_TEXT, _DONE = b'"text"', b"[DONE]"
+_TEXT, _END = b'"text"', b"[DONE]"
 _TAIL = 4000
 _EXCERPT = 300
 
@@ -84,7 +84,7 @@ async def ask(target: BenchTarget, request: bytes, limit_s: float) -> TimedAnswe
     finally:
         stream.close()
     token_counts = _TOKENS.findall(stream.tail)
-    if stream.status != 200 or not stream.first or not token_counts or _DONE not in stream.tail:
+    if stream.status != 200 or not stream.first or not token_counts or _END not in stream.tail:
         excerpt = " ".join(stream.tail[-_EXCERPT:].decode(errors="replace").split())
         raise NoAnswer(f"status {stream.status}: {excerpt or 'nothing'}")
     return TimedAnswer(stream.first - began, ended - began, int(token_counts[-1]))

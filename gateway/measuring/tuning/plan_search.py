@@ -240,7 +240,9 @@ class PlanSearch:
 
     async def _alternatives(self) -> tuple[Plan, ...]:
         """The plans of all engines that the owner allows and this machine can start, best first."""
-        result = await self._tools.plan_preview.plan_trial(self._model, self.wish, beside=False)
+        result = await self._tools.plan_preview.plan_trial(
+            self._model, self.wish, keeps_model=False
+        )
         return (await asyncio.to_thread(Decision.model_validate_json, result.decision)).plans
 
     async def _plan(self, candidate: PlanChange) -> Plan | None:
@@ -248,11 +250,11 @@ class PlanSearch:
         self._say(f"{candidate.change}: planning")
         preview = self._tools.plan_preview
         try:
-            result = await preview.plan_trial(self._model, candidate.wish, beside=False)
+            result = await preview.plan_trial(self._model, candidate.wish, keeps_model=False)
             placed_result = (
                 result
                 if self._options.offline
-                else await preview.plan_trial(self._model, candidate.wish, beside=True)
+                else await preview.plan_trial(self._model, candidate.wish, keeps_model=True)
             )
         except FitserveError as error:
             log.info("a candidate was refused", change=candidate.change, reason=str(error))
@@ -378,7 +380,7 @@ class PlanSearch:
 
     async def _fits_beside(self, plan: Plan) -> bool:
         result = await self._tools.plan_preview.plan_trial(
-            self._model, pinned(self.wish, plan), beside=True
+            self._model, pinned(self.wish, plan), keeps_model=True
         )
         return result.plan is not None and is_as_good(result.plan, plan)
 

@@ -64,7 +64,7 @@ class Tunings:
                 f"There is no better plan of {name} to take.",
                 hint=f"`fitserve tune {name}` searches for one.",
             )
-        await self._orders.change(model, search.wish, report.wish, anew=True)
+        await self._orders.change(model, search.wish, report.wish, restarts=True)
         search.note_applied()
         return search.report
 

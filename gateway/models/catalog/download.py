@@ -138,9 +138,9 @@ class Rate:
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque(maxlen=_RATE_SAMPLES)
 
-    def add(self, done: int) -> float | None:
-        """Bytes a second after `done` bytes; None: nothing was downloaded yet."""
-        self._samples.append((time.monotonic(), done))
+    def add(self, bytes_done: int) -> float | None:
+        """Bytes a second after `bytes_done` bytes; None: nothing was downloaded yet."""
+        self._samples.append((time.monotonic(), bytes_done))
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
         return (last - first) / (ended - began) if last > first and ended > began else None
 

@@ -133,8 +133,8 @@ def _value(node: ast.expr, config: _Config, number: int) -> Any:
             return all(_value(part, config, number) for part in values)
         case ast.BoolOp(values=values):
             return any(_value(part, config, number) for part in values)
-        case ast.IfExp(test=test, body=body, orelse=other):
-            return _value(body if _value(test, config, number) else other, config, number)
+        case ast.IfExp(test=test, body=body, orelse=alternative):
+            return _value(body if _value(test, config, number) else alternative, config, number)
         case ast.BinOp(left=left, op=operator, right=right):
             pair = _value(left, config, number), _value(right, config, number)
             # A text times a number would be as long as a config wants.

@@ -78,7 +78,7 @@ class MachinePlanner:
                 )
             except HostError as error:
                 return result._replace(
-                    asked=InquiryResult({}, {str(engine): str(error)}, request.pins)
+                    inquiry=InquiryResult({}, {str(engine): str(error)}, request.pins)
                 )
             limit_s = max(0, limit_s - round(time.monotonic() - begun))
             if learned:
@@ -86,7 +86,7 @@ class MachinePlanner:
         if not result.config:
             why = "The model has more tensors than fit in a question to an engine."
             problems = dict.fromkeys(result.engines_to_ask, why)
-            return result._replace(asked=InquiryResult({}, problems, request.pins))
+            return result._replace(inquiry=InquiryResult({}, problems, request.pins))
         assert request.machine is not None  # noqa: S101
         files = ModelFiles(result.config, result.tensor_headers or None, result.quant_files)
         check = EngineCheck(
@@ -98,7 +98,7 @@ class MachinePlanner:
                 replace(request, answers=answers, include_files=False)
             )
         await check.report(result.gaps)
-        return result._replace(asked=check.outcome)
+        return result._replace(inquiry=check.outcome)
 
     async def _plan_for_check(self, request: PlanRequest) -> PlanResult:
         async with self.check_lock:

@@ -20,16 +20,18 @@ import msgspec
 
 # Text of models cannot match: JSON escapes its quotes and line ends.
 _CHOICES = rb'"finish_reason"\s*:\s*"|'
-_DONE = rb"(?:^|[\r\n])data:\s*\[DONE\]"
+_END_EVENT = rb"(?:^|[\r\n])data:\s*\[DONE\]"
 _TYPES = rb'(?:(?:^|[\r\n])event:\s*|"type"\s*:\s*")(?:%b)\b'
-_OF_CHOICES = re.compile(_CHOICES + _DONE)
+_OF_CHOICES = re.compile(_CHOICES + _END_EVENT)
 _ENDS = {
     "chat": _OF_CHOICES,
     "completions": _OF_CHOICES,
-    "transcriptions": re.compile(_CHOICES + rb'"type"\s*:\s*"transcript\.text\.done"|' + _DONE),
+    "transcriptions": re.compile(
+        _CHOICES + rb'"type"\s*:\s*"transcript\.text\.done"|' + _END_EVENT
+    ),
     "translations": _OF_CHOICES,
     "responses": re.compile(
-        _TYPES % rb"response\.(?:completed|incomplete|cancelled|failed)" + b"|" + _DONE
+        _TYPES % rb"response\.(?:completed|incomplete|cancelled|failed)" + b"|" + _END_EVENT
     ),
     "messages": re.compile(_TYPES % b"message_stop"),
 }

@@ -189,8 +189,8 @@ async def change_model(
     model = fleet.model(name)
     old = model.wish
     wish = await plan_preview.named(_patched(old, body))
-    anew, planned = may_need_restart(old, wish), None
-    if anew and wish.source is not None:
+    restarts, planned = may_need_restart(old, wish), None
+    if restarts and wish.source is not None:
         planned = await plan_preview.plan_change(model, wish)
         if planned.unconfirmed_repos and "commits" in body:
             raise BadModel(
@@ -201,7 +201,7 @@ async def change_model(
         wish = wish.evolve(commits=dict(planned.commits))
         running = [attempt.plan for attempt in model.serving]
         plan = planned.plan
-        anew = (
+        restarts = (
             not running
             or plan is None
             or not all(starts_same_engine(plan, current) for current in running)
@@ -212,10 +212,10 @@ async def change_model(
                 hint=f"`fitserve plan` has details; {name} keeps running unchanged.",
             )
     else:
-        anew = False
+        restarts = False
     answer = ChangeAnswer(
         name=name,
-        anew=anew,
+        anew=restarts,
         wish=diff_wishes(old, wish),
         commits=wish.commits,
         plan=(
@@ -226,12 +226,12 @@ async def change_model(
         reason=planned.reason if planned is not None and planned.plan is None else "",
     )
     if not dry_run and wish != old:
-        await orders.change(model, old, wish, anew=anew)
+        await orders.change(model, old, wish, restarts=restarts)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = planned.decision if dry_run and planned is not None else b"null"
     return _json(
         b'%b,"decision":%b}' % (text.removesuffix(b"}"), decision),
-        202 if anew and not dry_run else 200,
+        202 if restarts and not dry_run else 200,
     )
 
 

@@ -55,7 +55,7 @@ _HEADERS = [
 class Reader:
     """An open page. `seen`: the last version sent to it."""
 
-    seen: int = 0
+    version: int = 0
     sent_at: float = 0.0
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -116,11 +116,11 @@ class LiveStream:
     def news(self, reader: Reader) -> bytes:
         """The parts that the reader has not received, as an event; a comment after a long silence;
         otherwise nothing."""
-        if self._parts and reader.seen < self._version:
-            frame = self._frames.get(reader.seen)
+        if self._parts and reader.version < self._version:
+            frame = self._frames.get(reader.version)
             if frame is None:
-                frame = self._frames[reader.seen] = self._frame(reader.seen)
-            reader.seen, reader.sent_at = self._version, time.monotonic()
+                frame = self._frames[reader.version] = self._frame(reader.version)
+            reader.version, reader.sent_at = self._version, time.monotonic()
             return frame
         if time.monotonic() - reader.sent_at >= _SILENT_S:
             reader.sent_at = time.monotonic()
@@ -151,7 +151,7 @@ class LiveStream:
                 return
             current = time.monotonic()
             for reader in self._readers:
-                if reader.seen < self._version or current - reader.sent_at >= _SILENT_S:
+                if reader.version < self._version or current - reader.sent_at >= _SILENT_S:
                     reader.wake.set()
             await asyncio.sleep(TICK_S)
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gateway.diagnosis.remedy import DONE, Case, fill, fill_steps, placeholders
+from gateway.diagnosis.remedy import REACTIONS, Case, fill, fill_steps, placeholders
 from gateway.diagnosis.signature import CureStep, FailureSignature, Remedy
 from gateway.domain import Failure, Scalar
 from gateway.profiles.profiles import Profiles
@@ -108,7 +108,7 @@ def test_a_part_is_left_out_and_a_sentence_is_not_used() -> None:
 
 
 def test_what_the_gateway_did_is_told_of_everything_that_a_failure_proves() -> None:
-    assert set(DONE) == set(Failure.model_fields["proves"].annotation.__args__)  # type: ignore[union-attr]
+    assert set(REACTIONS) == set(Failure.model_fields["proves"].annotation.__args__)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,9 @@ def test_states_are_kept_in_the_dtype_that_the_config_names() -> None:
     ],
 )
 def test_a_tied_head_is_not_held_twice(model: str, changes: dict[str, Any], headed: bool) -> None:
-    names = [other.name for other in build(published(model, **changes)).others]
+    names = [other.name for other in build(published(model, **changes)).other_tensors]
     assert any(name.endswith("lm_head.weight") for name in names) is headed
-    names = [other.name for other in build(published(model, "embed", **changes)).others]
+    names = [other.name for other in build(published(model, "embed", **changes)).other_tensors]
     assert not any(name.endswith("lm_head.weight") for name in names)
 
 
@@ -163,7 +163,7 @@ def headers_of(model: str, **changes: Any) -> dict[str, Tensor]:
                 layer.n * max(1, layer.experts),
                 layer.k + layer.bias,
             )
-    for other in found.others:
+    for other in found.other_tensors:
         for number in range(other.count):
             shapes[other.name.replace("*", str(number))] = other.shape
     return tensors(shapes)
@@ -181,7 +181,7 @@ def test_headers_that_agree_leave_the_config_in_charge() -> None:
 def test_headers_that_contradict_the_config_win() -> None:
     spec = from_headers("qwen3-8b", headers_of("qwen3-8b"), intermediate_size=24576)
     found = build(spec)
-    assert (found.is_known, found.linears, found.others) == (False, (), spec.tensors)
+    assert (found.is_known, found.linears, found.other_tensors) == (False, (), spec.tensors)
     packed = from_headers(
         "qwen3-8b", headers_of("qwen3-8b"), quantization_config={"quant_method": "fp8"}
     )
@@ -196,7 +196,7 @@ def test_a_family_that_is_not_known_is_its_headers() -> None:
         architectures=["UnheardForCausalLM"],
     )
     found = build(spec)
-    assert (found.is_known, found.linears, found.others, found.attention) == (
+    assert (found.is_known, found.linears, found.other_tensors, found.attention) == (
         False,
         (),
         spec.tensors,
@@ -245,4 +245,4 @@ def test_any_config_has_a_body_or_is_a_bad_model(fields: dict[str, Any]) -> None
     assert found.is_known
     assert found.attention
     assert all(layer.count >= 1 and min(layer.k, layer.n) >= 1 for layer in found.linears)
-    assert all(other.count >= 1 and min(other.shape) >= 1 for other in found.others)
+    assert all(other.count >= 1 and min(other.shape) >= 1 for other in found.other_tensors)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from gateway.domain import Abilities, Ability, Attempt, Failure, Plan
-from gateway.engines.common.chat.parsers import NONE
+from gateway.engines.common.chat.parsers import NO_PARSER
 
 # Most tokens of an answer: small models ramble, and a model that thinks needs room before its
 # answer begins.
@@ -44,7 +44,7 @@ _SCHEMA = 'Is Paris a capital? Answer with a JSON object that has "city" and "ca
 _THINKING = {"enable_thinking": True, "thinking": True}
 # An engine that ends so soon after its proof, with questions open, has ended by them.
 OPEN_S = 60.0
-_ASKED = "the engine was asked, and has not answered"
+_UNANSWERED = "the engine was asked, and has not answered"
 
 
 class ParsedAnswer(NamedTuple):
@@ -62,10 +62,10 @@ def questions(plan: Plan) -> dict[str, dict[str, Any]]:
     shows."""
     if plan.model.task != "generate" or plan.model.chat is False:
         return {}
-    thinks = plan.reasoning_parser.value != NONE
+    thinks = plan.reasoning_parser.value != NO_PARSER
     limit = min(_THINKING_TOKENS if thinks else _TOKENS, max(1, plan.max_model_len.value // 2))
     result: dict[str, dict[str, Any]] = {}
-    if plan.tool_parser.value != NONE:
+    if plan.tool_parser.value != NO_PARSER:
         result["required_tools"] = {
             **_ask(_WEATHER, limit),
             "tools": _STRICT_TOOLS,
@@ -86,7 +86,7 @@ def _ask(text: str, limit: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "temperature": 0}
 
 
-def unasked(plan: Plan, why: str = _ASKED) -> Abilities:
+def unasked(plan: Plan, why: str = _UNANSWERED) -> Abilities:
     """Abilities that need no request, because the plan decides them."""
     if plan.model.task != "generate":
         return Abilities.uniform(
@@ -218,5 +218,5 @@ def ended_by_asking(attempt: Attempt) -> bool:
 def _open(attempt: Attempt) -> bool:
     """Whether the engine was asked, and its answers are not known."""
     return attempt.abilities is not None and any(
-        item.evidence == _ASKED for _, item in attempt.abilities
+        item.evidence == _UNANSWERED for _, item in attempt.abilities
     )

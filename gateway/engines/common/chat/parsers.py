@@ -7,7 +7,7 @@ from gateway.domain.base import Field
 from gateway.domain.record import FrozenRecord, field
 from gateway.engines.common.chat.repair import Repair
 
-NONE = "none"
+NO_PARSER = "none"
 # The flags that name them, alike in all kinds of engines.
 TOOLS, REASONING = "tool-call-parser", "reasoning-parser"
 # Where the generation prompt begins in a chat template.
@@ -94,30 +94,30 @@ class Writing(FrozenRecord, frozen=True, eq=False):
         spec, option = self.spec, engine.flags.get(flag)
         if spec.task != "generate":
             return StrChoice(
-                value=NONE,
+                value=NO_PARSER,
                 reason=f"the task of the model is {spec.task}",
                 source=spec.sources.get("task", "not known"),
             )
         if spec.chat_template is None:
             return StrChoice(
-                value=NONE, reason="the model has no chat template", source="chat template"
+                value=NO_PARSER, reason="the model has no chat template", source="chat template"
             )
         if dialect is None:
             reason = f"the chat template has no form of {subject} that is known"
-            return StrChoice(value=NONE, reason=reason, source="chat template")
+            return StrChoice(value=NO_PARSER, reason=reason, source="chat template")
         if missing := [token for token in dialect.tokens if token not in spec.added_tokens]:
             reason = (
                 f"the parser needs {missing[0]} as a token of its own, which the small files of the"
                 " tokenizer do not name"
             )
-            return StrChoice(value=NONE, reason=reason, source=dialect.source)
+            return StrChoice(value=NO_PARSER, reason=reason, source=dialect.source)
         if not dialect.parsers:
-            return StrChoice(value=NONE, reason=dialect.why, source=dialect.source)
+            return StrChoice(value=NO_PARSER, reason=dialect.why, source=dialect.source)
         names = option.choices or () if option else ()
         value = next((name for name in dialect.parsers if name in names), None)
         if value is None:
             reason = f"{engine.ref} has no parser {' or '.join(dialect.parsers)}"
-            return StrChoice(value=NONE, reason=reason, source=f"profile {engine.ref}")
+            return StrChoice(value=NO_PARSER, reason=reason, source=f"profile {engine.ref}")
         marks = [*dialect.holds, *([dialect.begins] if dialect.begins else [])]
         example = " ".join(marks[:2]) or spec.model_type
         reason = f"the chat template writes {subject} as {example} has them"

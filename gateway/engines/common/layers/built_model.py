@@ -63,7 +63,7 @@ class BuiltModel(FrozenRecord, frozen=True, eq=False, dict=True):
     """
 
     linears: tuple[Linear, ...]
-    others: tuple[TensorGroup, ...]
+    other_tensors: tuple[TensorGroup, ...]
     attention: tuple[AttentionGroup, ...]
     is_known: bool = True
     assumed: str = ""

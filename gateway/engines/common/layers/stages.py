@@ -22,7 +22,7 @@ from gateway.engines.common.layers.built_model import BuiltModel, Linear
 _STACKS = ("model.layers.", "language_model.model.layers.")
 _LAST_NORMS = ("model.norm", "language_model.model.norm")
 # In `Engine.every_stage`, instead of names.
-ALL = "*"
+EVERY_ARCHITECTURE = "*"
 # Of models whose layers have inputs of their own. All that are published let later layers read the
 # KV caches of earlier ones too.
 _LAYER_INPUTS = "embed_tokens_per_layer.weight"
@@ -48,7 +48,9 @@ def layers_of(built: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ..
 def repeated(engine: Engine, architecture: str) -> frozenset[str]:
     """Parts that every stage has: embedding, head, towers."""
     return frozenset(
-        part for part, names in engine.every_stage.items() if architecture in names or ALL in names
+        part
+        for part, names in engine.every_stage.items()
+        if architecture in names or EVERY_ARCHITECTURE in names
     )
 
 
@@ -62,7 +64,7 @@ def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
         return ""
     return (
         "no_layer_input_stages"
-        if any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.others)
+        if any(tensor.name.endswith(_LAYER_INPUTS) for tensor in built.other_tensors)
         else ""
     )
 
@@ -119,7 +121,7 @@ def _part(
         if numbers:
             linears.append(layer.part(numbers))
     tied = _tied(built)
-    for tensor in built.others:
+    for tensor in built.other_tensors:
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.is_known):
             changed = tensor.evolve(count=_share(tensor.count, layers, part))
             rest_groups.append(changed)
@@ -138,7 +140,7 @@ def _part(
 
 @lru_cache(maxsize=64)
 def _tied(built: BuiltModel) -> bool:
-    return not any(tensor.name.endswith(_HEADS) for tensor in built.others)
+    return not any(tensor.name.endswith(_HEADS) for tensor in built.other_tensors)
 
 
 def _at_end(
@@ -236,7 +238,7 @@ def _bits(
             towers += layer_bits * len(layer.numbers)
     ends = [
         (item, 16 * item.count * prod(item.shape))
-        for item in built.others
+        for item in built.other_tensors
         if not item.name.startswith(_STACKS)
     ]
     return tuple(stacked.items()), towers, tuple(ends)

@@ -100,7 +100,7 @@ def _total_bytes(
     ]
     kv_heads = min(attending, default=1)
     total = 0
-    for tensor in built.others:
+    for tensor in built.other_tensors:
         total += other_bytes(tensor, rank.tp, rank.dtype, None if built.is_known else kv_heads)
     plain = linears_bytes(built, rank.computing, frozenset(traits) & TRAITS)
     for layer, size in zip(built.linears, plain, strict=True):

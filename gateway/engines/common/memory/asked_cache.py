@@ -13,14 +13,14 @@ class CountedCache(FrozenRecord, frozen=True):
     """A `KvCache` of the engine's own answer: exact for the lengths in it, linear between them, in
     whole blocks."""
 
-    asked: AskedCache
+    answer: AskedCache
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one more token of a long request."""
         # Of long requests, where windows are full and states are paid; the last point is the
         # longest request, no whole block.
-        points = self.asked.needed[len(self.asked.needed) // 2 : -1] or self.asked.needed
+        points = self.answer.needed[len(self.answer.needed) // 2 : -1] or self.answer.needed
         if len(points) < 2:
             return 0
         (short, short_bytes), (long, long_bytes) = points[0], points[-1]
@@ -28,14 +28,14 @@ class CountedCache(FrozenRecord, frozen=True):
 
     @property
     def states_per_request(self) -> int:
-        return self.asked.states_per_request if self.asked.state_bytes else 0
+        return self.answer.states_per_request if self.answer.state_bytes else 0
 
     def states(self, kv_bytes: int) -> int:
-        left_bytes = max(0, kv_bytes - self.asked.fixed)
-        return left_bytes // self.asked.state_bytes if self.asked.state_bytes else 0
+        left_bytes = max(0, kv_bytes - self.answer.fixed)
+        return left_bytes // self.answer.state_bytes if self.answer.state_bytes else 0
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
-        points = self.asked.needed
+        points = self.answer.needed
         if not points:
             return 0
         at = next(
@@ -52,21 +52,21 @@ class CountedCache(FrozenRecord, frozen=True):
         between = short_bytes + math.ceil(
             (long_bytes - short_bytes) * (length - short) / (long - short)
         )
-        return -(-between // self.asked.block_bytes) * self.asked.block_bytes
+        return -(-between // self.answer.block_bytes) * self.answer.block_bytes
 
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
-        if not self.asked.needed:
+        if not self.answer.needed:
             return limit
-        room = (self._blocks(kv_bytes) - self.asked.aside) * self.asked.block_bytes
+        room = (self._blocks(kv_bytes) - self.answer.aside) * self.answer.block_bytes
         return longest(limit, lambda length: self.bytes_for(length, batched_tokens) <= room)
 
     def requests(self, kv_bytes: int, length: int, batched_tokens: int) -> float:
         request_bytes = self.bytes_for(length, batched_tokens)
         return (
-            self._blocks(kv_bytes) / (request_bytes / self.asked.block_bytes)
+            self._blocks(kv_bytes) / (request_bytes / self.answer.block_bytes)
             if request_bytes
             else math.inf
         )
 
     def _blocks(self, kv_bytes: int) -> int:
-        return max(0, kv_bytes - self.asked.fixed) // self.asked.block_bytes
+        return max(0, kv_bytes - self.answer.fixed) // self.answer.block_bytes

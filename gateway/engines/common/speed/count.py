@@ -94,7 +94,7 @@ def work_of(
     if not stage.is_known:
         products += [
             _tensor(tensor, model.experts, rank, item)
-            for tensor in stage.others
+            for tensor in stage.other_tensors
             if tensor.shard != "vocab"
         ]
     readings = tuple(

@@ -16,7 +16,7 @@ from gateway.engines.common.speed.correction import Ratio, banded
 from gateway.engines.common.speed.step import StepClock
 
 # Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
-READ, WRITTEN = 1024, 256
+PROMPT_TOKENS, ANSWER_TOKENS = 1024, 256
 _SHORT, _LONG = 2048, 32768
 
 
@@ -37,8 +37,8 @@ class PlanLoad(NamedTuple):
 
 def lengths(context: int) -> tuple[int, int]:
     """Tokens that each of the many reads and writes, where requests have this much context."""
-    read = min(READ, context * READ // (READ + WRITTEN))
-    return read, max(1, min(WRITTEN, context - read))
+    read = min(PROMPT_TOKENS, context * PROMPT_TOKENS // (PROMPT_TOKENS + ANSWER_TOKENS))
+    return read, max(1, min(ANSWER_TOKENS, context - read))
 
 
 def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
@@ -51,8 +51,8 @@ def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | Non
     used_replicas = min(load.replicas, load.concurrency)
     short, long = min(_SHORT, load.context), load.context >= _LONG
     key = at_once, used_replicas, load.concurrency, read, answer_tokens, limit, short, long
-    if not ratios and key in clock.told:
-        return clock.told[key]
+    if not ratios and key in clock.speeds:
+        return clock.speeds[key]
     figures = {
         "stream": 1 / clock.decode_s(1, _SHORT),
         "total": used_replicas * clock.total_per_s(at_once, read, answer_tokens, limit),
@@ -76,7 +76,7 @@ def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | Non
         ratios={figure: ratio.value for figure, ratio in known_ratios.items()},
     )
     if not ratios:
-        clock.told[key] = speed
+        clock.speeds[key] = speed
     return speed
 
 

@@ -13,7 +13,7 @@ from gateway.domain import Memory, Speed, Wish
 from gateway.domain.wish import Goal
 
 # Twice as many GPUs have to give so much more, where nobody else needs them: 2 ** 0.15 is a ninth.
-ALONE = 0.15
+FREE_GPU_DISCOUNT = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
 SHARED = 1.0
 # Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
@@ -32,7 +32,7 @@ class PlanOutcome(NamedTuple):
 
     speed: Speed | None
     context: int
-    kept: int
+    useful_tokens: int
     gpus: int
 
 
@@ -67,7 +67,7 @@ def gpu_discount(gpus: object) -> float:
     """Discount of a plan's score for each GPU, by the GPUs that the user asks for: None, few, or a
     number or a list."""
     if gpus is None:
-        return ALONE
+        return FREE_GPU_DISCOUNT
     return SHARED if gpus == "few" else 0.0
 
 
@@ -81,7 +81,7 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
         return 1 / math.pow(gpus, SHARED)
     stream, total = speed.stream.value, speed.total.value
     if goal == "balanced":
-        gains = (stream, total, max(1, outcome.kept))
+        gains = (stream, total, max(1, outcome.useful_tokens))
         gain = math.exp(
             sum(part * math.log(item) for part, item in zip(_BALANCE, gains, strict=True))
         )

@@ -20,15 +20,15 @@ from gateway.engines.common.speed.work import AttentionWork, Product, Work
 @dataclass(frozen=True, eq=False)
 class StepClock:
     """Duration of a rank's work on a machine. graphs: batches that need not wait for the CPU.
-    beside: clocks of the other stages, if stages are unlike."""
+    other_stages: clocks of the other stages, if stages are unlike."""
 
     work: Work
     machine: Machine
     table: SpeedTable
     graphs: Graphs = Graphs()
-    beside: tuple[StepClock, ...] = ()
+    other_stages: tuple[StepClock, ...] = ()
     # Cached expectations of engines/common/speed/expectation.py.
-    told: dict[tuple[float, ...], Speed] = field(default_factory=dict, init=False, repr=False)
+    speeds: dict[tuple[float, ...], Speed] = field(default_factory=dict, init=False, repr=False)
     _step_seconds: dict[tuple[float, ...], float] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -55,17 +55,17 @@ class StepClock:
         the GPU."""
         tokens = count * length
         without = min(float(limit), tokens) + requests > self.graphs.prompts
-        slowest_s = max(clock.launched_s for clock in (self, *self.beside))
+        slowest_s = max(clock.launched_s for clock in (self, *self.other_stages))
         launched_s = max(1.0, tokens / limit) * slowest_s if without else 0.0
         return max(self._prompts_s(count, length, limit, launched=False) + beside_s, launched_s)
 
     def _decode_s(self, requests: float, context: float) -> float:
         stages = self.work.pp
         part = max(1.0, requests / stages)
-        seconds = [clock.step_s(part, context) for clock in (self, *self.beside)]
+        seconds = [clock.step_s(part, context) for clock in (self, *self.other_stages)]
         # One request passes through all stages; with several requests the slowest stage sets the
         # pace.
-        decode_s = sum(seconds) if self.beside else stages * seconds[0]
+        decode_s = sum(seconds) if self.other_stages else stages * seconds[0]
         passed = stages * max(seconds) * self._waiting if requests > 1 else decode_s
         return passed + (stages - 1) * self.table.stage_s
 
@@ -98,13 +98,15 @@ class StepClock:
         batch = min(float(limit), tokens)
         batches = tokens / batch
         logits = max(1.0, batch / length)
-        clocks = (self, *self.beside)
+        clocks = (self, *self.other_stages)
         seconds = [clock.batch_s(batch, logits, launched=launched) for clock in clocks]
         computed = max(
             batches * item + count * clock.pairs_s(length)
             for item, clock in zip(seconds, clocks, strict=True)
         )
-        other_s = sum(seconds) - max(seconds) if self.beside else (self.work.pp - 1) * seconds[0]
+        other_s = (
+            sum(seconds) - max(seconds) if self.other_stages else (self.work.pp - 1) * seconds[0]
+        )
         fill = other_s + (self.work.pp - 1) * self.table.stage_s
         return computed * (self._waiting if batches > 1 else 1) + fill + count * self.table.admit_s
 

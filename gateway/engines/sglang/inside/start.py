@@ -69,7 +69,7 @@ def _built(start: Start, configured: Any, kv_bytes: int) -> None:
             start.run("kernels", lambda: kernels(whole, dtype) and True)
     if whole is not None and kv_bytes:
         tokens = start.run("cache", lambda: pool_tokens(configured, whole, memory, kv_bytes))
-        start.found |= {"tokens": tokens} if tokens is not None else {}
+        start.results |= {"tokens": tokens} if tokens is not None else {}
     sizes = start.run("graphs", lambda: resolved(configured.arguments, "cuda_graph_bs_decode"))
     if isinstance(sizes, list):
-        start.found["graph_sizes"] = [int(size) for size in sizes]
+        start.results["graph_sizes"] = [int(size) for size in sizes]

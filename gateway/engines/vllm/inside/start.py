@@ -94,11 +94,11 @@ def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
         )
         if cache is None:
             return
-        start.found["blocks"] = int(cache.num_blocks)
+        start.results["blocks"] = int(cache.num_blocks)
         support = start.run("backends", lambda: _backends(configured, cache))
         start.run("graphs", lambda: _graphs(configured, cache, support))
         sizes = configured.compilation_config.cudagraph_capture_sizes or ()
-        start.found["graph_sizes"] = [int(size) for size in sizes]
+        start.results["graph_sizes"] = [int(size) for size in sizes]
 
 
 def hear(start: Start, model: Any) -> None:

@@ -187,7 +187,7 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     built = build(spec)
     assert not built.is_known
     narrow = memory(
-        spec, BuiltModel((), built.others, built.attention), kept(built, 1),
+        spec, BuiltModel((), built.other_tensors, built.attention), kept(built, 1),
         Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import ModelSpec
-from gateway.engines.common.chat.parsers import NONE
+from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.planning import decide
@@ -46,7 +46,7 @@ def taught(
             "pythonic",
             "pythonic",
         ),
-        ("{{ bos_token }}", "llama", NONE, NONE),
+        ("{{ bos_token }}", "llama", NO_PARSER, NO_PARSER),
     ],
 )
 def test_tool_calls_are_told_by_the_template(
@@ -62,7 +62,7 @@ def test_tool_calls_are_told_by_the_template(
     [
         ("</think>{% if enable_thinking %}", "qwen3"),
         (f"{PROMPT}<|im_start|>assistant\n<think>\n", "deepseek_r1"),
-        ("{{ '<think>' }} of the past " + PROMPT + "assistant", NONE),
+        ("{{ '<think>' }} of the past " + PROMPT + "assistant", NO_PARSER),
         ("[gMASK]<sop></think>", "glm45"),
         ("<|channel|>analysis", "openai_gptoss"),
     ],
@@ -77,19 +77,19 @@ def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
     model = taught("<|open|>tools<|close|>")
     assert TABLE.writing(model).tool_parser(PROFILES.engine(VLLM_REF)).value == "kimi_k3"
     old = TABLE.writing(model).tool_parser(PROFILES.engine("vllm==0.18.0"))
-    assert (old.value, old.reason) == (NONE, "vllm==0.18.0 has no parser kimi_k3")
+    assert (old.value, old.reason) == (NO_PARSER, "vllm==0.18.0 has no parser kimi_k3")
 
 
 def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
     found = TABLE.writing(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(
         PROFILES.engine(VLLM_REF)
     )
-    assert (found.value, "<think> as a token of its own" in found.reason) == (NONE, True)
+    assert (found.value, "<think> as a token of its own" in found.reason) == (NO_PARSER, True)
     assert (
         TABLE.writing(taught("[THINK]", "mistral3"))
         .reasoning_parser(PROFILES.engine(VLLM_REF))
         .value
-        == NONE
+        == NO_PARSER
     )
 
 
@@ -97,7 +97,7 @@ def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> N
     own = TABLE.writing(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(
         PROFILES.engine(VLLM_REF)
     )
-    assert (own.value, "give it with --chat-template FILE" in own.reason) == (NONE, True)
+    assert (own.value, "give it with --chat-template FILE" in own.reason) == (NO_PARSER, True)
 
 
 def test_a_model_without_template_or_words_has_none() -> None:

@@ -28,7 +28,7 @@ def fullest(name: str, stages: int) -> BuiltModel:
 
 
 def vocabularies(one: BuiltModel) -> int:
-    return sum(tensor.shard == "vocab" for tensor in one.others)
+    return sum(tensor.shard == "vocab" for tensor in one.other_tensors)
 
 
 def test_one_stage_is_the_model() -> None:

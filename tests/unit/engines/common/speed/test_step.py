@@ -113,7 +113,7 @@ def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slo
         memory=H100.memory / 2, flops={name: peak / 2 for name, peak in H100.flops.items()}
     )
     quick, late = (StepClock(whole, machine, TABLE) for machine in (H100, slow))
-    both = StepClock(whole, H100, TABLE, beside=(late,))
+    both = StepClock(whole, H100, TABLE, other_stages=(late,))
     assert both.decode_s(1, 0) == pytest.approx((quick.decode_s(1, 0) + late.decode_s(1, 0)) / 2)
     assert both.decode_s(64, 0) == pytest.approx(late.decode_s(64, 0))
     assert (
@@ -121,7 +121,7 @@ def test_of_unlike_stages_one_request_takes_the_sum_and_many_the_pace_of_the_slo
         < both.first_token_s(2048, 2048)
         < late.first_token_s(2048, 2048)
     )
-    assert StepClock(whole, H100, TABLE, beside=(quick,)).decode_s(1, 0) == pytest.approx(
+    assert StepClock(whole, H100, TABLE, other_stages=(quick,)).decode_s(1, 0) == pytest.approx(
         quick.decode_s(1, 0)
     )
 
