@@ -282,7 +282,7 @@ _OF_MODEL = attrgetter(
         "generation",
         "change",
         "trial",
-        "away",
+        "absence",
         "setback.problem",
     )
 )
