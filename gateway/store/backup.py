@@ -265,15 +265,15 @@ class _Room:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files, self._learned, self._all = _MOST_FILES, _MOST_LEARNED_BYTES, _LARGEST
+        self._files, self._learned, self._bytes_left = _MOST_FILES, _MOST_LEARNED_BYTES, _LARGEST
 
     def take(self, entry: tarfile.TarInfo) -> bool:
         """Whether an archive may have the entry. Raises StoreError where the disk is too small."""
         self._files -= 1
-        self._all -= entry.size
+        self._bytes_left -= entry.size
         if entry.name != _DATABASE:
             self._learned -= entry.size
-        if min(self._files, self._learned, self._all) < 0:
+        if min(self._files, self._learned, self._bytes_left) < 0:
             return False
         free = shutil.disk_usage(self._folder).free
         if entry.size > free - _SPARE_BYTES and entry.size > _PIECE:

@@ -178,19 +178,19 @@ def foreign_part(path: Path) -> str | None:
     SQLite would run its expressions at each change. None: there is none, or no database at all.
     """
     with (
-        closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh,
+        closing(sqlite3.connect(":memory:", isolation_level=None)) as empty,
         closing(database_files.reader(path)) as file,
     ):
-        Database(path, fresh)
+        Database(path, empty)
         query = "SELECT type, name, coalesce(sql, '') FROM sqlite_master"
-        made = {(kind, name): sql for kind, name, sql in fresh.execute(query)}
-        words = {word for sql in made.values() for word in _WORD.findall(sql.lower())}
+        known_parts = {(kind, name): sql for kind, name, sql in empty.execute(query)}
+        words = {word for sql in known_parts.values() for word in _WORD.findall(sql.lower())}
         try:
-            found = file.execute(query).fetchall()
+            parts = file.execute(query).fetchall()
         except sqlite3.Error:
             return None
-    for kind, name, sql in found:
-        if (kind, name) not in made or not words.issuperset(_WORD.findall(sql.lower())):
+    for kind, name, sql in parts:
+        if (kind, name) not in known_parts or not words.issuperset(_WORD.findall(sql.lower())):
             return f"the {kind} {name[:100]!r} is not one of fitserve"
     return None
 

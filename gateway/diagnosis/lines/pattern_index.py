@@ -40,7 +40,7 @@ class PatternIndex:
                     rarest = min(_grams(needle), key=lambda one: (usage[one], one))
                     index.setdefault(rarest, {}).setdefault(needle, []).append(at)
         self._index, self._grams = index, frozenset(index)
-        _asked.add(self._grams)
+        _shared_grams.add(self._grams)
         self._numbers, self._short = short, tuple(short)
         # The reader asks several times about one line.
         self._last: tuple[str, Sequence[int]] = "", self.unindexed
@@ -54,7 +54,7 @@ class PatternIndex:
     def _find(self, lower: str) -> Sequence[int]:
         rows = {
             at
-            for gram in self._grams & _asked.found_in(lower)
+            for gram in self._grams & _shared_grams.found_in(lower)
             for needle, several in self._index[gram].items()
             if needle in lower
             for at in several
@@ -94,23 +94,23 @@ class _AskedGrams:
     the line is read once for all of them."""
 
     def __init__(self) -> None:
-        self._all: frozenset[Gram] = frozenset()
+        self._indexed: frozenset[Gram] = frozenset()
         self._last: tuple[str, frozenset[Gram]] = "", frozenset()
 
     def add(self, several: frozenset[Gram]) -> None:
-        self._all |= several
+        self._indexed |= several
         self._last = "", frozenset()
 
     def found_in(self, text: str) -> frozenset[Gram]:
         """The grams of the text that an index has, with those of the last text around it."""
-        whole, found = self._last
+        whole, grams = self._last
         if text not in whole:
-            found = frozenset().union(*map(self._all.intersection, _windows(text)))
-            self._last = text, found
-        return found
+            grams = frozenset().union(*map(self._indexed.intersection, _windows(text)))
+            self._last = text, grams
+        return grams
 
 
-_asked = _AskedGrams()
+_shared_grams = _AskedGrams()
 
 
 def _windows(text: str) -> list[memoryview]:
