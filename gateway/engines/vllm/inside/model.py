@@ -78,10 +78,16 @@ def prepare() -> None:
             if old in layers
         }
     with suppress(ModuleNotFoundError, AttributeError):
-        # It asks the tokenizer, which no inquiry has, for the tokens around thoughts.
-        importlib.import_module("vllm.config.reasoning").ReasoningConfig.initialize_token_ids = (
-            lambda *_: None
-        )
+        reasoning: Any = importlib.import_module("vllm.config.reasoning")
+        parsers = reasoning.ReasoningParserManager
+
+        def check_parser(config: Any, *_: Any) -> None:
+            """Look for the parser alone: its tokens around thoughts are the tokenizer's, which no
+            inquiry has."""
+            if config.reasoning_parser:
+                parsers.get_reasoning_parser(config.reasoning_parser)
+
+        reasoning.ReasoningConfig.initialize_token_ids = check_parser
 
 
 def forget_backends() -> None:
