@@ -11,7 +11,8 @@ import re
 _NON_DEFAULT = re.compile(r"non-default args: (?P<all>\{.*)")
 _PAIR = re.compile(r"'(?P<name>[a-z]\w*)': (?P<value>\[\]|\{\}|'[^']*'|[^,\[\]{}]*)")
 _VALUES = re.compile(r"server_args=ServerArgs\((?P<all>.*)")
-_VALUE = re.compile(r"\b(?P<name>[a-z]\w*)=(?P<value>\[\]|\{\}|'[^']*'|[^,()\[\]{}]*)")
+# A list may hold pairs of its own, as ['name=path'] of adapters.
+_VALUE = re.compile(r"(?<!['\"])\b(?P<name>[a-z]\w*)=(?P<value>\[\]|\{\}|'[^']*'|[^,()\[\]{}]*)")
 _UNSET = frozenset({"None", "False", "'auto'", "[]", "{}", "'none'", "''", "1", "0", "'null'"})
 _NAME = r"--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
 _FLAG = re.compile(_NAME)

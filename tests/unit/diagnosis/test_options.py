@@ -32,6 +32,12 @@ def test_an_option_is_set_unset_or_not_told() -> None:
     assert options(VLLM[:-30]).is_set("attention-backend") is None
 
 
+def test_pairs_within_a_list_are_no_options() -> None:
+    given = options("server_args=ServerArgs(lora_paths=['a=/m/one', 'b=/m/two'], tp_size=2)")
+    assert [given.is_set(flag) for flag in ("tp-size", "a", "b")] == [True, None, None]
+    assert given.named("Failed to load a because it adds tokens") == ""
+
+
 def test_features_are_what_a_start_can_do_without() -> None:
     assert options(VLLM).features == "--speculative-config, --enable-expert-parallel"
     assert options(SGLANG).features == "--speculative-algorithm"
