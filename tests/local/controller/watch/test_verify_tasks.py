@@ -173,6 +173,19 @@ async def test_independent_proofs_are_asked_at_once() -> None:
     assert len(said) == 3
 
 
+async def test_a_burst_of_two_ranks_keeps_to_the_prompts_that_a_call_may_have() -> None:
+    """vLLM 0.26.0 answers 400 to a call of more than 1,024 prompts."""
+    ranks = plan().data_parallel.evolve(value=2)
+    seqs = plan().max_num_seqs.evolve(value=1024)
+    large = plan().evolve(data_parallel=ranks, max_num_seqs=seqs)
+    async with gathering(10) as (url, asked):
+        assert await verify(EngineClient(128), url, "m", large, hang_s()) is None
+    prompts = [json.loads(body)["prompt"] for body in asked]
+    counts = [len(prompt) for prompt in prompts if isinstance(prompt[0], list)]
+    assert sum(counts) == large.at_once == 2048
+    assert max(counts) <= 1024
+
+
 async def test_the_first_failed_proof_ends_the_others() -> None:
     async with gathering(4) as (url, asked):
         failure = await verify(EngineClient(8), url, "m", plan(), 0.2)
