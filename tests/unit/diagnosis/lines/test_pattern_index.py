@@ -48,9 +48,10 @@ def lines() -> Iterator[str]:
 def test_no_expression_that_matches_is_left_out() -> None:
     several = [re.compile(pattern) for pattern in PATTERNS]
     index = PatternIndex(PATTERNS)
-    texts = [*lines(), *(example for row in ROWS.texts for example in row.examples)]
+    # Many logs have the same line.
+    texts = [*{*lines()}, *(example for row in ROWS.texts for example in row.examples)]
     found = 0
-    for text in texts[::3]:
+    for text in sorted(texts)[::3]:
         matching = {at for at, one in enumerate(several) if one.search(text)}
         assert matching <= set(index.candidates(text)), text
         found += len(matching)
