@@ -69,26 +69,59 @@ def test_the_hooks_are_those_of_the_check() -> None:
     assert [hook["id"] for hook in repository["hooks"]] == ["ruff-format", "ruff", "mypy"]
 
 
-# The marks that a test may have beside its tier.
-KINDS = [
-    *((tier, frozenset[str]()) for tier in TIERS),
-    ("contract", frozenset({"docker"})),
-    ("e2e", frozenset({"docker"})),
-    ("e2e", frozenset({"engine"})),
-    ("e2e", frozenset({"engine", "sources"})),
-]
+# The commands of the suite print their arguments, separated by ASCII's unit separator.
+COMMANDS = r"""
+setup() { :; }
+id() { echo 1; }
+ruff() { :; }
+mypy() { :; }
+nice() { shift 2; "$@"; }
+python() { printf '%s\037' "$@"; echo; }
+"""
 
 
-@pytest.mark.parametrize(("tier", "marks"), KINDS)
-def test_one_process_of_the_suite_has_a_kind_of_test(tier: str, marks: frozenset[str]) -> None:
-    """The two processes for `local` share it by folders."""
-    names = ("docker", "engine", "sources")
-    values = {name: name == tier for name in TIERS} | {name: name in marks for name in names}
-    script = (ROOT / "scripts/test").read_text()
-    commands = re.findall(r"^(?:start|nice .* pytest) (.*)$", script, re.MULTILINE)
-    found = 0
-    for command in commands:
-        (expression,) = re.findall(r'-m (?:"([^"]*)"|(\w+))', command)
-        folders = re.findall(r"(?<!--ignore )tests/(\w+)", command) or [tier]
-        found += tier in folders and bool(eval("".join(expression), {}, values))
-    assert found == (2 if tier == "local" else 1)
+def suite() -> list[list[str]]:
+    """The arguments of each pytest of scripts/test."""
+    path, place = ROOT / "scripts/test", "\n. scripts/setup\n"
+    script = path.read_text()
+    assert place in script
+    command = ["bash", "-c", script.replace(place, COMMANDS), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = (line.split("\037")[:-1] for line in done.stdout.splitlines())
+    return [line[2:] for line in lines if line[:2] == ["-m", "pytest"]]
+
+
+def selects(command: list[str], file: str, marks: set[str]) -> bool:
+    """Whether this pytest runs tests of the file with these marks."""
+    paths, ignored, expression = list[str](), list[str](), "True"
+    words = iter(command)
+    for word in words:
+        match word.partition("="):
+            case "-m", _, _:
+                expression = next(words)
+            case "--ignore", _, path:
+                ignored.append(path or next(words))
+            case path, _, _:
+                paths.append(path)
+    is_below = [file.startswith(path) for path in paths or ["tests"]]
+    values = {name: name in marks for name in (*TIERS, "docker", "engine", "sources")}
+    is_ignored = any(file.startswith(path) for path in ignored)
+    return any(is_below) and not is_ignored and bool(eval(expression, {}, values))
+
+
+def test_one_process_of_the_suite_has_a_test() -> None:
+    commands = suite()
+    wrong = []
+    for path in sorted((ROOT / "tests").glob("*/**/test_*.py")):
+        file, text = path.relative_to(ROOT).as_posix(), path.read_text()
+        marks = {file.split("/")[1]}
+        if marks <= {*TIERS}:
+            marks |= {"engine"} if "mark.engine" in text else set()
+            marks |= {"sources"} if re.search("^SOURCES = ", text, re.MULTILINE) else set()
+            # Tests of one file may need Docker and may not.
+            for one in (marks, marks | {"docker"}) if marks & {"contract", "e2e"} else (marks,):
+                if "engine" in one and "docker" in one:
+                    continue
+                if (count := sum(selects(command, file, one) for command in commands)) != 1:
+                    wrong.append((file, one, count))
+    assert not wrong
