@@ -177,7 +177,7 @@ class Settings(BaseModel):
         ),
     )
     start_timeout_s: float = Field(
-        1800, gt=0, description="a start without a new log line for so long has failed"
+        1800, gt=0, description="a start fails after this time without a new log line"
     )
     stop_grace_s: float = Field(
         20, ge=0, description="time for an engine, or a stream at shutdown, to finish"
@@ -217,14 +217,14 @@ class Settings(BaseModel):
         8,
         gt=0,
         description=(
-            "an engine that is silent and idle for so long gets no requests until it answers again"
+            "an engine that is silent and idle for this time gets no requests until it answers"
         ),
     )
     hang_after_s: float = Field(
         60,
         gt=0,
         description=(
-            "an engine that answers no health check, or is paused, for so long counts as hung and"
+            "an engine that answers no health check, or is paused, for this time counts as hung and"
             " is replaced"
         ),
     )
@@ -273,9 +273,7 @@ class Settings(BaseModel):
     waiting_comment_s: float = Field(
         10,
         ge=0,
-        description=(
-            "a stream that waits for a model gets its head and a comment so often; 0: never"
-        ),
+        description=("interval at which a stream that waits for a model gets a comment; 0: never"),
     )
     auto_tune: bool = Field(
         False,
@@ -287,7 +285,7 @@ class Settings(BaseModel):
     auto_tune_quiet_s: float = Field(
         600,
         gt=0,
-        description="a model without a request for so long is idle for auto_tune",
+        description="a model without a request for this time is idle for auto_tune",
     )
     failpoint: str = Field(
         "",

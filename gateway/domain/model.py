@@ -104,7 +104,6 @@ class Experts(Value):
     count: int
     per_token: int
     intermediate: int
-    shared_intermediate: int = 0
 
 
 class Quant(Value):

@@ -188,14 +188,10 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
     if not experts:
         return None
-    shared = [
-        item.k for item in plan.linears if re.search(r"\.shared_experts?\.down_proj$", item.name)
-    ]
     return Experts(
         count=experts[0].experts,
         per_token=_per_token(plan, fields),
         intermediate=experts[0].k,
-        shared_intermediate=max(shared, default=0),
     )
 
 

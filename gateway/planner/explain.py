@@ -506,7 +506,7 @@ def ways_out(decision: Decision) -> str:
     name, pinned = decision.holders[0].model, decision.holders[0].pinned
     second = f"let it leave for others (`fitserve set {name} --no-pinned`)"
     if not pinned:
-        second = f"let it stop while nobody asks for it (`fitserve set {name} --keep-alive 5m`)"
+        second = f"unload it while it is idle (`fitserve set {name} --keep-alive 5m`)"
     on_cpu = RAM in decision.holders[0].gives
     third = (
         "let engines have more RAM (FITSERVE_RAM_BYTES, a container's limit)"

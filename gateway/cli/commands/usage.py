@@ -17,7 +17,7 @@ _SUMS = (
     *("requests", "prompt_tokens", "completion_tokens", "cached_tokens"),
     *("untold_requests", "estimated_tokens"),
 )
-_HEADS = ("REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNTOLD", "ESTIMATED")
+_HEADS = ("REQUESTS", "PROMPT", "COMPLETION", "CACHED", "UNCOUNTED", "ESTIMATED")
 
 
 def usage(
@@ -36,7 +36,7 @@ def usage(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show requests and tokens by day, key and model. UNTOLD counts answers without token numbers,
+    """Show requests and tokens by day, key and model. UNCOUNTED answers have no token numbers,
     such as streams without include_usage; ESTIMATED are their tokens, from their bytes."""
     options = {
         "by": by,

@@ -367,14 +367,6 @@ class ManagedModel:
         takes = (take for replica in self.replicas for take in replica.takes)
         return tuple(sorted({(take.model, take.replica) for take in takes if take.how == "stop"}))
 
-    @property
-    def out_since(self) -> float:
-        """When its last engine ended; when it was added, if it never had one."""
-        return max(
-            (replica.history[-1].ended_at or 0.0 for replica in self.replicas if replica.history),
-            default=self.created_at,
-        )
-
     def remember_answers(self, result: InquiryResult) -> None:
         """Remember the result of an inquiry."""
         self.answers.update(result.answers)

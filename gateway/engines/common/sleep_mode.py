@@ -53,12 +53,10 @@ def chosen(
             source=source,
         )
     if adapters:
-        return BoolChoice(
-            value=False, reason="nobody has tried it beside LoRA adapters", source="planner"
-        )
+        return BoolChoice(value=False, reason="untested beside LoRA adapters", source="planner")
     if offloading := [name for name in args if name.startswith(_OFFLOADING)]:
         return BoolChoice(
-            value=False, reason=f"nobody has tried it beside --{offloading[0]}", source="planner"
+            value=False, reason=f"untested beside --{offloading[0]}", source="planner"
         )
     if any(_SEGMENTS in value for value in env.values()):
         return BoolChoice(

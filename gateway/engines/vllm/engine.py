@@ -331,8 +331,8 @@ class VllmRules(VllmKind):
         if share <= float(before):
             return None
         warning = (
-            f"It takes {share:.2f} of each GPU, not {before:.2f}: a short context fits otherwise,"
-            " and so much was free. What else comes to these GPUs finds no room."
+            f"It takes {share:.2f} of each GPU, not {before:.2f}: otherwise only a short"
+            " context fits. Other models find no room on these GPUs."
         )
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
         return Budget(

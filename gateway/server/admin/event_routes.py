@@ -50,7 +50,7 @@ async def events(
         ),
     ] = None,
     last: Annotated[
-        int | None, Query(ge=1, le=_MOST, description="begin with so many earlier events")
+        int | None, Query(ge=1, le=_MOST, description="number of earlier events to begin with")
     ] = None,
     follow: Annotated[bool, Query(description="false: the present events as a JSON list")] = True,
     last_event_id: Annotated[

@@ -191,9 +191,7 @@ def test_a_hybrid_with_its_tower_is_read_from_its_config_and_from_its_headers() 
         ("recurrent", 30),
         ("vision", 27),
     ]
-    assert alone.experts == Experts(
-        count=256, per_token=8, intermediate=512, shared_intermediate=512
-    )
+    assert alone.experts == Experts(count=256, per_token=8, intermediate=512)
     assert (alone.attention, alone.experts) == (read_through.attention, read_through.experts)
     assert (alone.tensors_from, alone.tensors, read_through.tensors_from) == (
         "config",

@@ -29,13 +29,15 @@ def tune(
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Also try a KV cache of less precision.")
     ] = False,
-    take: Annotated[bool, typer.Option("--apply", help="Take the best plan, unasked.")] = False,
+    take: Annotated[
+        bool, typer.Option("--apply", help="Take the best plan without asking.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Search for a faster plan of a served model.
 
     Plans that an expert would try are started and measured, beside the model where memory allows.
-    Nothing changes without --apply or your word. Ctrl-C ends the search.
+    Nothing changes without --apply or your consent. Ctrl-C ends the search.
     """
     body = {"minutes": minutes, "offline": offline, "lossy": lossy}
     path = model_path(name, "/tune")

@@ -60,7 +60,7 @@ def _no_speculation(reason: str, source: str, refused: tuple[Refusal, ...] = ())
 
 
 _UNASKED = _no_speculation(
-    "nobody asked for it, and what it gains depends on the prompts: measure it", "planner"
+    "it was not requested; its gain depends on the prompts, so measure it", "planner"
 )
 
 
@@ -156,7 +156,6 @@ def _with_own_layers(
         tokens=tokens,
         config={"method": "mtp", "num_speculative_tokens": tokens.value},
         weights_bytes=size or 0,
-        weights_from=spec.tensors_from,
         groups=groups,
         attention=rows,
         warnings=(*_own_layer_warnings(spec, tokens.value, layers, size), *_unknown(rows)),
@@ -234,7 +233,6 @@ def _with_drafter(
         tokens=tokens,
         config=config,
         weights_bytes=drafter_bytes(drafter, target.rank, target.build),
-        weights_from=drafter.tensors_from,
         groups=drafter.attention,
         attention=rows,
         slots=(tokens.value - 1 if ahead else 0) + (1 if drafter.method == "draft_model" else 0),

@@ -3,7 +3,7 @@ Pure."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from gateway.domain import AttentionGroup, Choice, LayerAttention, Refusal, Value
 from gateway.domain.base import Field
@@ -61,7 +61,6 @@ class Speculation(Value):
     tokens: Choice[int] | None = None
     config: dict[str, Any] = Field({}, description="empty: nothing is drafted")
     weights_bytes: int = Field(0, description="per rank, beside the target's")
-    weights_from: Literal["headers", "config"] = "headers"
     groups: tuple[AttentionGroup, ...] = Field(
         (), description="attention of the drafter, which keeps a KV cache too"
     )

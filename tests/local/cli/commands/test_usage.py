@@ -35,7 +35,7 @@ async def test_usage_is_a_table_json_or_csv(tmp_path: Path) -> None:
             "PROMPT",
             "COMPLETION",
             "CACHED",
-            "UNTOLD",
+            "UNCOUNTED",
             "ESTIMATED",
         ]
         assert row.split() == [
