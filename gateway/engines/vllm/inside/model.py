@@ -79,13 +79,13 @@ def prepare() -> None:
         }
     with suppress(ModuleNotFoundError, AttributeError):
         reasoning: Any = importlib.import_module("vllm.config.reasoning")
-        parsers = reasoning.ReasoningParserManager
 
         def check_parser(config: Any, *_: Any) -> None:
             """Look for the parser alone: its tokens around thoughts are the tokenizer's, which no
             inquiry has."""
-            if config.reasoning_parser:
-                parsers.get_reasoning_parser(config.reasoning_parser)
+            name = getattr(config, "reasoning_parser", None)
+            if name and hasattr(reasoning, "ReasoningParserManager"):
+                reasoning.ReasoningParserManager.get_reasoning_parser(name)
 
         reasoning.ReasoningConfig.initialize_token_ids = check_parser
 
