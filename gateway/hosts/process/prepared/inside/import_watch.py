@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 MOST_RESTARTS = 20
+MOST_TRIALS = 60
 MOST_NAMES = 20_000
 _CUDA_DRIVER = "libcuda.so.1"
+_PR_SET_PDEATHSIG = 1
 _NOT_INITIALIZED = 3
 """CUDA_ERROR_NOT_INITIALIZED of cuda.h: the answer to every call before cuInit."""
 _LOADERS: tuple[Any, ...] = (
@@ -46,8 +48,9 @@ class ImportWatch:
     """Imports modules, and looks after each whether a fork would survive it.
 
     folder/learned: modules to import, one a line. folder/refused.json: modules with a reason. A
-    module that begins a GPU, a thread or a process is refused with all that were importing it, and
-    Unforkable is raised: the process must begin anew without them.
+    module that begins a GPU, a thread or a process is refused with all that were importing it.
+    Learned modules are tried in forks first. Elsewhere Unforkable is raised: the process must begin
+    anew without them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -56,18 +59,15 @@ class ImportWatch:
         self.read: set[str] = set()
         self._files: dict[str, tuple[int, int, int]] = {}
         self._folders: dict[str, int] = {}
-        try:
-            self.refused: dict[str, str] = json.loads((folder / "refused.json").read_text())
-        except (OSError, ValueError):
-            self.refused = {}
+        self.refused = self._read_refused()
 
     def import_all(self, names: Iterable[str]) -> None:
         """Import the names and what is learned. Raises Unforkable."""
         self._folders = {path: _modified(path) for path in sys.path}
         with self._watching():
-            for name in dict.fromkeys([*names, *self._learned()]):
-                if name not in sys.modules and name not in self.refused and _is_installed(name):
-                    self._import(name)
+            for name in names:
+                self._import(name)
+            self._import_learned()
         self._files = {path: _identity(path) for path in _module_files()}
 
     @property
@@ -77,13 +77,66 @@ class ImportWatch:
             _modified(path) == identity for path, identity in self._folders.items()
         )
 
+    def _read_refused(self) -> dict[str, str]:
+        try:
+            refused: dict[str, str] = json.loads((self._folder / "refused.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return refused
+
     def _learned(self) -> list[str]:
         try:
-            return (self._folder / "learned").read_text().split()[:MOST_NAMES]
+            names = (self._folder / "learned").read_text().split()
         except OSError:
             return []
+        return list(dict.fromkeys(names))[:MOST_NAMES]
+
+    def _import_learned(self) -> None:
+        """Import what is learned, each part after a fork survived it.
+
+        A trial ends at a module that no fork survives, and the next one is without that module.
+        """
+        for _ in range(MOST_TRIALS):
+            names, refused = self._learned(), dict(self.refused)
+            count = self._trial(names)
+            self.refused |= self._read_refused()
+            for name in names[:count]:
+                self._import(name)
+            if count == len(names) or self.refused == refused:
+                return
+
+    def _trial(self, names: list[str]) -> int:
+        """The number of names that a fork of this process imported before it became unforkable."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _end_with_parent()
+                for name in names:
+                    self._import(name)
+                    os.write(writer, b".")
+            except Unforkable as error:
+                print(f"A module is left to the fork: {error}.", file=sys.stderr)  # noqa: T201
+                end_children()
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
+        os.close(writer)
+        os.waitpid(pid, 0)
+        # The pipe holds all bytes. A process that a module began may keep its other end open.
+        os.set_blocking(reader, False)
+        try:
+            return len(os.read(reader, MOST_NAMES))
+        except BlockingIOError:
+            return 0
+        finally:
+            os.close(reader)
 
     def _import(self, name: str) -> None:
+        if name in sys.modules or name in self.refused or not _is_installed(name):
+            return
         try:
             importlib.import_module(name)
         except Unforkable:
@@ -128,7 +181,8 @@ class ImportWatch:
             self.refused.setdefault(name, f"imports {culprit}")
         self.refused[culprit] = reason
         # Modules that were imported well are imported for themselves next time.
-        well = [name for name in list(sys.modules) if name not in self.refused]
+        named = {*self._learned(), *self.refused}
+        well = [name for name in list(sys.modules) if name not in named]
         with (self._folder / "learned").open("a") as file:
             file.write("".join(f"{name}\n" for name in well))
         (self._folder / "refused.json").write_text(json.dumps(self.refused, indent=1))
@@ -194,14 +248,24 @@ def children() -> list[int]:
     return [int(pid) for pid in text.split()]
 
 
-def begin_anew(restarts: int) -> None:
-    """Replace this process by a new one of the same command. Raises SystemExit after too many."""
-    if restarts >= MOST_RESTARTS:
-        raise SystemExit(f"{restarts} modules cannot be forked; there may be more.")
+def end_children() -> None:
+    """Kill the processes that this process started."""
     for pid in children():
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def _end_with_parent() -> None:
+    """Ask Linux for SIGKILL at the end of the parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def begin_anew(restarts: int) -> None:
+    """Replace this process by a new one of the same command. Raises SystemExit after too many."""
+    if restarts >= MOST_RESTARTS:
+        raise SystemExit(f"{restarts} modules cannot be forked; there may be more.")
+    end_children()
     sys.stdout.flush()
     sys.stderr.flush()
     command = [sys.executable, *sys.orig_argv[1:-1], str(restarts + 1)]

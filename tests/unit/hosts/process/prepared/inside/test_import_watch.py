@@ -1,4 +1,5 @@
-"""CUDA that has begun is told from NVML, which opens the same devices."""
+"""Imports that forks survive: CUDA that has begun beside NVML, and many learned modules that each
+begin a thread or a process."""
 
 from __future__ import annotations
 
@@ -36,3 +37,65 @@ def test_a_driver_that_is_only_loaded_survives_forks(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.splitlines() == ["False None", "False None", "True begins CUDA"]
+
+
+CULPRITS = 24
+LEARNED = """
+import os, sys, threading
+from pathlib import Path
+from gateway.hosts.process.prepared.inside.import_watch import ImportWatch, unforkable
+watch = ImportWatch(Path(sys.argv[1]))
+watch.import_all(["large"])
+print(unforkable(), sorted(name for name in watch.refused))
+print(sorted(name for name in sys.modules if name.startswith(("plain", "inner"))))
+"""
+
+
+def test_each_culprit_costs_a_trial_and_no_new_process(tmp_path: Path) -> None:
+    """The large import runs once: 20 restarts of 16 s each ended a prepared vLLM 0.26.0."""
+    modules, folder = tmp_path / "modules", tmp_path / "slot"
+    modules.mkdir()
+    folder.mkdir()
+    (modules / "large.py").write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('1')")
+    learned = []
+    for number in range(CULPRITS):
+        begins = (
+            "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+            if number % 2
+            else "import subprocess\nsubprocess.Popen(['sleep', '60'], close_fds=False)"
+        )
+        (modules / f"inner{number}.py").write_text("")
+        (modules / f"culprit{number}.py").write_text(f"import inner{number}\n{begins}")
+        (modules / f"plain{number}.py").write_text("")
+        learned += [f"culprit{number}", f"plain{number}"]
+    (folder / "learned").write_text("".join(f"{name}\n" for name in learned))
+    done = subprocess.run(
+        [sys.executable, "-c", LEARNED, str(folder)],
+        env={**os.environ, "PYTHONPATH": f"{modules}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    state, imported = done.stdout.splitlines()
+    assert state == f"None {sorted(f'culprit{number}' for number in range(CULPRITS))}"
+    names = [f"{word}{number}" for word in ("plain", "inner") for number in range(CULPRITS)]
+    assert imported == str(sorted(names))
+    assert (tmp_path / "runs").read_text() == "1"
+
+
+def test_a_learned_module_that_ends_its_process_is_left_out(tmp_path: Path) -> None:
+    modules, folder = tmp_path / "modules", tmp_path / "slot"
+    modules.mkdir()
+    folder.mkdir()
+    (modules / "large.py").write_text("")
+    (modules / "plain1.py").write_text("")
+    (modules / "deadly.py").write_text("import os\nos._exit(1)")
+    (folder / "learned").write_text("plain1\ndeadly\n")
+    done = subprocess.run(
+        [sys.executable, "-c", LEARNED, str(folder)],
+        env={**os.environ, "PYTHONPATH": f"{modules}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines() == ["None []", "['plain1']"]
