@@ -18,8 +18,17 @@ from gateway.visible import visible_line
 def status_text(view: Any) -> str:
     """The state of a model, with its reason in parentheses."""
     # The detail may begin with the state itself.
-    detail = visible_line(view["detail"] or "").removeprefix(view["state"]).removeprefix(": ")
+    detail = visible_line(_own_detail(view)).removeprefix(view["state"]).removeprefix(": ")
     return f"{view['state']} ({detail})" if detail else str(view["state"])
+
+
+def _own_detail(view: Any) -> str:
+    """The detail of a model; "": it is the phase of a start, which `start_text` says with its
+    seconds."""
+    starts = [replica["start"] for replica in view.get("replicas", ()) if replica.get("start")]
+    phases = [phase_label(start["phase"]) for start in starts if start["phase"] is not None]
+    detail = str(view["detail"] or "")
+    return "" if detail in phases[:1] else detail
 
 
 def next_attempt_text(follows: Any) -> str:
@@ -45,7 +54,7 @@ def detail_text(view: Any) -> str:
         for replica in view["replicas"]
         if replica["follows"] and replica["busy_with"]
     ]
-    words = [view["detail"]] if view["detail"] else []
+    words = [_own_detail(view)]
     words += [
         f"after {follows['failure']}: {next_attempt_text(follows)}" for follows in retries[:1]
     ]

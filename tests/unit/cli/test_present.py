@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.cli.present import expected_start_text, show_plan
+from gateway.cli.present import (
+    detail_text,
+    expected_start_text,
+    show_plan,
+    start_text,
+    status_text,
+)
 from tests.support.makers import wish
 from tests.support.planning import decide
 from tests.unit.planner.test_stateful_requests import CASES, ENGINES, MACHINES, RULES
@@ -38,3 +44,19 @@ def test_a_start_that_has_not_begun_tells_its_time_or_that_nobody_knows_it() -> 
     assert expected_start_text({"conditions": warm, "time": None}) == (
         "No start like it was measured here, so its time is unknown."
     )
+
+
+def test_a_phase_stands_once_beside_its_seconds() -> None:
+    start = {
+        "phase": "load",
+        "elapsed_s": 3.0,
+        "total_s": 9.0,
+        "expected": None,
+        "conditions": {"origin": "process", "is_cache_empty": False},
+    }
+    replica = {"start": start, "follows": None, "busy_with": None}
+    view = {"state": "starting", "detail": "loading weights", "replicas": [replica]}
+    assert status_text(view) == "starting"
+    assert detail_text(view) == start_text(start) == "loading weights 3s"
+    waiting = view | {"detail": "waits: b is unloaded"}
+    assert status_text(waiting) == "starting (waits: b is unloaded)"
