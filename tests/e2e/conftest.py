@@ -307,3 +307,15 @@ def serving_demo(demo_gateway: Gateway, demo_model: Path) -> Gateway:
         assert added.returncode == 0, added.stderr
     demo_gateway.until("demo", "ready", START_S)
     return demo_gateway
+
+
+def with_abilities(gateway: Gateway, model: str) -> Any:
+    """The view of a model once each test of an ability has its answer, which may come while it
+    serves."""
+    unanswered = "the engine was asked, and has not answered"
+
+    def answered() -> Any:
+        view = gateway.show(model)
+        return all(one["evidence"] != unanswered for one in view["abilities"].values()) and view
+
+    return wait_for("each ability has an answer", answered, START_S, every_s=0.5)

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.cli.demo.checkpoint import make_model
 from gateway.cli.demo.tokenizer import CHAT_TEMPLATE, THOUGHT
-from tests.e2e.conftest import START_S, Gateway, wait_for
+from tests.e2e.conftest import START_S, Gateway, with_abilities
 from tests.support.sdk_calls import openai_client
 
 pytestmark = pytest.mark.engine
@@ -53,21 +53,10 @@ def ready(gateway: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Gateway
     return gateway
 
 
-def answered(gateway: Gateway) -> Any:
-    """The model once each test of an ability has its answer, which may come while it serves."""
-    waits = "the engine was asked, and has not answered"
-
-    def told() -> Any:
-        shown = gateway.show("thinking")
-        return all(one["evidence"] != waits for one in shown["abilities"].values()) and shown
-
-    return wait_for("each ability has an answer", told, START_S, every_s=0.5)
-
-
 def test_the_model_says_what_it_does(ready: Gateway) -> None:
     shown = {
         name: f"{one['state']}: {one['evidence']}"
-        for name, one in answered(ready)["abilities"].items()
+        for name, one in with_abilities(ready, "thinking")["abilities"].items()
     }
     assert shown == {
         "tools": "proven: it called get_weather with arguments that fit",
@@ -131,7 +120,7 @@ def test_a_chat_template_of_the_user_makes_the_prompts_and_decides_what_is_read(
     done = ready.cli("set", "thinking", "--chat-template", str(file), "--wait")
     assert done.returncode == 0, done.stderr
     file.unlink()
-    shown = answered(ready)
+    shown = with_abilities(ready, "thinking")
     assert shown["plan"]["chat_template"]["value"].startswith("mine.jinja (")
     reasoning = shown["abilities"]["reasoning"]
     assert (reasoning["state"], shown["abilities"]["tools"]["state"]) == ("not proven", "proven"), (

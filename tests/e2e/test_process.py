@@ -13,7 +13,7 @@ import openai
 import pytest
 
 from gateway.cli.demo.checkpoint import SENTENCE
-from tests.e2e.conftest import START_S, Gateway, wait_for
+from tests.e2e.conftest import START_S, Gateway, wait_for, with_abilities
 from tests.e2e.scripted import engines
 from tests.support.browser import chromium, visit
 from tests.support.patience import hang_s
@@ -120,6 +120,7 @@ def test_a_real_engine_keeps_responses(ready: Gateway) -> None:
 
 def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     assert "demo" in ready.cli("ps").stdout
+    with_abilities(ready, "demo")
     shown = ready.cli("show", "demo")
     assert shown.returncode == 0
     assert "tensor parallel" in shown.stdout
