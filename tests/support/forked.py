@@ -142,6 +142,8 @@ class ForkedProgram:
         self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
         self._process, self._transport = process, _Pipes(stdin.transport)
         self._ended = asyncio.ensure_future(self._watch())
+        # A watch that is cancelled before its first step closes nothing itself.
+        self._ended.add_done_callback(lambda _: process.report.close())
 
     @property
     def returncode(self) -> int | None:

@@ -23,8 +23,8 @@ from tests.support.versions import SGLANG_REF, VLLM_REF
 pytestmark = pytest.mark.anyio
 
 VERSIONS = [VLLM_REF, SGLANG_REF]
-# The plans are expected to give 46 tokens/s.
-SLOW, FAST = 25.0, 75.0
+# The plans are expected to give 46 tokens/s. A busy machine measures the fast one lower, too.
+SLOW, FAST = 15.0, 75.0
 Script = Callable[[LaunchSpec], EngineScript]
 
 
@@ -94,7 +94,8 @@ async def serving(gateway: Running, engine: str | None = None) -> Any:
                     return live[0]
                 await asyncio.sleep(0.02)
     except TimeoutError:
-        raise AssertionError((live, [*gateway.world.engines])) from None
+        report = (await gateway.client.get("/admin/models/m/tune")).json()
+        raise AssertionError((live, [*gateway.world.engines], report)) from None
 
 
 async def answers(gateway: Running) -> bool:
