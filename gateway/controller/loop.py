@@ -357,7 +357,7 @@ class Loop:
                 one.name in larger and one.state == "running" for one in self._instances or ()
             )
         # One copy at a time, so that the others serve.
-        is_promised = any(
+        replaces_copy = any(
             one.unrouted_at is not None or (one.made_room and one.attempt is not None)
             for one in model.replicas
             if one is not replica
@@ -365,7 +365,7 @@ class Loop:
         if (
             model.trial is None
             and not model.unsettled
-            and not is_promised
+            and not replaces_copy
             and not self._gate.measures(attempt.plan.gpus, attempt.instance_name)
         ):
             self._steps.shrink(model, *self.fleet.combined_offer(model, take, requester))

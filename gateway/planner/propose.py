@@ -635,7 +635,7 @@ def _loras(candidate: Candidate) -> Choice[str]:
     """The adapters, with their bytes on each rank."""
     adapters, engine = candidate.inputs.adapters, candidate.engine
     if not adapters:
-        return str_choice(NO_PARSER, "none is wished for", "user")
+        return str_choice("none", "none is wished for", "user")
     size = candidate.adapter_bytes
     rank = supported_rank(engine, adapters)
     room = f"room for rank {rank} in every layer: {words(size)} on each rank"

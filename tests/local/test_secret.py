@@ -21,7 +21,7 @@ from tests.support.patience import HANG_S
 from tests.support.served import served
 from tests.support.upstream import Call, Upstream
 
-# What a header takes behind `Bearer `; of these, letters of regular expressions and of URLs.
+# Letters of regular expressions and of URLs that a header takes behind `Bearer `.
 VISIBLE = "".join(chr(number) for number in range(0x21, 0x7F))
 ALPHABETS = (string.ascii_letters + string.digits, ".*+?()[]{}|^$\\", "%+/=&;:@", VISIBLE)
 PART = 10

@@ -142,7 +142,7 @@ class ForkedProgram:
         self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
         self._process, self._transport = process, _Pipes(stdin.transport)
         self._ended = asyncio.ensure_future(self._watch())
-        # A watch that is cancelled before its first step closes nothing itself.
+        # A watch that is cancelled before its first step has no block that it leaves.
         self._ended.add_done_callback(lambda _: process.report.close())
 
     @property
@@ -161,9 +161,8 @@ class ForkedProgram:
         self._process.kill()
 
     async def _watch(self) -> int:
-        with self._process.report as report:
-            report.setblocking(False)
-            return int(await asyncio.get_running_loop().sock_recv(report, 64))
+        self._process.report.setblocking(False)
+        return int(await asyncio.get_running_loop().sock_recv(self._process.report, 64))
 
 
 async def spawn(

@@ -335,12 +335,12 @@ def _between_attempts(
                 "quarantined", f"no other plan avoids {cause} {last.failure.advice}".rstrip()
             )
         # The next plan avoids a lost GPU, so there is nothing to wait for.
-        has_routed_copies = (
+        avoids_lost_gpu = (
             last.failure is not None
             and last.failure.kind == "gpu_lost"
             and "uuid" in last.failure.culprit
         )
-        if last.failure is not None and environmental(last.failure) and not has_routed_copies:
+        if last.failure is not None and environmental(last.failure) and not avoids_lost_gpu:
             environment_failures: list[Attempt] = []
             for attempt in reversed(streak):
                 if attempt.failure is None or not environmental(attempt.failure):

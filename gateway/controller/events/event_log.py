@@ -59,7 +59,7 @@ class EventLog:
         self._table = store.events
         self._recent: deque[RecordedEvent] = deque(maxlen=_IN_MEMORY)
         self._waiting: deque[Iterable[Event]] = deque(maxlen=_MOST_WAITING)
-        self._recorded_signal = asyncio.Event()
+        self._arrival = asyncio.Event()
         self._more = asyncio.Event()
         self._failing = self._recording = self._ending = False
         self._writing: asyncio.Task[None] | None = None
@@ -78,7 +78,7 @@ class EventLog:
         The iterable is consumed later in a thread, so its inputs must not change.
         """
         self._waiting.append(events)
-        self._recorded_signal.set()
+        self._arrival.set()
 
     async def close(self) -> None:
         """Write the events that wait, if the disk takes them."""
@@ -144,15 +144,15 @@ class EventLog:
 
     async def _write(self) -> None:
         while True:
-            await self._recorded_signal.wait()
-            self._recorded_signal.clear()
+            await self._arrival.wait()
+            self._arrival.clear()
             # A cancellation must not interrupt the write: events taken from the queue would be
             # lost.
             self._present = asyncio.create_task(self._record())
-            events = await asyncio.shield(self._present)
-            await asyncio.sleep(_WRITE_S if events else _RETRY_S)
-            if not events:
-                self._recorded_signal.set()
+            is_written = await asyncio.shield(self._present)
+            await asyncio.sleep(_WRITE_S if is_written else _RETRY_S)
+            if not is_written:
+                self._arrival.set()
 
     async def _record(self) -> bool:
         batch = [*self._waiting]

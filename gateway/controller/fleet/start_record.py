@@ -27,5 +27,5 @@ class StartRecord:
 
     def expected(self, plan: Plan, conditions: StartConditions) -> StartTime | None:
         """The expected time of a start, by starts on this machine or another; None: unknown."""
-        estimate = expected_start(plan, conditions, self._starts)
-        return estimate or start_elsewhere(plan, conditions)
+        local_start = expected_start(plan, conditions, self._starts)
+        return local_start or start_elsewhere(plan, conditions)

@@ -110,7 +110,7 @@ class PlanSteps:
     async def _without_plan(
         self, model: ManagedModel, replica: ReplicaState, planned: PlanResult, room: CurrentContext
     ) -> Plan | None:
-        """It rests where others would leave for it once it is asked. Else raises NoPlan.
+        """Let the replica rest where others would leave for it at a request. Else raises NoPlan.
 
         Returns the plan that it would then have.
         """

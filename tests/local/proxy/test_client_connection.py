@@ -939,8 +939,8 @@ async def test_unread_lists_ahead_hold_a_piece_of_one_list() -> None:
 
 
 async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
-    """Or its answers would be kept without limit. What it asked is answered once it reads, up to
-    the request that was too far ahead."""
+    """Kept answers are bounded. Its requests are answered once it reads, up to the request that was
+    too far ahead."""
     async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
         connection = socket.socket()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)

@@ -60,13 +60,13 @@ GPT2_XL = {
 PLAIN_CACHE = {"args": {"kv-cache-dtype": "auto"}}
 
 
-def of(decision: Decision, tensor_parallel: int) -> list[Plan]:
+def plans_of(decision: Decision, tensor_parallel: int) -> list[Plan]:
     return [one for one in decision.plans if one.tensor_parallel.value == tensor_parallel]
 
 
 def without(tensor_parallel: int) -> Callable[[Decision], bool]:
     """No plan of this size, and others."""
-    return lambda decision: not of(decision, tensor_parallel) and bool(decision.plans)
+    return lambda decision: not plans_of(decision, tensor_parallel) and bool(decision.plans)
 
 
 def refused(decision: Decision) -> bool:
@@ -120,7 +120,7 @@ CASES = (
         QWEN3_235B,
         "4xh100",
         {},
-        lambda decision: any(6 <= one.memory.kv_bytes / GIB <= 14 for one in of(decision, 4)),
+        lambda decision: any(6 <= one.memory.kv_bytes / GIB <= 14 for one in plans_of(decision, 4)),
     ),
     PublicCase(
         "vllm-project/recipes#12",

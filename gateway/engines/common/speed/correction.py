@@ -150,7 +150,7 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     runs = f"fitserve bench, {result['stream'].samples or 1} times"
     speed = plan.speed
     if speed is None:
-        unforecast = Speed(
+        measured_speed = Speed(
             **figures,
             concurrency=int(result["total"].scope["concurrency"]),
             grade="measured",
@@ -162,13 +162,13 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
             **speed.ratios,
             **{figure: values[figure] / base[figure] for figure in figures.keys() & base.keys()},
         }
-        unforecast = speed.evolve(
+        measured_speed = speed.evolve(
             **figures,
             ratios=ratios,
             grade="measured",
             source=f"{speed.source.partition(_RUNS)[0]}; {runs}",
         )
-    return plan.evolve(speed=unforecast)
+    return plan.evolve(speed=measured_speed)
 
 
 def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:

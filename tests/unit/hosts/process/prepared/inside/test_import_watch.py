@@ -51,11 +51,28 @@ print(sorted(name for name in sys.modules if name.startswith(("plain", "inner"))
 """
 
 
+def imports_of(folder: Path, learned: list[str]) -> list[str]:
+    """The lines of a process that imports `large` and learned modules of folder/modules."""
+    slot = folder / "slot"
+    slot.mkdir()
+    (slot / "learned").write_text("".join(f"{name}\n" for name in learned))
+    done = subprocess.run(
+        [sys.executable, "-c", LEARNED, str(slot)],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{folder / 'modules'}:{os.environ.get('PYTHONPATH', '')}",
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
 def test_each_culprit_costs_a_trial_and_no_new_process(tmp_path: Path) -> None:
     """The large import runs once: 20 restarts of 16 s each ended a prepared vLLM 0.26.0."""
-    modules, folder = tmp_path / "modules", tmp_path / "slot"
+    modules = tmp_path / "modules"
     modules.mkdir()
-    folder.mkdir()
     (modules / "large.py").write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('1')")
     learned = []
     for number in range(CULPRITS):
@@ -68,15 +85,7 @@ def test_each_culprit_costs_a_trial_and_no_new_process(tmp_path: Path) -> None:
         (modules / f"culprit{number}.py").write_text(f"import inner{number}\n{begins}")
         (modules / f"plain{number}.py").write_text("")
         learned += [f"culprit{number}", f"plain{number}"]
-    (folder / "learned").write_text("".join(f"{name}\n" for name in learned))
-    done = subprocess.run(
-        [sys.executable, "-c", LEARNED, str(folder)],
-        env={**os.environ, "PYTHONPATH": f"{modules}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    state, imported = done.stdout.splitlines()
+    state, imported = imports_of(tmp_path, learned)
     assert state == f"None {sorted(f'culprit{number}' for number in range(CULPRITS))}"
     names = [f"{word}{number}" for word in ("plain", "inner") for number in range(CULPRITS)]
     assert imported == str(sorted(names))
@@ -84,18 +93,9 @@ def test_each_culprit_costs_a_trial_and_no_new_process(tmp_path: Path) -> None:
 
 
 def test_a_learned_module_that_ends_its_process_is_left_out(tmp_path: Path) -> None:
-    modules, folder = tmp_path / "modules", tmp_path / "slot"
+    modules = tmp_path / "modules"
     modules.mkdir()
-    folder.mkdir()
     (modules / "large.py").write_text("")
     (modules / "plain1.py").write_text("")
     (modules / "deadly.py").write_text("import os\nos._exit(1)")
-    (folder / "learned").write_text("plain1\ndeadly\n")
-    done = subprocess.run(
-        [sys.executable, "-c", LEARNED, str(folder)],
-        env={**os.environ, "PYTHONPATH": f"{modules}:{os.environ.get('PYTHONPATH', '')}"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines() == ["None []", "['plain1']"]
+    assert imports_of(tmp_path, ["plain1", "deadly"]) == ["None []", "['plain1']"]
