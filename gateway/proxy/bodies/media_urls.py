@@ -30,8 +30,12 @@ _INERT_FIELDS = frozenset(
 )
 # Fields at any depth that tell what tools and earlier answers did.
 _HISTORY = frozenset(("action", "annotations", "arguments", "citations"))
-_CALLS = frozenset(("tool_use", "server_tool_use"))
-_RESULTS = frozenset(("search_result", "url_citation", "web_search_result"))
+# The same of parts by their type.
+_INERT_BY_TYPE = {
+    **dict.fromkeys(("tool_use", "server_tool_use"), _HISTORY | {"input"}),
+    **dict.fromkeys(("search_result", "url_citation", "web_search_result"), _HISTORY | {"url"}),
+}
+_NO_FIELDS: frozenset[str] = frozenset()
 # Texts beside a medium that describe it.
 _WORDS = frozenset(
     (
@@ -42,21 +46,21 @@ _WORDS = frozenset(
 _BASE64 = re.compile(r"(?!/(?!9j/))[A-Za-z0-9+/_=\s-]*")
 _URL = re.compile(r"https?://[!-\[\]-~]+", re.IGNORECASE)
 _MOST_HOSTS = 32
-_NO_HOSTS: frozenset[str] = frozenset()
 _EXCERPT = 60
 
 
 def hosts(body: bytes | bytearray) -> frozenset[str]:
     """The hosts that an engine would fetch media from.
 
-    Raises BadRequest for a path, and for a URL that is not http or https or names no host.
+    Raises BadRequest for a path, for a URL that is not http or https or names no host, and for a
+    value that cannot be read.
     """
     # The search for a byte by its number takes nanoseconds; for a text it raises an error first.
     if (_SLASH not in body or not _MARK(body)) and (_BACKSLASH not in body or not _ESCAPE(body)):
-        return _NO_HOSTS
-    document = msgspec.json.decode(body)
+        return frozenset()
+    document = _decoded(body)
     if not isinstance(document, dict):
-        return _NO_HOSTS
+        return frozenset()
     names: set[str] = set()
     waiting: list[tuple[Any, bool]] = [
         (value, _holds_media(name)) for name, value in document.items() if name not in _INERT_FIELDS
@@ -64,13 +68,12 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
     while waiting:
         value, is_media = waiting.pop()
         if isinstance(value, dict):
-            kind = value.get("type")
+            # Below a medium, engines read a URL whatever type stands beside it.
+            inert = _NO_FIELDS if is_media else _inert_fields(value.get("type"))
             waiting.extend(
                 (inner, _holds_media(name) or (is_media and name not in _WORDS))
                 for name, inner in value.items()
-                if name not in _HISTORY
-                and not (name == "input" and kind in _CALLS)
-                and not (name == "url" and kind in _RESULTS)
+                if name not in inert
             )
         elif isinstance(value, list):
             waiting.extend((inner, is_media) for inner in value)
@@ -93,6 +96,21 @@ def refused(host: str) -> BadRequest:
             " FITSERVE_MEDIA_HOSTS."
         ),
     )
+
+
+def _decoded(body: bytes | bytearray) -> Any:
+    """The values of a body whose fields alone were read so far. Raises BadRequest."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise BadRequest(
+            f"A value of the request body cannot be read ({str(error)[:_EXCERPT]}).",
+            hint="Send JSON with numbers of at most 64 bits and a depth of at most 900.",
+        ) from None
+
+
+def _inert_fields(kind: Any) -> frozenset[str]:
+    return _INERT_BY_TYPE.get(kind, _HISTORY) if isinstance(kind, str) else _HISTORY
 
 
 def _holds_media(name: str) -> bool:

@@ -44,6 +44,15 @@ def test_the_host_of_each_medium_is_found(body: dict[str, Any]) -> None:
     assert hosts(json.dumps(body).replace("/", "\\/").encode()) == {"media.example"}
 
 
+@pytest.mark.parametrize("kind", ["url_citation", "search_result", "tool_use", [], {"a": 1}, 7])
+@pytest.mark.parametrize("field", ["url", "input", "arguments", "citations"])
+def test_no_type_beside_a_url_hides_it(kind: Any, field: str) -> None:
+    part = {"type": "image_url", "image_url": {"type": kind, field: URL}}
+    assert hosts(json.dumps(content(part)).encode()) == {"media.example"}
+    part = {"type": kind, "image_url": URL}
+    assert hosts(json.dumps(content(part)).encode()) == {"media.example"}
+
+
 PLAIN = base64.b64encode(b"\xff\xd8\xff" + bytes(range(256))).decode()
 
 
@@ -101,6 +110,15 @@ def test_a_request_names_so_many_hosts() -> None:
     parts = [{"type": "image_url", "image_url": f"https://h{n}.example/"} for n in range(40)]
     with pytest.raises(BadRequest, match="40 hosts"):
         hosts(json.dumps(content(*parts)).encode())
+
+
+@pytest.mark.parametrize(
+    "value", ["1e400", "-1e999999", "9" * 5000, '"\\ud800"', "[" * 200_000 + "]" * 200_000, "\xff"]
+)
+def test_values_that_cannot_be_read_are_the_clients_mistake(value: str) -> None:
+    body = f'{{"model": "m", "messages": [], "user": "http://", "x": {value}}}'.encode("latin-1")
+    with pytest.raises(BadRequest, match="cannot be read"):
+        hosts(body)
 
 
 def test_deep_nesting_is_read_without_recursion() -> None:
