@@ -25,6 +25,7 @@ from gateway.controller.decisions.eviction import (
 )
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.steady_times import SteadyTimes
 from gateway.domain import Instance
 from gateway.errors import StoreError
 from gateway.logging import Logger
@@ -65,14 +66,16 @@ class Evictor:
         self._counts: Mapping[str, float] | None = None
         self._counted_at = self._noted_at = 0.0
         self._noted: dict[str, float] = {}
+        self._times = SteadyTimes()
         self._order: dict[str, tuple[bool, int, float]] = {}
 
     async def look(self, instances: Iterable[Instance]) -> None:
         """Decide for all models. Raises StoreError."""
-        now, demand = time.time(), self._routes.demand()
+        now, wall = self._times.begin()
+        demand = self._routes.demand()
         running = {instance.name: instance.model for instance in instances}
         models = [model for model in self._fleet.models.values() if model.replicas]
-        self._note_use(models, now, has_requests=bool(demand))
+        self._note_use(models, wall, has_requests=bool(demand))
         for model in models:
             self._clear_eviction(model, running)
         snapshot = self._loaded_models(models, demand, running)
@@ -84,7 +87,7 @@ class Evictor:
             model.unused = (
                 (model.unused or one.state in ("out", "asleep"))
                 and not one.is_requested
-                and model.used_at < now
+                and model.used_at != wall
             )
         loaded_models = self._loaded_models(models, demand, running)
         moves = decide_evictions(loaded_models, now)
@@ -192,8 +195,13 @@ class Evictor:
             is_running = live or self._busy(model) or name in running.values()
             return LoadedModel(name, (Copy(0, "leaves"),)) if is_running else None
         copies = tuple(
-            replace(_copy(model, replica), watched=self._watched(replica))
+            replace(
+                copy,
+                entered_at=self._times.steady(name, copy.entered_at),
+                watched=self._watched(replica),
+            )
             for replica in model.replicas
+            for copy in (_copy(model, replica),)
         )
         loaded = LoadedModel(name, copies)
         if loaded.state == "serves":
@@ -213,7 +221,7 @@ class Evictor:
             keep_alive_s=self._fleet.keep_alive_s(model.wish),
             pinned=policy.pinned,
             priority=policy.priority,
-            used_at=model.used_at or model.created_at,
+            used_at=self._times.steady(name, model.used_at or model.created_at),
             requests=sum(self._routes.in_flight(replica.instance_name) for replica in live),
             waited_s=demand.get(name),
             room=any(replica.blocked is None for replica in absent),
@@ -259,7 +267,7 @@ class Evictor:
         used_at = {
             model.wish.name: model.used_at
             for model in models
-            if model.used_at > self._noted.get(model.wish.name, 0.0)
+            if model.used_at != self._noted.get(model.wish.name, 0.0)
         }
         if used_at:
             self._noted |= used_at

@@ -1,7 +1,7 @@
-"""A gateway, its agent or both are killed while writers add and remove models and keys.
+"""A gateway, its workers, its agent or both are killed while writers add and remove models and keys.
 
-`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both]` prints the
-figures of benchmarks/notebook/reliability.md. After a failure the folder with the database, all
+`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both | worker]`
+prints the figures of benchmarks/notebook/reliability.md. After a failure the folder with the database, all
 logs, the records and the state of the machine is kept.
 """
 
@@ -28,7 +28,7 @@ import httpx
 from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.agented import AgentGateway
 from tests.e2e.conftest import wait_for
-from tests.e2e.scripted import ENGINE, engines, scripted_gateway
+from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
 from tests.support.patience import HANG_S
 from tests.support.running import model_folder
 
@@ -101,22 +101,28 @@ class Storm:
         *,
         writers: int = 1,
         failpoints: bool = False,
-        victim: Literal["gateway", "agent", "both"] | None = None,
+        victim: Literal["gateway", "agent", "both", "worker"] | None = None,
     ) -> None:
         """failpoints: in every second round the gateway kills itself, at an effect that is chosen
-        at random. victim: of a gateway with
-        an agent; None: the gateway, whose engines are processes."""
+        at random. victim: of a gateway with an agent; None: the gateway, whose engines are
+        processes; worker: one of its two workers, and the gateway itself in every third round."""
         self.folder = folder
         self.victim = victim
         self.over = threading.Event()
         settings = {"FITSERVE_STOP_GRACE_S": "0.5", "FITSERVE_ADMIN_KEY": ADMIN}
+        self._has_agent = victim not in (None, "worker")
+        settings |= {"FITSERVE_WORKERS": "2"} if victim == "worker" else {}
         self.gateway = (
-            AgentGateway(folder, **settings) if victim else scripted_gateway(folder, **settings)
+            AgentGateway(folder, **settings)
+            if self._has_agent
+            else scripted_gateway(folder, **settings)
         )
         self.gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
         self.chance = chance
         self.failpoints = failpoints
-        self.source = folder / "models" / "model" if victim else model_folder(folder / "model")
+        self.source = (
+            folder / "models" / "model" if self._has_agent else model_folder(folder / "model")
+        )
         self.writers = [
             Writer(index, self, random.Random(chance.random())) for index in range(writers)
         ]
@@ -130,7 +136,8 @@ class Storm:
             starts, running = self.gateway.process is None, self.engines()
             if self.failpoints and self.chance.random() < 0.5:
                 self.gateway.environment["FITSERVE_FAILPOINT"] = self.chance.choice(FAILPOINTS)
-            self.gateway.launch()
+            if self._has_agent or starts:
+                self.gateway.launch()
             wait_for(
                 "the gateway answers, or is dead",
                 lambda: self.gateway.dead() or self.gateway.answers(),
@@ -159,6 +166,11 @@ class Storm:
             self.gateway.environment.pop("FITSERVE_FAILPOINT", None)
 
     def kill(self) -> None:
+        pids = workers(self.gateway) if self.victim == "worker" else []
+        if pids and self.chance.random() < 2 / 3:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.chance.choice(pids), signal.SIGKILL)
+            return
         if isinstance(self.gateway, AgentGateway) and self.victim != "gateway":
             self.gateway.kill_agent()
         if self.victim != "agent":
@@ -193,7 +205,8 @@ class Storm:
     def settle(self) -> dict[str, int]:
         """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an
         orphan or a twin."""
-        self.gateway.start()
+        if self.gateway.process is None or self._has_agent:
+            self.gateway.start()
         wait_for("all models settle", self._settled, 2 * HANG_S)
         names = {model["name"] for model in self._listed()}
         keys = {key["name"] for key in self.gateway.client.get("/admin/keys").json()["data"]} - {
@@ -253,7 +266,7 @@ class Storm:
 
     def close(self) -> None:
         self.gateway.close()
-        if not self.victim:
+        if not self._has_agent:
             assert not self.engines(), "engines of removed models run on"
 
 
@@ -289,8 +302,8 @@ def main() -> None:
     parser.add_argument("--settle-every", type=int, default=10)
     parser.add_argument(
         "--victim",
-        choices=("gateway", "agent", "both"),
-        help="with an agent and containers; else a gateway alone",
+        choices=("gateway", "agent", "both", "worker"),
+        help="worker: of a gateway with two; others: with an agent and containers",
     )
     parser.add_argument(
         "--failpoints", action="store_true", help="in every second round it dies at an effect"

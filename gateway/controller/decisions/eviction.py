@@ -57,7 +57,8 @@ Place = tuple[str, int]
 class Copy:
     """One copy of a model.
 
-    `since` is when it entered its state, in Unix seconds; `load_s` is how long its last load took.
+    `entered_at` is when it entered its state, in monotonic seconds; `load_s` is how long its last
+    load took.
     `watched`: an engine measures the memory of its GPUs now, and would fail if this copy freed
     some.
     """
@@ -75,7 +76,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """One model. Times are in Unix seconds.
+    """One model. Times are in monotonic seconds.
 
     `requests` are in flight; `waited_s` is how long the oldest queued request has waited. `room`: a
     plan exists for the missing copies. `needs` are the copies that must be evicted first; `ends`
@@ -113,7 +114,7 @@ class LoadedModel:
 
     @property
     def entered_at(self) -> float:
-        """When the model entered its state, in Unix seconds."""
+        """When the model entered its state, in monotonic seconds."""
         if self.state == "serves":
             return min(copy.entered_at for copy in self.serving)
         return max((copy.entered_at for copy in self.copies), default=0.0)

@@ -4,6 +4,7 @@ another."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 TWO_GPUS = machine("4xh100").select_gpus(lambda gpu: gpu.index < 2)
+DAY_S = 86400.0
 # Of this size one fits into a GPU.
 LARGE = {**LLAMA_8B, "num_hidden_layers": 100}
 
@@ -544,3 +546,29 @@ async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Pat
         assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
         for name in "cd":
             await gateway.until(name, "ready")
+
+
+@pytest.mark.parametrize("step_s", [DAY_S, -DAY_S, 400 * DAY_S, -400 * DAY_S])
+async def test_a_clock_that_is_set_unloads_no_model_and_keeps_none(
+    tmp_path: Path, step_s: float
+) -> None:
+    wall = time.time
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        for name in "ab":
+            await add(gateway, tmp_path, name, keep_alive=3600)
+            await gateway.until(name, "ready")
+            assert (await ask(gateway, name)).status_code == 200
+        await add(gateway, tmp_path, "c", keep_alive=3600)
+        await gateway.until("c", "stopped")
+        with mock.patch("time.time", side_effect=lambda: wall() + step_s):
+            # The residences of a and b are over, whatever the clock says.
+            assert (await ask(gateway, "c")).status_code == 200
+            assert len(loaded(gateway.world)) == 2
+            away = ({"a", "b"} - loaded(gateway.world)).pop()
+            assert (await ask(gateway, away)).status_code == 200
+        # And again where the clock is right.
+        (away,) = {"a", "b", "c"} - loaded(gateway.world)
+        assert (await ask(gateway, away)).status_code == 200
+        metrics = (await gateway.client.get("/metrics")).text
+        assert 'why="room"' in metrics
+        assert 'why="idle"' not in metrics

@@ -1,0 +1,55 @@
+"""Times that are translated once, whatever becomes of the wall clock."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+import pytest
+
+from gateway.controller.steady_times import SteadyTimes
+
+DAY_S = 86400.0
+
+
+@contextlib.contextmanager
+def clocks(monotonic: float, wall: float) -> Iterator[None]:
+    with (
+        mock.patch("time.monotonic", return_value=monotonic),
+        mock.patch("time.time", return_value=wall),
+    ):
+        yield
+
+
+@pytest.mark.parametrize("step_s", [DAY_S, -DAY_S])
+def test_a_clock_that_is_set_moves_no_time_that_was_seen_before(step_s: float) -> None:
+    times = SteadyTimes()
+    with clocks(100.0, 5000.0):
+        assert times.begin() == (100.0, 5000.0)
+        assert times.steady("m", 4990.0) == 90.0
+    set_at = 5000.0 + step_s
+    with clocks(103.0, set_at + 3):
+        times.begin()
+        assert times.steady("m", 4990.0) == 90.0
+        # What was noted by the new clock.
+        assert times.steady("m", set_at + 1) == 101.0
+
+
+def test_a_time_in_the_future_is_now_from_then_on() -> None:
+    times = SteadyTimes()
+    with clocks(100.0, 5000.0):
+        times.begin()
+        assert times.steady("m", 9000.0) == 100.0
+    with clocks(107.0, 5007.0):
+        times.begin()
+        assert times.steady("m", 9000.0) == 100.0
+        assert times.steady("other", 9000.0) == 107.0
+
+
+def test_times_that_are_asked_no_more_are_forgotten() -> None:
+    times = SteadyTimes()
+    for number in range(1000):
+        times.begin()
+        times.steady("m", float(number))
+    assert len(times._earlier) + len(times._times) == 2
