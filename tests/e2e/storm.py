@@ -1,8 +1,8 @@
-"""A gateway, its workers, its agent or both are killed while writers add and remove models and keys.
+"""A gateway, a worker, an agent or both are killed while writers add and remove models and keys.
 
 `python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both | worker]`
-prints the figures of benchmarks/notebook/reliability.md. After a failure the folder with the database, all
-logs, the records and the state of the machine is kept.
+prints the figures of benchmarks/notebook/reliability.md. After a failure the folder with the
+database, all logs, the records and the state of the machine is kept.
 """
 
 from __future__ import annotations

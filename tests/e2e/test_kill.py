@@ -10,6 +10,7 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
@@ -190,9 +191,12 @@ def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> No
     assert not engines(gateway)
 
 
-def test_deaths_at_random_leave_neither_orphans_nor_twins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("victim", [None, "worker"])
+def test_deaths_at_random_leave_neither_orphans_nor_twins(
+    tmp_path: Path, victim: Literal["worker"] | None
+) -> None:
     """Under three writers at once; KILLS=200 in the environment: so many."""
-    storm = Storm(tmp_path, random.Random(7), writers=3)
+    storm = Storm(tmp_path, random.Random(7), writers=3, victim=victim)
     try:
         storm.rounds(int(os.environ.get("KILLS", "12")))
         storm.settle()
