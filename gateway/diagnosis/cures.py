@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis import remedy
+from gateway.diagnosis.advice import KnownFlags, advised
 from gateway.diagnosis.flags import refused_flag
 from gateway.diagnosis.lines.pattern_index import IndexedRows
 from gateway.diagnosis.reasons import reasons
@@ -45,23 +46,10 @@ FAULTS = frozenset(
         "ZeroDivisionError",
     }
 )
-# A flag or variable that a message names beside a verb of advice. Nobody is told to trust code.
-_ADVICE = re.compile(
-    r"(?:^|[.;:,(]\s*|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead"
-    r"|either|launch|start|run)\s+)"
-    r"(?:add(?:ing)?|set(?:ting)?|us(?:e|ing)|try|pass(?:ing)?|enabl(?:e|ing)|disabl(?:e|ing)"
-    r"|with(?:out)?|specify(?:ing)?|increas(?:e|ing)|decreas(?:e|ing)|lower(?:ing)?|reduc(?:e|ing)"
-    r"|rais(?:e|ing)|remov(?:e|ing)|omit|export)\b[^.;\n]{0,60}?[\s`'\"(]"
-    r"(--(?!trust-remote-code|help)[a-z][a-z0-9]*(?:-[a-z0-9]+)+"
-    r"|(?!local_files_only)[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+=[\w:.]+"
-    r"|(?:VLLM|SGLANG|NCCL|PYTORCH|TORCH|FLASHINFER|TRITON)_[A-Z0-9_]+(?:=[\w:.]+)?)",
-    re.IGNORECASE,
-)
-_MOST_ADVISED = 3
-_REMOVAL = re.compile(
-    r"\b(?:remov|delet|clear|clean)(?:e|ing)?\b (?:the )?[`'\"]?"
-    r"(?P<path>[~$]?[\w{}.-]*/[\w./{}$-]*\w)",
-    re.IGNORECASE,
+_MOST_NAMED = 3
+# A step that names settings, and no change of them.
+_VAGUE = re.compile(
+    r"Change or omit (?:what the line names: )?(?P<flags>--[\w-]+(?:, --[\w-]+)*)[:.]"
 )
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
@@ -114,13 +102,14 @@ class Cures:
         frames = "\n".join(shape.frames)
         values = _read_groups(self._frames, frames) if frames else {}
         values |= _read_groups(self._messages, shape.message)
-        if shape.exception in FAULTS:
+        settings = _settings(shape.message)
+        # An assertion that names settings checks them.
+        if shape.exception in FAULTS and not (shape.exception == "AssertionError" and settings):
             values["fault"] = shape.exception
             if shape.exception != "AssertionError":
                 values["program_fault"] = "yes"
         if shape.frames and _ENGINE_CODE.search(shape.frames[-1]):
             values["engine_code"] = "yes"
-        settings = _settings(shape.message) | _advised(shape.message)
         return values | settings | reasons(shape.message)
 
     def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
@@ -148,6 +137,12 @@ class Cures:
                 name = "model_in" if engine in (None, kind) else "model_elsewhere"
                 values.setdefault(name, f"{kind}=={max(having, key=release)}")
         return values or {"model_nowhere": "yes"}
+
+    def advised(self, engine: str | None, version: str, message: str) -> tuple[str, ...]:
+        """The steps that a message itself asks for, with the flags that the engine has."""
+        flags = self.rows.names(engine, "flags") if engine else {}
+        several = flags.get(version) or frozenset[str]().union(*flags.values())
+        return advised(message, KnownFlags(several, complete=version in flags))
 
     def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:
         """The settings that a message names, as `settings`: flags of the engine first.
@@ -224,9 +219,8 @@ class Cures:
             for leads in (True, False)
         )
         several = (*leading, *own_steps, *raised) if by_text else (*leading, *raised, *own_steps)
-        advised = remedy.fill("Follow the engine's own advice: {advised}.", case.values)
-        if advised and not (by_text and (own_steps or row_advice)):
-            several = (advised, *several)
+        advised = () if by_text and (own_steps or row_advice) else case.advice
+        several = (*advised, *several)
         if not own_steps or not by_text:
             # Advice for this case goes before the general steps of its kind.
             several += (
@@ -235,9 +229,10 @@ class Cures:
                 else ()
             )
             several += general
-        steps = _distinct(several)
+        named = set(_FLAG.findall(" ".join(advised)))
+        steps = _distinct([step for step in several if not _is_vague(step, named)])
         advice = (
-            next(iter((*leading, *raised) if not (by_text and own_steps) else ()), "")
+            next(iter((*advised, *leading, *raised) if not (by_text and own_steps) else ()), "")
             or row_advice
             or remedy.fill(kind.advice, case.values)
             or next(iter(steps), "")
@@ -291,19 +286,17 @@ def _holds(lever: Lever, case: Case) -> bool:
     return case.meets(step)
 
 
-def _advised(message: str) -> dict[str, Scalar]:
-    """The flags and variables that a message advises, and what to remove, as `advised`."""
-    names = [match[1] for match in _ADVICE.finditer(message)]
-    names += [f"remove {match['path']}" for match in _REMOVAL.finditer(message)]
-    names = list(dict.fromkeys(names))
-    return {"advised": ", ".join(names[:_MOST_ADVISED])} if names else {}
+def _is_vague(step: str, named: set[str]) -> bool:
+    """Whether a step names only settings whose change the message itself tells."""
+    match = _VAGUE.match(step)
+    return match is not None and set(_FLAG.findall(match["flags"])) <= named
 
 
 def _settings(message: str) -> dict[str, Scalar]:
     """The flags of a message, or else the names of settings or variables in it, as `settings`."""
     named = _FLAG.findall(message) or _SETTING.findall(message) or _VARIABLE.findall(message)
     names = list(dict.fromkeys(named))
-    return {"settings": ", ".join(names[:_MOST_ADVISED])} if names else {}
+    return {"settings": ", ".join(names[:_MOST_NAMED])} if names else {}
 
 
 def _compiled(

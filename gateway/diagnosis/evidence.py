@@ -533,7 +533,8 @@ class LogEvidence:
         elif settings := values.pop("settings", None):
             values |= cures.own_settings(engine, shape, settings)
         package = str(values.get("package", ""))
-        if package.partition(".")[0] in ENGINES:
+        own_kinds = (engine.partition("-")[0],) if engine else ENGINES
+        if package.partition(".")[0] in own_kinds:
             values["own_part"] = values.pop("package")
         if architecture := values.get("architecture"):
             values |= cures.having_architecture(engine, version, architecture)
@@ -546,7 +547,10 @@ class LogEvidence:
         if values.get("ranks") == 1:
             del values["ranks"]
             values["one_rank"] = "yes"
-        return Case(row.kind, item.phase, engine, values | held_by_others(values), self.options)
+        steps = cures.advised(engine, version, shape.message)
+        advice = tuple(step for step in steps if not self.options.rules_out(step))
+        values |= held_by_others(values)
+        return Case(row.kind, item.phase, engine, values, self.options, advice)
 
 
 def _is_named(cause: FailureCandidate | None) -> bool:

@@ -54,13 +54,14 @@ def placeholders(template: str) -> set[str]:
 class Case(NamedTuple):
     """The case that a cure is for. engine: its kind, if known. values: of the failure, of the
     engine's settings, and of circumstances by name. options: of the start, as far as the log shows
-    them."""
+    them. advice: the steps that the message itself asks for."""
 
     kind: str
     phase: str
     engine: str | None
     values: Mapping[str, Scalar]
     options: StartOptions = StartOptions()
+    advice: tuple[str, ...] = ()
 
     def meets(self, step: CureStep) -> bool:
         """Whether the conditions of a step hold. An unknown engine may be any, and the build of an

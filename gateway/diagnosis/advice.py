@@ -1,0 +1,302 @@
+"""The advice in a message: settings to change, their limits, and packages to install. Pure.
+
+A flag or a setting counts only where a version of the engine has it, and only beside a word that
+asks for a change. Two settings with a comparison between them are a limit of each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+# Words that ask for a change, by the change. The words of a clause nearest to a setting decide.
+_VERBS = {
+    "raise": r"increas(?:e|ing)|rais(?:e|ing)|enlarg(?:e|ing)|larger|bigger|higher|greater",
+    "lower": r"decreas(?:e|ing)|reduc(?:e|ing)|lower(?:ing)?|shrink(?:ing)?|smaller|fewer",
+    "omit": r"remov(?:e|ing)|omit(?:ting)?|unset(?:ting)?|drop(?:ping)?|without",
+    "disable": r"disabl(?:e|ing)|turn(?:ing)? off",
+    "set": r"set(?:ting)?|us(?:e|ing)|add(?:ing)?|pass(?:ing)?|specify(?:ing)?|enabl(?:e|ing)"
+    r"|try(?:ing)?"
+    r"|export(?:ing)?|provid(?:e|ing)|choos(?:e|ing)|switch(?:ing)? to|requir(?:e|es|ing)|needs?"
+    r"|adjust(?:ing)?|chang(?:e|ing)|updat(?:e|ing)|with",
+}
+_VERB = re.compile(
+    r"(?<![\w-])(?:" + "|".join(f"(?P<{name}>{words})" for name, words in _VERBS.items()) + r")\b",
+    re.IGNORECASE,
+)
+# The words before a verb that asks for something; `requires` and `needs` stand behind a noun.
+_ASKING = re.compile(
+    r"(?:\A|[:;,(\"'`]|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead"
+    r"|either|launch\w*|start\w*|run|fix|you|server|engine|again|it|vllm|serve))\s*\Z",
+    re.IGNORECASE,
+)
+_NEEDS = re.compile(r"requir|need", re.IGNORECASE)
+_REASON = re.compile(
+    r"\b(?:when|if|with|for|by)(?: using| enabling| you use| the| option| flag)*\s+[`'\"]?\Z",
+    re.IGNORECASE,
+)
+_VAIN = re.compile(r"\b(?:cannot|can't|could not|unable|fail\w*)\b[^,;]*\bby\s*\Z", re.IGNORECASE)
+_REQUIRED = re.compile(r"\b(?:is|are) (?:required|needed|necessary)\b", re.IGNORECASE)
+# A size that is asked for: "use a smaller value for".
+_SIZE = re.compile(r"\A(?:larg|bigg|high|great|small|few|lower\b)", re.IGNORECASE)
+_ASKED_SIZE = re.compile(
+    r"\b(?:set|use|using|try|choose|specify|give|with|pass|need)\b[^.;]{0,40}\Z", re.IGNORECASE
+)
+_TO_RAISE = re.compile(r"\bto (?:increase|raise|extend|allow (?:more|longer))\b", re.IGNORECASE)
+_CONDITION = re.compile(
+    r"\b(?:when|if|while|whenever|because|since|although)\b[^,]*\Z", re.IGNORECASE
+)
+_REFUSAL = re.compile(
+    r"\bnot\b|n't\b|\bcannot\b|\bunsupported\b|incompatible|\bonly\b|\bnever\b", re.IGNORECASE
+)
+_NEGATED = re.compile(r"(?:\bnot|n't|\bcannot|\bnever)\s+(?:be\s+)?\Z", re.IGNORECASE)
+# Words behind a setting that tell its change.
+_BEHIND = re.compile(
+    r"\A[`'\"]?(?:\s?=\s?[\w.]+)?[`'\"]?\s+(?:flag\s+|option\s+|argument\s+)?"
+    r"(?:(?P<set>(?:is|are|must be|should be|has to be|needs to be)\s+(?:explicitly\s+)?"
+    r"(?:required|set\b|enabled|specified|given|provided|used))"
+    r"|(?P<omit>(?:is|are)\s+(?:not|un)\s?(?:yet\s+)?(?:supported|compatible|allowed)|cannot be"
+    r"|can't be|must not be|(?:must|should) be (?:disabled|unset|removed)|is incompatible"
+    r"|is deprecated|does not support|doesn't support))",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?:[.;!?](?=\s|\Z)|\n)\s*")
+_FLAG = r"--[a-z][a-z0-9]{0,40}(?:[-_.][a-z0-9]{1,40}){0,8}"
+_OBJECT = re.compile(
+    rf"(?<![\w-])(?P<flag>{_FLAG})(?:=(?P<value>[\w.:/+-]*\w))?"
+    r"|\b(?P<variable>[A-Z][A-Z0-9]{1,40}(?:_[A-Z0-9]{1,40}){1,12})"
+    r"(?:\s?=\s?(?P<value2>[\w.:/+-]*\w))?"
+    r"|(?<![\w./-])(?P<setting>[a-z][a-z0-9]{0,40}(?:_[a-z0-9]{1,40}){1,8})"
+    r"(?:\s?=\s?['\"]?(?P<value3>[\w.-]*\w))?"
+)
+_VARIABLE = re.compile(
+    r"(?:VLLM|SGLANG|NCCL|CUDA|HF|TORCH|PYTORCH|FLASHINFER|TRITON|OMP|GLOO|NVSHMEM"
+    r"|RAY|LMCACHE|MOONCAKE|UCX)_"
+)
+# Variables and flags that show a cause, or risk more than they cure, and change none.
+_DIAGNOSTIC = re.compile(
+    r"_DEBUG|DEBUG_|LAUNCH_BLOCKING|_DSA\b|LOG(?:GING)?_|_LOGS?\b|TRACE|VERBOSE|trust-remote-code"
+    r"|\Ahelp\Z|local_files_only"
+)
+_NUMBER = r"[\[(=: ]{0,3}(\d[\d,]*(?:\.\d+)?)[)\]]?"
+_NAME = rf"[`'\"]?(?<![\w-])({_FLAG}|[a-z][a-z0-9]{{0,40}}(?:_[a-z0-9]{{1,40}}){{1,8}})[`'\"]?"
+_SMALLER = (
+    r"smaller than|less than|lower than|below"
+    r"|must be at least|must be >=?|must be (?:greater|larger)"
+)
+_LARGER = (
+    r"larger than|greater than|higher than|bigger than|more than|exceeds?|above|must be at most"
+)
+_LIMIT = re.compile(
+    rf"{_NAME}\s?{_NUMBER}[^.;\n]{{0,30}}?\b(?:(?P<smaller>{_SMALLER})|(?P<larger>{_LARGER}))"
+    rf"[^.;\n]{{0,40}}?{_NAME}\s?{_NUMBER}",
+    re.IGNORECASE,
+)
+_BOUND = re.compile(
+    rf"(?P<verb>increase|raise|set|decrease|reduce|lower) {_NAME} (?:to )?"
+    rf"(?P<end>at least|at most|to|below|above)?\s?{_NUMBER}",
+    re.IGNORECASE,
+)
+_REQUIREMENT = r"[A-Za-z][\w.-]*\w(?:\[[\w,]+\])?(?:\s?(?:[<>=!~]=|[<>])\s?\d[\w.*+]*)?"
+_INSTALL = re.compile(
+    r"\b(?P<pip>(?:uv )?pip3? install)(?: -{1,2}[\w-]+)*\s+[`'\"]?(?P<first>"
+    + _REQUIREMENT
+    + r")(?P<rest>(?: (?!and\b|or\b|to\b|for\b|first\b|if\b)[\w.-]+(?:[<>=!~]=\S+)?)*)"
+    r"|\b(?:re)?install(?:ing)?\s+(?:the\s+|a\s+)?(?:(?:latest|newer|newest)\s+)?"
+    r"(?:version\s+of\s+)?"
+    r"[`'\"]?(?P<named>"
+    + _REQUIREMENT
+    + r")[`'\"]?(?=\s+(?:for|to|first|packages?|library|kernels?|with|via|from|and|or|in|by)\b"
+    + r"|[.,;:)\n]|\s*\Z)"
+)
+_VERSION_NEEDED = re.compile(
+    r"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{0,60}\w)\s?"
+    r"(?P<bound>(?:>=|==|~=|<=|<|>)\s?\d[\w.*+]*)[\w ,()]{0,20}?"
+    r"\b(?:is|are) (?:required|needed)"
+    r"|\b(?:requires?|needs?)\s+(?:at least\s+)?(?P<name2>[A-Za-z][\w.-]*\w)\s?(?:version\s)?"
+    r"(?P<bound2>(?:>=|==|~=)\s?\d[\w.*+]*)"
+)
+# "a (1.2) does not match b (1.3)", where both are packages.
+_UNEQUAL = re.compile(
+    r"(?<![\w.-])(?P<first>[A-Za-z][\w.-]{0,60}\w) version \(?(?:\d[\w.+]*)\)?"
+    r" (?:does not match|differs from)"
+    r" (?:the )?(?P<second>[A-Za-z][\w.-]*\w) version \(?(?P<version>\d[\w.]*)"
+)
+_NO_PACKAGE = frozenset(
+    {"a", "an", "the", "it", "them", "this", "that", "your", "all", "with", "missing", "required"}
+    | {"dependencies", "dependency", "packages", "package", "version", "and", "torch-c-dlpack-ext"}
+    | {"python", "cuda", "nvcc", "both", "either", "one", "from", "method", "any", "other"}
+)
+_REMOVAL = re.compile(
+    r"\b(?:remov|delet|clear|clean)(?:e|ing)?\b (?:the )?[`'\"]?"
+    r"(?P<path>[~$]?[\w{}.-]*/[\w./{}$-]*\w)",
+    re.IGNORECASE,
+)
+_MOST = 3
+# Advice stands at the beginning of a message, or in the lines after it.
+_LONGEST = 2000
+
+
+class KnownFlags(NamedTuple):
+    """The flags of an engine, without dashes. complete: its version has no other."""
+
+    names: frozenset[str] = frozenset()
+    complete: bool = False
+
+
+class _Change(NamedTuple):
+    """A change of one setting. value: the one to set, or a limit in words."""
+
+    verb: str
+    name: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        if self.verb == "set":
+            return f"Set {self.name}{f'={self.value}' if self.value else ''}: the line asks for it."
+        if self.verb == "omit":
+            word = "Omit" if self.name.startswith("--") else "Unset"
+            return f"{word} {self.name}: the line says so."
+        return f"{self.verb.title()} {self.name}{f' to {self.value}' if self.value else ''}."
+
+
+def advised(message: str, flags: KnownFlags) -> tuple[str, ...]:
+    """The steps that a message itself asks for, at most three: limits first, then its order.
+
+    A flag with dashes counts also where the engine's version is not described.
+    """
+    message = message[:_LONGEST]
+    limits = [*_limits(message, flags)]
+    named = {change.name for change in limits}
+    changes = [one for one in _changes(message, flags) if one.name not in named]
+    removals = (f"Remove {match['path']}." for match in _REMOVAL.finditer(message))
+    several = [*map(str, limits), *_packages(message), *map(str, changes), *removals]
+    return tuple(dict.fromkeys(several))[:_MOST]
+
+
+def _limits(message: str, flags: KnownFlags) -> Iterator[_Change]:
+    """The changes that two compared settings allow: each up to, or down to, the other."""
+    for match in _LIMIT.finditer(message):
+        first, low, second, high = match[1], match[2], match[5], match[6]
+        is_smaller = bool(match["smaller"])
+        for name, verb, number in (
+            (first, "raise" if is_smaller else "lower", high),
+            (second, "lower" if is_smaller else "raise", low),
+        ):
+            if (flag := _flag(name, flags)) is not None:
+                yield _Change(verb, flag, f"at {'least' if verb == 'raise' else 'most'} {number}")
+    for match in _BOUND.finditer(message):
+        if (flag := _flag(match[2], flags)) is not None:
+            lowers = match["verb"].lower() in ("decrease", "reduce", "lower")
+            end = (match["end"] or "").lower()
+            lowers = lowers or end in ("at most", "below")
+            exact = match["verb"].lower() == "set" and end in ("", "to")
+            words = "" if exact else f"at {'most' if lowers else 'least'} "
+            yield _Change(
+                "lower" if lowers else "set" if exact else "raise", flag, words + match[4]
+            )
+
+
+def _changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
+    by_name: dict[str, _Change] = {}
+    bounds = [0, *(match.end() for match in _SENTENCE.finditer(message)), len(message)]
+    for start, end in pairwise(bounds):
+        sentence = message[start:end]
+        for match in _OBJECT.finditer(sentence):
+            name = _setting_name(match, flags)
+            value = match["value"] or match["value2"] or match["value3"] or ""
+            if name is None or _DIAGNOSTIC.search(name.strip("-")):
+                continue
+            if earlier := by_name.get(name):
+                if earlier.value and value and value not in earlier.value:
+                    by_name[name] = earlier._replace(value=f"{earlier.value} or {value}")
+                continue
+            verb = _verb(sentence, match, name)
+            if verb is None:
+                continue
+            by_name[name] = _Change(verb, name, value if verb == "set" else "")
+    yield from by_name.values()
+
+
+def _setting_name(match: re.Match[str], flags: KnownFlags) -> str | None:
+    """The setting that a text names, as a flag or variable; None where the engine has none."""
+    if variable := match["variable"]:
+        return variable if _VARIABLE.match(variable) or match["value2"] else None
+    return _flag(match["flag"] or match["setting"], flags)
+
+
+def _flag(name: str, flags: KnownFlags) -> str | None:
+    """The flag of the engine with that name."""
+    plain = name.strip("-").replace("_", "-")
+    root = plain.partition(".")[0]
+    is_known = root in flags.names or root.removeprefix("no-") in flags.names
+    can_be = name.startswith("--") and not flags.complete
+    return f"--{plain}" if is_known or can_be else None
+
+
+def _verb(sentence: str, match: re.Match[str], name: str) -> str | None:
+    """The change that a sentence asks for with a setting; None if it asks for none."""
+    if behind := _BEHIND.match(sentence[match.end() :]):
+        return behind.lastgroup
+    before = sentence[: match.start()]
+    # A setting that asks for something else is the other way out.
+    if _REASON.search(before) and _REQUIRED.search(before):
+        return "omit"
+    verbs = list(_VERB.finditer(before[-90:]))
+    if not verbs:
+        return None
+    verb, word = verbs[-1].lastgroup or "", verbs[-1][0].lower()
+    to_verb = before[: len(before) - len(before[-90:]) + verbs[-1].start()]
+    if _CONDITION.search(before):
+        bound = word in ("using", "with", "enabling") and _REFUSAL.search(sentence)
+        return "omit" if bound else None
+    if _VAIN.search(to_verb):
+        return None
+    if _NEGATED.search(to_verb):
+        return {"set": "omit", "omit": "set"}.get(verb)
+    if word == "with":
+        if not re.search(r"\b(?:launch|start|restart|run|retry|again)\b", to_verb, re.I):
+            return "omit" if _REFUSAL.search(to_verb) else None
+    elif not (
+        _NEEDS.match(word)
+        or _ASKING.search(to_verb)
+        or (_SIZE.match(word) and _ASKED_SIZE.search(to_verb))
+    ):
+        return None
+    if verb == "set" and not (match["value"] or match["value2"]) and _TO_RAISE.search(to_verb):
+        return "raise"
+    if verb == "disable":
+        # A setting that disables is set; one that is disabled is omitted.
+        plain = name.strip("-").lower()
+        is_switch = plain.startswith(("disable", "no-")) or match["value2"] or match["value"]
+        return "set" if is_switch or match["variable"] else "omit"
+    if verb in ("omit",) and name.startswith("--") and name[2:].startswith("no-"):
+        return "set"
+    return verb
+
+
+def _packages(message: str) -> Iterator[str]:
+    """The step that installs what a message names."""
+    for match in _UNEQUAL.finditer(message):
+        yield f"Install {match['first']} in the version of {match['second']}, {match['version']}."
+    names: list[str] = []
+    for match in _VERSION_NEEDED.finditer(message):
+        name = match["name"] or match["name2"]
+        names.append(f"{name}{match['bound'] or match['bound2']}".replace(" ", ""))
+    for match in _INSTALL.finditer(message):
+        first = match["first"] or match["named"]
+        names += [first, *(match["rest"] or "").split()]
+    bounded = {
+        re.split(r"[<>=!~\[]", name)[0].lower() for name in names if re.search(r"[<>=]", name)
+    }
+    several = [
+        name
+        for name in names
+        if name.lower() not in _NO_PACKAGE
+        and not (re.fullmatch(r"[\w.-]+", name) and name.lower() in bounded)
+        and "_" not in name[:1]
+    ]
+    if several:
+        yield f"Install {' '.join(dict.fromkeys(several[:4]))} in the engine's environment."

@@ -1,0 +1,123 @@
+"""No failure, of whatever kind, phase and cure, leads to a start that it refuses again."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from gateway.controller.decisions.reconcile import (
+    Demand,
+    Leaving,
+    MakePlan,
+    PlanState,
+    ReplicaSnapshot,
+    Rest,
+    next_action,
+)
+from gateway.diagnosis.ending import environmental
+from gateway.diagnosis.facts.learn import learn
+from gateway.diagnosis.remedy import Case
+from gateway.domain import Fact, Failure, Plan, Policy
+from gateway.profiles.profiles import Profiles
+from tests.support.makers import attempt, machine, wish
+from tests.support.planning import decide
+from tests.support.published import published
+
+PROFILES = Profiles()
+SIGNATURES = PROFILES.signatures
+CURES = SIGNATURES.cures
+NOW = 1_000_000.0
+PHASES = ("starting", "download", "load", "profile", "kv", "compile", "graphs", "serving")
+# The values that a failure names of itself, by its proof.
+CULPRITS = {
+    "context": {"engine_max_model_len": 2048},
+    "memory": {"process_bytes": 2**34, "tried_bytes": 2**30},
+    "engine": {"architecture": "LlamaForCausalLM"},
+}
+
+
+def failures() -> Iterator[Failure]:
+    """One failure for each kind, phase and proof of the shipped rows, with its cure."""
+    proofs = {
+        (row.kind, row.proves) for row in (*SIGNATURES.rows.texts, *SIGNATURES.rows.structures)
+    }
+    proofs |= {(kind, "plan") for kind in CURES.remedies}
+    circumstances = [
+        {},
+        *({name: "yes"} for lever in CURES.rows.levers if lever.cure for name in lever.when),
+    ]
+    seen = set()
+    for kind, proves in sorted(proofs):
+        for phase in PHASES:
+            for values in circumstances:
+                cure = CURES.cure(Case(kind, phase, "vllm", values))
+                if (kind, proves, phase, cure) not in seen:
+                    seen.add((kind, proves, phase, cure))
+                    yield Failure(
+                        kind=kind,
+                        phase=phase,
+                        message="It broke.",
+                        proves=proves,
+                        cure=cure,
+                        culprit=CULPRITS.get(proves, {}),
+                    )
+
+
+class Planner:
+    """Decides once for equal facts."""
+
+    def __init__(self) -> None:
+        wanted = ("vllm==0.26.0", "vllm==0.33.0")
+        self._engines = PROFILES.engines(wanted, device="cuda")
+        self._rules = PROFILES.rules(self._engines)
+        self._plans: dict[str, tuple[Plan, ...]] = {}
+
+    def plans(self, facts: tuple[Fact, ...]) -> tuple[Plan, ...]:
+        key = repr([(fact.kind, sorted(fact.scope.items()), fact.value) for fact in facts])
+        if key not in self._plans:
+            model, here = published("llama-3.1-8b"), machine("2xh100")
+            decision = decide(model, here, self._engines, wish(), facts, rules=self._rules)
+            self._plans[key] = decision.plans
+        return self._plans[key]
+
+
+def next_step(failure: Failure, plan: Plan) -> object:
+    """The action of the loop after the first failed start."""
+    failed = attempt(1, "failed", plan=plan, ended_at=NOW - 1, failure=failure)
+    replica = ReplicaSnapshot(
+        is_wanted=True,
+        policy=Policy(),
+        attempt=None,
+        planning=PlanState(),
+        demand=Demand(),
+        leaving=Leaving(),
+        history=(failed,),
+    )
+    return next_action(replica, NOW, backoff_s=10, backoff_max_s=300)
+
+
+@pytest.mark.parametrize("cure", ["plan", "engine", "user"])
+def test_no_start_is_repeated_that_its_refusal_meets_again(cure: str) -> None:
+    planner = Planner()
+    first = planner.plans(())[0]
+    several = [failure for failure in failures() if failure.cure == cure]
+    assert len(several) > 10
+    for failure in several:
+        action = next_step(failure, first)
+        if cure == "user":
+            assert isinstance(action, Rest), failure
+            assert action.state == "quarantined", failure
+            continue
+        if environmental(failure):
+            # The cause lies outside the plan: the same start waits, longer each time.
+            assert isinstance(action, Rest) or failure.kind == "gpu_lost", failure
+            continue
+        assert isinstance(action, MakePlan), failure
+        facts = tuple(
+            fact.evolve(attempt=1, source="It broke.")
+            for fact in learn(attempt(plan=first), failure, NOW)
+        )
+        assert facts, failure
+        after = planner.plans(facts)
+        assert first.fingerprint not in {plan.fingerprint for plan in after}, failure
+        if cure == "engine" and failure.proves == "plan" and failure.phase in PHASES[:3]:
+            assert str(first.engine) not in {str(plan.engine) for plan in after}, failure
