@@ -59,7 +59,8 @@ async def readyz(request: Request) -> JSONResponse:
     parts = gateway_of(request)
     health = parts.loop.health
     problems = []
-    if health.store_problem:
+    # The store knows its damage before the next pass of the loop.
+    if health.store_problem or parts.store.failing:
         problems.append("store")
     if health.host_problem:
         problems.append("host")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gateway.domain import BenchReport, Plan, Speed, Wish
 from gateway.engines.common.speed.correction import banded
 from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
-from gateway.engines.common.speed.rival import worth
+from gateway.engines.common.speed.rival import MEASURED_GAIN, worth
+from gateway.measuring.tuning.tuning_report import TuningReport
 from gateway.planner.sizes import COMFORTABLE_CONTEXT
 
 # Two runs of one plan differ by less.
@@ -31,3 +32,21 @@ def worth_of(plan: Plan, speed: Speed | None, wish: Wish) -> float:
     """The worth of a plan with this speed; of two plans for a wish the larger is better."""
     context = min(plan.max_model_len.value, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
     return worth(plan.evolve(speed=speed), wish, context * min(LONG_AT_ONCE, concurrency(wish)))
+
+
+def rebase(report: TuningReport, speed: Speed, ratio: float) -> TuningReport:
+    """The report after a second measurement of the served plan, `ratio` times as good as the first.
+
+    The worth of each plan is relative to the served one. A gain below the noise proposes nothing.
+    """
+    served, *trials = report.tried
+    tried = (
+        served.evolve(speed=speed),
+        *(
+            trial.evolve(worth=round(trial.worth / ratio, 3)) if trial.worth is not None else trial
+            for trial in trials
+        ),
+    )
+    is_better = (tried[report.best].worth or 0.0) >= MEASURED_GAIN
+    best, wish = (report.best, report.wish) if is_better else (0, None)
+    return report.evolve(tried=tried, best=best, wish=wish)

@@ -178,6 +178,27 @@ async def test_without_memory_for_two_it_wants_a_word_and_the_served_plan_comes_
         assert (await gateway.show("m"))["attempts"][0]["state"] == "stopped"
 
 
+async def test_a_machine_that_was_busy_at_first_has_no_faster_plan(tmp_path: Path) -> None:
+    """All plans are equally fast. The first engine alone was slow, for a reason outside of it."""
+    started: list[str] = []
+
+    def script(spec: LaunchSpec) -> EngineScript:
+        started.append(spec.name)
+        pace = SLOW if len(started) == 1 else FAST
+        return EngineScript(model=spec.model, max_model_len=400_000, tokens_per_second=pace)
+
+    async with tuned(tmp_path, script, "3090") as gateway:
+        old = await added(gateway, tmp_path)
+        await begun(gateway, offline=True)
+        report = await ended(gateway)
+        assert report["state"] == "done", report
+        assert report["tried"][0]["speed"]["stream"]["value"] > 2 * SLOW
+        assert all((one["worth"] or 0.0) < 2.0 for one in report["tried"]), report["tried"]
+        assert len(report["tried"]) > 1
+        now = await alone(gateway)
+        assert now["fingerprint"] == old["fingerprint"]
+
+
 @pytest.mark.parametrize("offline", [False, True])
 async def test_a_killed_gateway_comes_back_with_the_served_plan(
     tmp_path: Path, offline: bool
