@@ -147,8 +147,8 @@ def _ranked(
     """
     wish = inputs.wish
     longest = wanted_context(inputs.spec, wish, {})
-    goal_context = _context_goal(plans, order, longest)
-    useful = _context_goal(plans, order, min(LEAST_USEFUL, longest))
+    context_wanted = _attainable_context(plans, order, longest)
+    useful = _attainable_context(plans, order, min(LEAST_USEFUL, longest))
     cost, tokens_needed = gpu_discount(wish.gpus), needed_tokens(wish, inputs.spec)
     restored = inputs.sharing.restored.fingerprint if inputs.sharing.restored is not None else None
 
@@ -156,7 +156,7 @@ def _ranked(
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
         crowded = size * count > len(inputs.hardware.gpus) and size > 0
         # Of plans with too little context the longer one is better.
-        goal = wish.goal if context >= goal_context else "context"
+        goal = wish.goal if context >= context_wanted else "context"
         value = score(
             plan_outcome(
                 plan.memory,
@@ -176,7 +176,7 @@ def _ranked(
         return (
             restored is not None and plan.fingerprint != restored,
             crowded,
-            *_class(plan, goal_context, useful),
+            *_class(plan, context_wanted, useful),
             -rated,
             weak,
             plan.cost,
@@ -193,10 +193,12 @@ def _ranked(
     return sorted(plans, key=key)
 
 
-def _context_goal(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], goal: int) -> int:
+def _attainable_context(
+    plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], context_wanted: int
+) -> int:
     """Tokens of context that count as all that was wished for.
 
-    Fewer than `goal` if only an engine version with published weaknesses reaches `goal`, and
+    Fewer than `context_wanted` if only an engine version with published weaknesses reaches it, and
     the others nearly do.
     """
     longest = dict.fromkeys((False, True), 0)
@@ -204,7 +206,7 @@ def _context_goal(plans: Iterable[Plan], order: Mapping[str, tuple[bool, int]], 
         weak, _ = order.get(str(plan.engine), (False, 0))
         longest[weak] = max(longest[weak], plan.max_model_len.value)
     sound = longest[False]
-    return sound if longest[True] and sound < goal <= sound * _LONGER else goal
+    return sound if longest[True] and sound < context_wanted <= sound * _LONGER else context_wanted
 
 
 def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
@@ -233,7 +235,7 @@ def _crowded_out(plan: Plan, solo: Plan) -> Rejected:
     )
 
 
-def _class(plan: Plan, goal: int, useful: int) -> tuple[bool, ...]:
+def _class(plan: Plan, context_wanted: int, useful: int) -> tuple[bool, ...]:
     """Properties that no speed outweighs: losses, proof, sound kernels. Smaller is better."""
-    losses = bool(plan.drops), *lacks(plan, goal, useful)
+    losses = bool(plan.drops), *lacks(plan, context_wanted, useful)
     return *losses, plan.grade != "verified", plan.verdict == "degraded"

@@ -1,7 +1,7 @@
 """Changes of a variant after a refusal, or for a longer context. Pure.
 
     repairs(variant, refusal, ...)               variants that may cure the refusal
-    lengthened(variant, context, wanted, ...)    variants that may have a longer context
+    lengthened(variant, context, context_wanted, ...)    variants that may have a longer context
 
 A repair changes one thing, and never a flag of the user.
 """
@@ -207,11 +207,16 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
 
 
 def lengthened(
-    variant: Variant, context: int, goal: int, engine: Engine, gpus: int, args: Collection[str]
+    variant: Variant,
+    context: int,
+    context_wanted: int,
+    engine: Engine,
+    gpus: int,
+    args: Collection[str],
 ) -> Iterator[Variant]:
     """Variants that differ in one thing, which may have a longer context than this one, whose
-    `context` is less than `goal`."""
-    if context >= goal or variant.changes >= _MOST_CHANGES:
+    `context` is less than `context_wanted`."""
+    if context >= context_wanted or variant.changes >= _MOST_CHANGES:
         return
     why = f"{context} tokens of context fit otherwise"
     yield from smaller(variant, engine, args, why)

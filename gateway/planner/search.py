@@ -160,14 +160,14 @@ class Search:
         self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
         self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
         self._user_flags |= {"data-parallel-size"} if wish.data_parallel else set()
-        self._goal_tokens = wanted_context(inputs.spec, wish, self.canonical)
+        self._context_wanted = wanted_context(inputs.spec, wish, self.canonical)
         # For throughput the KV cache should hold at least half of the requests at once.
         self._wanted_kv_tokens = (
             concurrency(wish) * (PROMPT_TOKENS + ANSWER_TOKENS) // 2
             if wish.goal == "throughput"
             else 0
         )
-        self._satisfied = False  # a variant that gives nothing up has the wanted context
+        self._satisfied = False  # a variant that gives nothing up has the context that is wanted
         self._queue = _VariantQueue(())
         # By variant the context, or the KV cache, of a plan with fewer changes.
         self._reached: dict[Variant, int] = {}
@@ -243,14 +243,16 @@ class Search:
             self._queue.clear()
             return []
         self._satisfied |= (
-            context >= self._goal_tokens
+            context >= self._context_wanted
             and not crowded
             and not plan.halved
             and not variant.conservative
         )
-        goal = context + 1 if crowded else self._goal_tokens
+        context_wanted = context + 1 if crowded else self._context_wanted
         changed = [
-            *lengthened(variant, context, goal, self.engine, self._max_gpus, self._user_flags),
+            *lengthened(
+                variant, context, context_wanted, self.engine, self._max_gpus, self._user_flags
+            ),
             *self._unequal_stages(variant, memory),
         ]
         self._reached.update(dict.fromkeys(changed, max(reach, before)))
@@ -274,11 +276,13 @@ class Search:
         ]
         if refusal.verdict == "known_bad" and evidence.memory is not None:
             reach = evidence.memory.kv_tokens
-            self._satisfied |= reach >= self._goal_tokens and not (
+            self._satisfied |= reach >= self._context_wanted and not (
                 variant.conservative or "quantization" in variant.reasons
             )
             # A failure with a short context says nothing about a longer one.
-            changed += lengthened(variant, reach, self._goal_tokens, engine, gpus, self._user_flags)
+            changed += lengthened(
+                variant, reach, self._context_wanted, engine, gpus, self._user_flags
+            )
         return changed
 
     def _same_kernels_seen(
@@ -342,7 +346,7 @@ class Search:
         layers = pipeline_layers(self.inputs.spec)
         if layers is None:
             return []
-        return unequal_stages(self._placed(variant), layers, memory, self._goal_tokens)
+        return unequal_stages(self._placed(variant), layers, memory, self._context_wanted)
 
     def _add_plan(self, plan: Plan) -> None:
         """Add the plan; of two with the same command keep the one with fewer changes."""

@@ -30,11 +30,11 @@ def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> i
     return min(longest, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
 
 
-def lacks(plan: Plan, goal: int, useful: int = LEAST_USEFUL) -> tuple[bool, ...]:
+def lacks(plan: Plan, context_wanted: int, useful: int = LEAST_USEFUL) -> tuple[bool, ...]:
     """Whether it lacks a context of any use, the weights as they are, the context that was wished
     for; smaller is better."""
     context = plan.max_model_len.value
-    return context < min(useful, goal), plan.halved, context < goal
+    return context < min(useful, context_wanted), plan.halved, context < context_wanted
 
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:

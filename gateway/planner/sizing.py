@@ -46,7 +46,7 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     evidence has the memory that was missing."""
     if candidate.parts:
         return _staged(candidate, batch)
-    footprint, goal_context = (
+    footprint, context_wanted = (
         _footprint(candidate, batch),
         wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
     )
@@ -59,7 +59,7 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
             continue
         cap = claim or _claim(candidate, within.memory)
         sizes_found = within._replace(cap=cap) if cap else within
-        if sizes_found.context.value >= goal_context:
+        if sizes_found.context.value >= context_wanted:
             return sizes_found
     if sizes_found is None:
         assert refusal is not None  # noqa: S101 - one of the two is there
@@ -213,7 +213,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
         rules.largest_budget(footprint, budget) or budget
         for footprint, budget in zip(footprints, usual, strict=True)
     ]
-    goal, promise = (
+    context_wanted, promise = (
         wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
         _cap(candidate),
     )
@@ -250,7 +250,7 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
         fewest = min((stage.batch for stage in stages), key=lambda batch: batch.seqs.value)
         least = least._replace(batch=fewest)
         sizes_found = least._replace(cap=cap or _claim(candidate, least.memory))
-        if sizes_found.context.value >= goal:
+        if sizes_found.context.value >= context_wanted:
             return sizes_found
     assert sizes_found is not None  # noqa: S101 - else the last refusal was raised
     return sizes_found
