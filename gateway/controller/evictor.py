@@ -73,12 +73,12 @@ class Evictor:
         """Decide for all models. Raises StoreError."""
         now, wall = self._times.begin()
         demand = self._routes.demand()
-        running = {instance.name: instance.model for instance in instances}
+        models_by_instance = {instance.name: instance.model for instance in instances}
         models = [model for model in self._fleet.models.values() if model.replicas]
         self._note_use(models, wall, has_requests=bool(demand))
         for model in models:
-            self._clear_eviction(model, running)
-        snapshot = self._loaded_models(models, demand, running)
+            self._clear_eviction(model, models_by_instance)
+        snapshot = self._loaded_models(models, demand, models_by_instance)
         self._fleet.eviction_order = eviction_order(snapshot, now)
         self._fleet.unasked = {one.name for one in snapshot if not one.is_requested}
         for model in models:
@@ -89,7 +89,7 @@ class Evictor:
                 and not one.is_requested
                 and model.used_at != wall
             )
-        loaded_models = self._loaded_models(models, demand, running)
+        loaded_models = self._loaded_models(models, demand, models_by_instance)
         moves = decide_evictions(loaded_models, now)
         for place, eviction in moves.evictions.items():
             self._evict(place, eviction)
@@ -126,14 +126,14 @@ class Evictor:
         for replica in replicas:
             replica.leaving = eviction
 
-    def _clear_eviction(self, model: ManagedModel, running: Mapping[str, str]) -> None:
+    def _clear_eviction(self, model: ManagedModel, models_by_instance: Mapping[str, str]) -> None:
         """Clear an eviction once the engine is gone, or asleep where that suffices."""
         for replica in model.all_replicas:
             if replica.leaving is None or replica.busy:
                 continue
             stays = replica.asleep and not (replica.leaving.ends or model.deleting)
             is_running = replica.attempt is not None or any(
-                one.instance_name in running for one in replica.attempts
+                one.instance_name in models_by_instance for one in replica.attempts
             )
             if stays or not is_running:
                 replica.leaving, replica.looks_again, model.gave_way = None, True, True
@@ -175,24 +175,27 @@ class Evictor:
         self,
         models: Iterable[ManagedModel],
         demand: Mapping[str, float],
-        running: Mapping[str, str],
+        models_by_instance: Mapping[str, str],
     ) -> list[LoadedModel]:
         return [
             loaded
             for model in models
-            if (loaded := self._loaded_model(model, demand, running)) is not None
+            if (loaded := self._loaded_model(model, demand, models_by_instance)) is not None
         ]
 
     def _loaded_model(
-        self, model: ManagedModel, demand: Mapping[str, float], running: Mapping[str, str]
+        self,
+        model: ManagedModel,
+        demand: Mapping[str, float],
+        models_by_instance: Mapping[str, str],
     ) -> LoadedModel | None:
-        """The model as eviction sees it; `running` maps instance names to models."""
+        """The model as eviction sees it; `models_by_instance` maps instance names to models."""
         name, live = (
             model.wish.name,
             [replica.attempt for replica in model.replicas if replica.attempt is not None],
         )
         if model.deleting:
-            is_running = live or self._busy(model) or name in running.values()
+            is_running = live or self._busy(model) or name in models_by_instance.values()
             return LoadedModel(name, (Copy(0, "leaves"),)) if is_running else None
         copies = tuple(
             replace(

@@ -146,20 +146,20 @@ def _kernel(row: AskedKernel, forecast: Sequence[LayerKernel], loaded: str) -> L
 
 
 def gaps(
-    question: Question, forecast: Candidate, refusal: Refused | None, answer: EngineAnswer
+    question: Question, candidate: Candidate, refusal: Refused | None, answer: EngineAnswer
 ) -> tuple[RuleGap, ...]:
     """The contradictions between the rules and the engine, for one variant.
 
     refusal: by the rules, which then forecast nothing.
     """
-    rows = _differences(forecast, refusal, answer)
+    rows = _differences(candidate, refusal, answer)
     return tuple(
         RuleGap(
             engine=question.engine,
-            rules=forecast.engine.guessed_from or forecast.engine.ref,
+            rules=candidate.engine.guessed_from or candidate.engine.ref,
             source=answer.source,
             capability=question.capability,
-            model=signature(forecast),
+            model=signature(candidate),
             argv=tuple(
                 _without_paths(setting)
                 for setting in (
@@ -176,10 +176,10 @@ def gaps(
 
 
 def _differences(
-    forecast: Candidate, refusal: Refused | None, answer: EngineAnswer
+    candidate: Candidate, refusal: Refused | None, answer: EngineAnswer
 ) -> Iterator[tuple[str, str, str]]:
     """Rows of subject, forecast of the rules, answer of the engine."""
-    evidence = forecast.evidence
+    evidence = candidate.evidence
     no_kernels = [f"no kernel for {row.layer}" for row in evidence.kernels if row.status == "none"]
     no_kernels += [
         f"no backend for {row.kind} attention" for row in evidence.attention if row.status == "none"
@@ -197,18 +197,18 @@ def _differences(
     yield from _contradictions(
         "attention", _backends(evidence.attention), _backends(answer.attention), known_kinds
     )
-    if evidence.kernels or not forecast.inputs.spec.quant:
-        yield from _sizes(forecast, answer)
+    if evidence.kernels or not candidate.inputs.spec.quant:
+        yield from _sizes(candidate, answer)
 
 
-def _sizes(forecast: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
+def _sizes(candidate: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, str, str]]:
     try:
-        weights_bytes = forecast.weights_bytes() - forecast.speculation.weights_bytes
-        cache = forecast.cache
+        weights_bytes = candidate.weights_bytes() - candidate.speculation.weights_bytes
+        cache = candidate.cache
     except Refused:  # the rules say nothing of it, so that nothing is contradicted
         return
     online = (
-        forecast.variant.quantization and forecast.inputs.spec.quant is None
+        candidate.variant.quantization and candidate.inputs.spec.quant is None
     )  # the engine's parameters are those from before
     if not online and _differ(weights_bytes, answer.weights):
         yield "weights", f"{weights_bytes} bytes on a rank", f"{answer.weights} bytes on a rank"
@@ -268,9 +268,9 @@ def _kind(row: LayerAttention | AskedAttention) -> str:
     return f"{row.kind} layers of head size {row.head_dim}"
 
 
-def signature(forecast: Candidate) -> str:
+def signature(candidate: Candidate) -> str:
     """The model as far as an engine's choices follow from it, without its name and its place."""
-    spec = forecast.inputs.spec
+    spec = candidate.inputs.spec
     config = {**spec.config, **(spec.config.get("text_config") or {})}
     shapes = [
         f"{name}={config[name]}"

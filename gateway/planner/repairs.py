@@ -34,7 +34,7 @@ class _RefusedVariant(FrozenRecord, frozen=True):
     refusal: Refused
     engine: Engine
     rules: EngineRules
-    gpus: int
+    max_gpus: int
     args: Collection[str]
     quantized: bool
 
@@ -58,7 +58,7 @@ def repairs(
     refusal: Refused,
     engine: Engine,
     rules: EngineRules,
-    gpus: int,
+    max_gpus: int,
     args: Collection[str],
     *,
     quantized: bool,
@@ -69,7 +69,7 @@ def repairs(
     """
     if variant.changes >= _MOST_CHANGES:
         return
-    refused = _RefusedVariant(variant, refusal, engine, rules, gpus, args, quantized)
+    refused = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, quantized)
     backend = "moe-backend" if refused.of_experts else "linear-backend"
     forced = variant.backend(backend) if "backends" in variant.reasons else None
     if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):
@@ -127,7 +127,12 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
 
 def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     """Stages instead of divided layers."""
-    variant, refusal, gpus, why = refused.variant, refused.refusal, refused.gpus, refused.reason
+    variant, refusal, max_gpus, why = (
+        refused.variant,
+        refused.refusal,
+        refused.max_gpus,
+        refused.reason,
+    )
     if variant.pp * variant.dp > 1 or not refused.may_set_sizes:
         return
     if not has(refused.engine, "pipeline-parallel-size"):
@@ -140,13 +145,15 @@ def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
             refusal.source,
         )
         yield replace(whole, tp=1)
-    if refusal.verdict == "illegal_parallelism" and variant.tp == gpus:
-        for size in range(gpus - 1, 0, -1):
-            if gpus % size == 0:
+    if refusal.verdict == "illegal_parallelism" and variant.tp == max_gpus:
+        for size in range(max_gpus - 1, 0, -1):
+            if max_gpus % size == 0:
                 reason = (
                     f"stages of {size} GPUs: {why}" if size > 1 else f"a stage on each GPU: {why}"
                 )
-                yield replace(variant.changed("pp", gpus // size, reason, refusal.source), tp=size)
+                yield replace(
+                    variant.changed("pp", max_gpus // size, reason, refusal.source), tp=size
+                )
 
 
 def _backend_and_dtype_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
@@ -193,7 +200,7 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     flag = "pipeline-parallel-size"
     stages_help = variant.pp * variant.dp == 1 and not (variant.small or variant.eager)
     if has(engine, flag) and flag not in args and stages_help:
-        for stages in _stages(refusal, refused.gpus // variant.tp):
+        for stages in _stages(refusal, refused.max_gpus // variant.tp):
             yield variant.changed(
                 "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
             )
@@ -211,7 +218,7 @@ def lengthened(
     context: int,
     context_wanted: int,
     engine: Engine,
-    gpus: int,
+    max_gpus: int,
     args: Collection[str],
 ) -> Iterator[Variant]:
     """Variants that differ in one thing, which may have a longer context than this one, whose
@@ -229,7 +236,12 @@ def lengthened(
         or variant.layers
         or variant.dp > 1
     )
-    if not fixed and not variant.small and engine.device == "cuda" and variant.tp * stages <= gpus:
+    if (
+        not fixed
+        and not variant.small
+        and engine.device == "cuda"
+        and variant.tp * stages <= max_gpus
+    ):
         yield variant.changed(
             "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
         )

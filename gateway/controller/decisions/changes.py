@@ -166,10 +166,13 @@ def may_need_restart(old: Wish, new: Wish) -> bool:
     )
 
 
-def starts_same_engine(plan: Plan, running: Plan) -> bool:
+def starts_same_engine(plan: Plan, running_plan: Plan) -> bool:
     """Whether the plan starts the same engine, perhaps on other GPUs of the same kind."""
-    relocated: Plan = plan.evolve(gpus=running.gpus)
-    return len(plan.gpus) == len(running.gpus) and relocated.fingerprint == running.fingerprint
+    relocated: Plan = plan.evolve(gpus=running_plan.gpus)
+    return (
+        len(plan.gpus) == len(running_plan.gpus)
+        and relocated.fingerprint == running_plan.fingerprint
+    )
 
 
 def is_as_good(trial: Plan, replacement: Plan) -> bool:

@@ -394,7 +394,7 @@ class Fleet:
         return _promised([replica] if replica is not None else model.replicas, {})
 
     def holders(
-        self, running: Collection[str], begun: set[str], now: float
+        self, running_names: Collection[str], begun: set[str], now: float
     ) -> Iterator[PlacedEngine]:
         """See `Engines.holders` of the start gate."""
         begun &= {
@@ -405,7 +405,7 @@ class Fleet:
         for replica in self.replicas():
             for attempt in replica.attempts:
                 name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
-                if name in running or name in begun:
+                if name in running_names or name in begun:
                     model = self.models[replica.model]
                     ending = (
                         model.deleting

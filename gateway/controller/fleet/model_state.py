@@ -100,14 +100,13 @@ def capacity(plan: Plan) -> int:
 
 
 def route(
-    model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float = 0.0
+    model: ManagedModel, running_instances: Mapping[str, Instance], load_wait_s: float = 0.0
 ) -> routing.ModelRoute:
     """The route of the model now.
 
-    `running` are the running instances by name. `load_wait_s` is the wait for a model that is
-    loaded on request.
+    running_instances: by name. load_wait_s: the wait for a model that is loaded on request.
     """
-    replicas, frozen = _routed_replicas(model, running)
+    replicas, frozen = _routed_replicas(model, running_instances)
     attempts = sorted(
         (one.attempt for one in model.replicas if one.attempt is not None),
         key=lambda one: not one.serves,
@@ -143,7 +142,7 @@ def route(
 
 
 def _routed_replicas(
-    model: ManagedModel, running: Mapping[str, Instance]
+    model: ManagedModel, running_instances: Mapping[str, Instance]
 ) -> tuple[list[routing.RoutedReplica], set[str]]:
     """The replicas that get requests, and the names of frozen instances, which get none."""
     serving = [
@@ -153,7 +152,7 @@ def _routed_replicas(
         and replica.attempt.serves
         and replica.unrouted_at is None
         and replica.leaving is None
-        and (instance := running.get(replica.attempt.instance_name)) is not None
+        and (instance := running_instances.get(replica.attempt.instance_name)) is not None
         and instance.url
     ]
     frozen = {

@@ -26,8 +26,12 @@ def route_table(
     own_instances = [
         instance for instance in instances if instance.fingerprint == plans.get(instance.name)
     ]
-    running = {instance.name: instance for instance in own_instances if instance.state == "running"}
-    routes = {name: _route(model, running, load_wait_s) for name, model in fleet.models.items()}
+    running_instances = {
+        instance.name: instance for instance in own_instances if instance.state == "running"
+    }
+    routes = {
+        name: _route(model, running_instances, load_wait_s) for name, model in fleet.models.items()
+    }
     if waits:
         routes = {
             name: replace(one, wait_s=max(one.wait_s, load_wait_s)) for name, one in routes.items()
@@ -50,10 +54,12 @@ def route_table(
     return RouteTable({**by_name, **routes})
 
 
-def _route(model: ManagedModel, running: Mapping[str, Instance], load_wait_s: float) -> ModelRoute:
+def _route(
+    model: ManagedModel, running_instances: Mapping[str, Instance], load_wait_s: float
+) -> ModelRoute:
     """As `route`. An unexpected error leaves only this model without a route."""
     try:
-        return route(model, running, load_wait_s)
+        return route(model, running_instances, load_wait_s)
     except Exception as error:
         if not model.setback.rest_s:
             model.setback.record_failure(error)

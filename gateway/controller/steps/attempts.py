@@ -33,7 +33,7 @@ class Attempts:
     def __init__(
         self,
         store: Store,
-        running: RunningEngines,
+        engines: RunningEngines,
         launcher: Launcher,
         gate: StartGate,
         signatures: Callable[[], Signatures],
@@ -43,7 +43,7 @@ class Attempts:
         """`signatures` gives known failures and their remedies; `ports` those of all live
         attempts."""
         self._store = store
-        self._running = running
+        self._engines = engines
         self._host = launcher.host
         self._patience_s = launcher.settings.start_timeout_s
         self._gate = gate
@@ -112,7 +112,7 @@ class Attempts:
         failure = await self._cured(attempt, failure)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
-        self._running.remove(attempt.instance_name)
+        self._engines.remove(attempt.instance_name)
         log.warning(
             "failed",
             model=replica.model,
@@ -163,7 +163,7 @@ class Attempts:
         replica.history.append(ended)
         await replica.unwatch()
         await asyncio.to_thread(self._store.save_attempt, ended)
-        self._running.remove(attempt.instance_name)
+        self._engines.remove(attempt.instance_name)
 
     async def _cured(self, attempt: Attempt, failure: Failure) -> Failure:
         """The failure with its remedy, filled with the numbers of this case."""

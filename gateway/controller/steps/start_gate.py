@@ -48,12 +48,12 @@ class Engines(Protocol):
     """The part of `gateway.controller.fleet.fleet.Fleet` that the gate uses."""
 
     def holders(
-        self, running: Collection[str], begun: set[str], now: float
+        self, running_names: Collection[str], begun: set[str], now: float
     ) -> Iterable[PlacedEngine]:
         """The engines that exist.
 
-        `running` are the listed instances; `begun` those that may not be listed yet. Unknown names
-        are removed from `begun`. `now` is the clock of the stages.
+        `running_names` are the listed instances; `begun` those that may not be listed yet. Unknown
+        names are removed from `begun`. `now` is the clock of the stages.
         """
         ...
 
@@ -94,8 +94,8 @@ class StartGate:
     def look(self, instances: Iterable[Instance]) -> None:
         """Note the present engines. No engine starts before the first look."""
         now, before = time.monotonic(), self._holders
-        running = {instance.name for instance in instances if instance.state == "running"}
-        engines = self._engines.holders(running, self._begun, now)
+        running_names = {instance.name for instance in instances if instance.state == "running"}
+        engines = self._engines.holders(running_names, self._begun, now)
         holders = (one.evolve(sized=one.instance in self._sized) for one in engines)
         self._holders = {
             one.instance: _keep_since(one, before.get(one.instance)) for one in holders

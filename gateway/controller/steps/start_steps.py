@@ -34,14 +34,14 @@ class StartSteps:
         replica_planner: ReplicaPlanner,
         attempts: Attempts,
         launcher: Launcher,
-        running: RunningEngines,
+        engines: RunningEngines,
         gate: StartGate,
         hardware: Callable[[], Awaitable[Hardware]],
     ) -> None:
         self._replica_planner = replica_planner
         self._attempts = attempts
         self._launcher = launcher
-        self._running = running
+        self._engines = engines
         self._gate = gate
         self._hardware = hardware
 
@@ -116,7 +116,7 @@ class StartSteps:
         entry = RunningEngine(
             wish=model.wish_of(replica), created_at=model.created_at, attempt=attempt
         )
-        await asyncio.to_thread(self._running.write, attempt.instance_name, entry)
+        await asyncio.to_thread(self._engines.write, attempt.instance_name, entry)
 
         async def turn(sizes: bool) -> int | None:
             return await self._gate.turn(attempt, report, sizes=sizes)

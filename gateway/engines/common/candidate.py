@@ -108,11 +108,11 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         if self.variant.pp == 1:
             return self.built
         layers = self.variant.layers or layers_of(self.built, self.rules, self.variant.pp)
-        whole = repeated(self.engine, self.inputs.spec.architecture)
+        repeated_parts = repeated(self.engine, self.inputs.spec.architecture)
         return (
-            fullest(self.built, layers, whole)
+            fullest(self.built, layers, repeated_parts)
             if self.whole is None
-            else dealt(self.built, layers, self.part, whole)
+            else dealt(self.built, layers, self.part, repeated_parts)
         )
 
     @cached_property

@@ -54,14 +54,14 @@ class GroupMemory(NamedTuple):
     """Memory of a group of GPUs, in bytes.
 
     least: of the smallest GPU; on a CPU the RAM. seen: CUDA's total of the smallest GPU, which is
-    below NVML's. room: usable and total bytes of each; equal GPUs are listed once. read: the free
-    bytes were measured, on dedicated memory.
+    below NVML's. room: usable and total bytes of each; equal GPUs are listed once. is_measured: the
+    free bytes were measured, on dedicated memory.
     """
 
     least: int
     visible_bytes: int
     room: set[tuple[int, int]]
-    read: bool
+    is_measured: bool
 
 
 class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
@@ -139,10 +139,10 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
                 (self.available[gpu.uuid] - left_bytes(gpu), gpu.total_bytes or least)
                 for gpu in group
             }
-            read = all(
+            is_measured = all(
                 gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in group
             )
-            self._groups[key] = GroupMemory(least, seen_bytes, room, read)
+            self._groups[key] = GroupMemory(least, seen_bytes, room, is_measured)
         return self._groups[key]
 
     def links_between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:

@@ -321,7 +321,7 @@ class VllmRules(VllmKind):
         candidate = footprint.candidate
         if (
             CACHE_BYTES in candidate.args
-            or not candidate.devices.read
+            or not candidate.devices.is_measured
             or not usual.flags
             or not candidate.group
             or candidate.variant.conservative

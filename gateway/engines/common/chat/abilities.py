@@ -48,13 +48,13 @@ _UNANSWERED = "the engine was asked, and has not answered"
 
 
 class ParsedAnswer(NamedTuple):
-    """Content of an answer. calls: names and arguments. whole: the answer ended before its token
+    """Content of an answer. calls: names and arguments. complete: the answer ended before its token
     limit."""
 
     content: str
     thoughts: str
     calls: tuple[tuple[str, str], ...]
-    whole: bool
+    complete: bool
 
 
 def questions(plan: Plan) -> dict[str, dict[str, Any]]:
@@ -126,7 +126,7 @@ def judged(name: str, parsed: ParsedAnswer) -> Ability:
         proof = "its answer fits the schema"
     if not problem:
         return Ability(state="proven", evidence=proof)
-    if not parsed.whole:
+    if not parsed.complete:
         return Ability(
             evidence=f"{problem}; the answer was cut off at the most tokens that are waited for"
         )

@@ -147,12 +147,12 @@ def _schemes(
     quant: str | None,
     packed: frozenset[str],
     grouped: frozenset[str],
-    read: bool,
+    headers_read: bool,
 ) -> tuple[tuple[dict[LayerScheme, Sequence[int]], ...], Quantization]:
-    """Numbers of each layer of the blueprint, by scheme. `read`: the headers were read."""
+    """Numbers of each layer of the blueprint, by scheme. `headers_read`: `packed` is known."""
     plan = _blueprint(key)
     block = None if quant is None else Quant.model_validate_json(quant)
-    quantization = parse(block, RENAMES.get(model_type, ()), packed, read, grouped)
+    quantization = parse(block, RENAMES.get(model_type, ()), packed, headers_read, grouped)
     return tuple(_numbered(item, quantization) for item in plan.linears), quantization
 
 

@@ -1,8 +1,8 @@
 """Layers of one pipeline stage. Pure.
 
     stage(built, engine, kind, architecture, stages) -> the fullest stage of the engine's own split
-    dealt(built, layers, part, whole) -> one of the stages that have so many layers each
-fullest(built, layers, whole)
+    dealt(built, layers, part, repeated_parts) -> one of the stages that have so many layers each
+fullest(built, layers, repeated_parts)
 
 Held to what the engines build by tests/conformance/golden/stage-*.json and sglang_stage-*.json.
 """
@@ -70,7 +70,9 @@ def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -> BuiltModel:
+def fullest(
+    built: BuiltModel, layers: tuple[int, ...], repeated_parts: frozenset[str]
+) -> BuiltModel:
     """The stage with the most bytes of weights. Of each kind of attention it has as many layers as
     any stage, since all keep the same tokens."""
     if len(layers) == 1:
@@ -82,28 +84,32 @@ def fullest(built: BuiltModel, layers: tuple[int, ...], whole: frozenset[str]) -
         largest = sorted({0, between, parts[-1]})
     else:
         largest = list(parts)
-    part = max(largest, key=lambda part: _size(built, layers, part, whole))
+    part = max(largest, key=lambda part: _size(built, layers, part, repeated_parts))
     return _part(
-        built, layers, part, whole, [_most_layers(group, layers) for group in built.attention]
+        built,
+        layers,
+        part,
+        repeated_parts,
+        [_most_layers(group, layers) for group in built.attention],
     )
 
 
 @lru_cache(maxsize=256)
 def dealt(
-    built: BuiltModel, layers: tuple[int, ...], part: int, whole: frozenset[str]
+    built: BuiltModel, layers: tuple[int, ...], part: int, repeated_parts: frozenset[str]
 ) -> BuiltModel:
     """Stage number `part` of a split with this many layers each.
 
     The first stage has the embedding and the towers; the last has head and last norm, and a tied
-    embedding. `whole`: parts that every stage has (`repeated`). If only the tensors of a model are
-    known, a stage has its share of them.
+    embedding. `repeated_parts`: parts that every stage has (`repeated`). If only the tensors of a
+    model are known, a stage has its share of them.
     """
     return _part(
         built,
         layers,
         part,
-        whole,
-        [_layers_on_stage(group, layers, part, whole) for group in built.attention],
+        repeated_parts,
+        [_layers_on_stage(group, layers, part, repeated_parts) for group in built.attention],
     )
 
 
@@ -111,13 +117,13 @@ def _part(
     built: BuiltModel,
     layers: tuple[int, ...],
     part: int,
-    whole: frozenset[str],
+    repeated_parts: frozenset[str],
     attending: Sequence[int],
 ) -> BuiltModel:
     """attending: how many layers it has of each kind of attention."""
     linears, rest_groups = [], []
     for layer in built.linears:
-        numbers = _numbers(layer, layers, part, whole)
+        numbers = _numbers(layer, layers, part, repeated_parts)
         if numbers:
             linears.append(layer.part(numbers))
     tied = _tied(built)
@@ -125,7 +131,7 @@ def _part(
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.is_known):
             changed = tensor.evolve(count=_share(tensor.count, layers, part))
             rest_groups.append(changed)
-        elif _at_end(tensor, layers, part, whole, tied):
+        elif _at_end(tensor, layers, part, repeated_parts, tied):
             rest_groups.append(tensor)
     attention = tuple(
         [
@@ -144,32 +150,36 @@ def _tied(built: BuiltModel) -> bool:
 
 
 def _at_end(
-    tensor: TensorGroup, layers: Sequence[int], part: int, whole: frozenset[str], tied: bool
+    tensor: TensorGroup,
+    layers: Sequence[int],
+    part: int,
+    repeated_parts: frozenset[str],
+    tied: bool,
 ) -> bool:
     """Whether the stage has this parameter, which is in none of the layers."""
     first, last = part == 0, part == len(layers) - 1
     if tensor.name.endswith(_HEADS):
-        return last or "head" in whole
+        return last or "head" in repeated_parts
     if tensor.shard == "vocab":
-        return first or (last and tied) or "embedding" in whole
-    return last if tensor.name.startswith(_LAST_NORMS) else first or "towers" in whole
+        return first or (last and tied) or "embedding" in repeated_parts
+    return last if tensor.name.startswith(_LAST_NORMS) else first or "towers" in repeated_parts
 
 
 def _numbers(
-    layer: Linear, layers: Sequence[int], part: int, whole: frozenset[str]
+    layer: Linear, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
 ) -> Sequence[int]:
     """Numbers of this layer that the stage has."""
     if not layer.name.startswith(_STACKS):
-        return layer.numbers if part == 0 or "towers" in whole else ()
+        return layer.numbers if part == 0 or "towers" in repeated_parts else ()
     return _numbers_of_stage(layer.numbers, layers, part)
 
 
 def _layers_on_stage(
-    group: AttentionGroup, layers: Sequence[int], part: int, whole: frozenset[str]
+    group: AttentionGroup, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
 ) -> int:
     """How many layers of this kind the stage has."""
     if group.kind == "vision":
-        return group.layers if part == 0 or "towers" in whole else 0
+        return group.layers if part == 0 or "towers" in repeated_parts else 0
     return (
         len(_numbers_of_stage(group.numbers, layers, part))
         if group.numbers
@@ -202,14 +212,18 @@ def _with_layers(group: AttentionGroup, layers: int) -> AttentionGroup:
     return group if layers == group.layers else changed
 
 
-def _size(built: BuiltModel, layers: Sequence[int], part: int, whole: frozenset[str]) -> float:
+def _size(
+    built: BuiltModel, layers: Sequence[int], part: int, repeated_parts: frozenset[str]
+) -> float:
     """Bits of the stage's weights, as nearly as it takes to compare stages."""
     stacked, towers, ends = _bits(built)
-    size = towers if part == 0 or "towers" in whole else 0
+    size = towers if part == 0 or "towers" in repeated_parts else 0
     for numbers, bits in stacked:
         size += bits * len(_numbers_of_stage(numbers, layers, part))
     tied = _tied(built)
-    return size + sum(bits for tensor, bits in ends if _at_end(tensor, layers, part, whole, tied))
+    return size + sum(
+        bits for tensor, bits in ends if _at_end(tensor, layers, part, repeated_parts, tied)
+    )
 
 
 @lru_cache(maxsize=64)

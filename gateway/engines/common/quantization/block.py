@@ -95,14 +95,14 @@ class Block(FrozenRecord, frozen=True):
     """The quantization block of a checkpoint.
 
     renames: (checkpoint, engine) module paths of the engine's model class. packed: the checkpoint's
-    modules with packed integers, if its headers were `read` (layer numbers may be `*`). traits: of
-    the engine version.
+    modules with packed integers, if `headers_read` (layer numbers may be `*`). traits: of the
+    engine version.
     """
 
     config: Mapping[str, Any]
     renames: Sequence[tuple[str, str]] = ()
     packed: frozenset[str] = frozenset()
-    read: bool = False
+    headers_read: bool = False
     traits: frozenset[str] = frozenset()
 
     def renamed(self, entry: str) -> str:

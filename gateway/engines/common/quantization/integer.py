@@ -62,7 +62,7 @@ def _packed(layer: Layer, packed: set[str]) -> bool:
 def _silent(block: Block) -> Quantization | None:
     """A checkpoint of which neither block nor headers name a packed layer, which engines build
     unquantized without a word."""
-    if block.packed or not block.read:
+    if block.packed or not block.headers_read:
         return None
     return Quantization(
         lambda _: unknown(

@@ -23,7 +23,7 @@ def parse(
     quant: Quant | None,
     renames: Sequence[tuple[str, str]] = (),
     packed: frozenset[str] = frozenset(),
-    read: bool = False,
+    headers_read: bool = False,
     traits: frozenset[str] = frozenset(),
 ) -> Quantization:
     """The schemes that `quant` gives; Block explains the other arguments.
@@ -38,7 +38,7 @@ def parse(
     if reader is None:
         return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
     try:
-        result = reader(Block(quant.config, renames, packed, read, traits))
+        result = reader(Block(quant.config, renames, packed, headers_read, traits))
         return result.evolve(numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config))))
     except Untamed as error:
         untamed = str(error)

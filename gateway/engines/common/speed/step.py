@@ -83,9 +83,9 @@ class StepClock:
                 self.machine.memory
                 * (self.table.small_cache if reading.small else self.table.attention).memory
             )
-            read = reading.token_bytes * reading.visible_tokens(context) + reading.state_bytes
+            read_bytes = reading.token_bytes * reading.visible_tokens(context) + reading.state_bytes
             seconds += requests * max(
-                read / memory,
+                read_bytes / memory,
                 reading.flops * reading.visible_tokens(context) / self._attention_flops(reading),
             )
         # The engine's own programs prepare a step while the GPU computes the one before.
@@ -125,32 +125,36 @@ class StepClock:
             for reading in self.work.readings
         )
 
-    def total_per_s(self, requests: float, read: float, answer_tokens: float, limit: int) -> float:
-        """Tokens/s of so many requests at once, each of which reads a prompt of `read` tokens and
+    def total_per_s(
+        self, requests: float, prompt_tokens: float, answer_tokens: float, limit: int
+    ) -> float:
+        """Tokens/s of so many requests at once, each of which reads a prompt of `prompt_tokens` and
         writes `answer_tokens`.
 
         Requests keep together: their prompts are computed in steps as full as may be, then their
         answers token by token.
         """
         seconds = answer_tokens * self.decode_s(
-            requests, read + answer_tokens / 2
-        ) + self.prompts_s(requests, read, limit)
+            requests, prompt_tokens + answer_tokens / 2
+        ) + self.prompts_s(requests, prompt_tokens, limit)
         return requests * answer_tokens / (seconds + self.table.first_s)
 
-    def apart_per_s(self, requests: float, read: float, answer_tokens: float, limit: int) -> float:
+    def apart_per_s(
+        self, requests: float, prompt_tokens: float, answer_tokens: float, limit: int
+    ) -> float:
         """The same of requests of unlike lengths, each of which begins as another ends: prompts are
         computed few at a time."""
         steps = min(requests, answer_tokens)  # those that compute prompts
-        decode_s = self.decode_s(requests, read + answer_tokens / 2)
+        decode_s = self.decode_s(requests, prompt_tokens + answer_tokens / 2)
         if self.table.separate:
             seconds = answer_tokens * decode_s + steps * self.prompts_s(
-                requests / steps, read, limit
+                requests / steps, prompt_tokens, limit
             )
         else:
             # A step that computes a prompt too reads weights once.
             beside_s = max(0.0, decode_s - self.decode_s(1, 1))
             seconds = (answer_tokens - steps) * decode_s + steps * self._prompts_beside_s(
-                requests / steps, read, limit, requests, beside_s
+                requests / steps, prompt_tokens, limit, requests, beside_s
             )
         return requests * answer_tokens / (seconds + self.table.first_s)
 
@@ -168,11 +172,11 @@ class StepClock:
         for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
             # Of what all tokens take the same, nothing is asked: most layers are such, and this is
             # the innermost loop of planning.
-            count, read, limit = tokens, item.bytes, 1.0
+            count, read_bytes, limit = tokens, item.bytes, 1.0
             if item.experts:
-                count, read, limit = gathered, item.read(gathered), item.busiest(gathered)
+                count, read_bytes, limit = gathered, item.read(gathered), item.busiest(gathered)
             seconds += max(
-                (read + item.passed * count) / memory,
+                (read_bytes + item.passed * count) / memory,
                 item.flops * count * limit / flops,
                 item.layers * least_s,
             )

@@ -88,12 +88,12 @@ def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(m
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
-    found = parse(quant, read=True).scheme_of(*DOWN)
+    found = parse(quant, headers_read=True).scheme_of(*DOWN)
     assert isinstance(found, UnknownScheme)
     assert "hold no packed layer" in found.reason
     said = {"modules_in_block_to_quantize": ["mlp.down_proj"], "modules_to_not_convert": ["visual"]}
     listed = Quant(method=method, config=quant.config | said)
-    assert isinstance(parse(listed, read=True).scheme_of(*DOWN), Scheme)
+    assert isinstance(parse(listed, headers_read=True).scheme_of(*DOWN), Scheme)
 
 
 @pytest.mark.parametrize(
