@@ -159,7 +159,7 @@ def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...
             print_paragraph(line[-1], indent=4, first="    ")
 
 
-UNREHEARSED = "Not rehearsed by the engine's own code"
+UNREHEARSED = "The check before the start leaves out"
 
 # A last column narrower than this moves below its row.
 _MIN_LAST_COLUMN = 30

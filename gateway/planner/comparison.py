@@ -59,12 +59,12 @@ def _figures(plan: Plan) -> str:
     parts = []
     if speed is not None:
         parts.append(f"{speed.stream.value:,g} tokens/s alone")
-        parts.append(f"{speed.total.value:,g} of {speed.concurrency:,} at once")
+        parts.append(f"{speed.total.value:,g} with {speed.concurrency:,} at once")
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
         full_requests = memory.full_requests * plan.replicas.value * plan.data_parallel.value
         count = f"{full_requests:,.3g}"
-        parts.append(f"{count} request{'' if count == '1' else 's'} of {context}")
+        parts.append(f"room for {count} request{'' if count == '1' else 's'} of {context}")
     else:
         parts.append(context)
     if plan.drops:

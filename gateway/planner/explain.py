@@ -97,7 +97,11 @@ def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
     rows.append(("K KV cache", gib(memory.kv_bytes), tokens + requests))
     rows.append(("budget", gib(memory.budget_bytes), "what the engine may take"))
     rows.append(
-        ("least, most", f"{memory.low / GIB:.2f} to {gib(memory.high)}", "of all but the KV cache")
+        (
+            "without K",
+            f"{memory.low / GIB:.2f} to {gib(memory.high)}",
+            "everything but the KV cache, least to most",
+        )
     )
     return rows
 
@@ -528,20 +532,20 @@ def would_fit(decision: Decision) -> list[str]:
     lines = []
     if fitting.weights_bytes and fitting.room_bytes < fitting.weights_bytes:
         empty = (
-            f", and {gib(fitting.room_empty_bytes)} without the engines that run"
+            f", and {gib(fitting.room_empty_bytes)} without the running engines"
             if fitting.room_empty_bytes is not None
             else ""
         )
         lines.append(
-            f"Its weights have {gib(fitting.weights_bytes)}; at most {gib(fitting.room_bytes)} have"
-            f" room here now{empty}."
+            f"The weights take {gib(fitting.weights_bytes)}; at most {gib(fitting.room_bytes)} fit"
+            f" here now{empty}."
         )
     if fitting.fits_empty:
-        lines.append("Without the engines that run it would fit.")
+        lines.append("The model would fit without the running engines.")
     if fitting.context is not None:
-        lines.append(f"With a context of {fitting.context:,} tokens it fits.")
+        lines.append(f"The model fits with a context of {fitting.context:,} tokens.")
     if fitting.forms:
-        lines.append("Forms of it that fit, best first:")
+        lines.append("Forms of the model that fit, best first:")
     for form in fitting.forms:
         place = f"on {form.gpus} GPU{'s' if form.gpus > 1 else ''}" if form.gpus else "on the CPU"
         name = f"{form.source} ({form.what})" if form.source else form.what

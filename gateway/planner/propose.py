@@ -294,9 +294,9 @@ def _beside_host(candidate: Candidate, memory: Memory) -> list[str]:
             " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts."
         ]
     loads = memory.weights_bytes + memory.beside_bytes + pages
-    slow = ", which is more than is free, so that they are read again and again"
+    slow = ", which is more than is free: files are read several times"
     return [
-        f"{figures}. Up to {gib(pages)} of a file's pages come to the weights while it loads"
+        f"{figures}. While the weights load, the page cache takes up to {gib(pages)} more"
         f"{slow if loads > free else ''}."
     ]
 
@@ -398,12 +398,12 @@ def _load_warnings(candidate: Candidate) -> list[str]:
         )
     if len({gpu.name for gpu in candidate.group}) > 1:
         names = ", ".join(gpu.name for gpu in candidate.group)
-        details = "each has as many layers, and the smallest and slowest sets the pace"
+        details = "each has as many layers, so the smallest and slowest GPU limits all"
         if layers := candidate.variant.layers:
             details = f"they have {', '.join(map(str, layers))} layers"
         warnings.append(
-            f"Its stages are on unlike GPUs ({names}): {details}. Kernels are told of"
-            f" {candidate.group[0].name}."
+            f"The pipeline stages are on different GPUs ({names}): {details}. Kernels are listed"
+            f" for {candidate.group[0].name}."
         )
     if candidate.inputs.adapters and candidate.inputs.pace:
         warnings.append(
@@ -494,7 +494,9 @@ def _variables(
     )
     variables_found = _start_method(candidate, sizes.scope, env)
     for name, value in engine.eager_env.items() if sizes.batch.eager.value else ():
-        variables_found[name] = str_choice(value, "goes with no graphs", f"profile {engine.ref}")
+        variables_found[name] = str_choice(
+            value, "needed without CUDA graphs", f"profile {engine.ref}"
+        )
     if P2P in silent:
         variables_found[P2P_OFF[0]] = str_choice(
             P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
@@ -635,7 +637,7 @@ def _loras(candidate: Candidate) -> Choice[str]:
     """The adapters, with their bytes on each rank."""
     adapters, engine = candidate.inputs.adapters, candidate.engine
     if not adapters:
-        return str_choice("none", "none is wished for", "user")
+        return str_choice("none", "none was requested", "user")
     size = candidate.adapter_bytes
     rank = supported_rank(engine, adapters)
     room = f"room for rank {rank} in every layer: {words(size)} on each rank"

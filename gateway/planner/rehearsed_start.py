@@ -74,8 +74,8 @@ def unrehearsed(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
     files = dict.fromkeys(
         word.partition("=")[0] for word in plan.argv if word.startswith(_OF_FILES)
     )
-    later = ("stages of the pipeline but the first",) if plan.pipeline_parallel.value > 1 else ()
-    return (*answer.start.left_out, *later, *(f"{name}: files are not asked" for name in files))
+    later = ("pipeline stages after the first",) if plan.pipeline_parallel.value > 1 else ()
+    return (*answer.start.left_out, *later, *(f"{name}: its file" for name in files))
 
 
 def _settings(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:

@@ -267,7 +267,7 @@ def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -
         yield variant.changed(
             "eager",
             True,
-            f"no graphs, which costs speed and leaves their memory: {why}",
+            f"no CUDA graphs, which costs speed and frees their memory: {why}",
             "memory model",
         )
 

@@ -409,7 +409,7 @@ class Search:
             # Sizes that the answer changed are rehearsed once more.
             return planned if is_proven(planned, answer) else planned.evolve(question=ask())
         try:
-            plan: Plan = self._sized(candidate, batch).evolve(question=ask())
+            plan = self._sized(candidate, batch).evolve(question=ask())
         except Refused as error:
             # A guess about sizes refuses only a model that the engine was asked about.
             unsure = bool(self.inputs.spec.guessed) or error.verdict == "unsupported_quantization"

@@ -150,7 +150,7 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
     )
     free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.group)
     if free < promised:
-        reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are to be had"
+        reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are available"
         raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
     # The former number of requests may be lower than the batch's: states limit it.
     load = footprint.load._replace(seqs=before.max_num_seqs.value)
@@ -285,10 +285,10 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     if used_bytes > bounds.bytes:
         learned = rules.used_bytes(footprint, estimate) < used_bytes
         verb_text = "were needed here" if learned else "are needed"
-        had = f"and {gib(bounds.bytes)} are to be had ({bounds.words})"
+        had = f"and {gib(bounds.bytes)} are available ({bounds.words})"
         if gib(used_bytes) == gib(bounds.bytes):
             had = (
-                f"{math.ceil((used_bytes - bounds.bytes) / MIB)} MiB more than are to be had"
+                f"{math.ceil((used_bytes - bounds.bytes) / MIB)} MiB more than are available"
                 f" ({bounds.words})"
             )
         reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {had}"

@@ -124,7 +124,7 @@ class Profiles(ProfileTables):
                 engine = apply_diff(self.engine(diff.guessed_from), diff)
             if engine.ref != ref:
                 raise SettingsError(
-                    f"The profile {path} says {engine.ref} and is named {ref}.",
+                    f"The profile {path} describes {engine.ref}, but its name stands for {ref}.",
                     hint="Correct its `kind` and `version`, or its name.",
                 )
             self._engines[ref] = engine
@@ -148,7 +148,7 @@ class Profiles(ProfileTables):
         """The folder for the profile that an engine in its image gives of itself."""
         if self._learned is None:
             raise SettingsError(
-                "There is no folder for profiles that engines give of themselves.",
+                "Profiles that engines give of themselves need a data folder, and none is set.",
                 hint="Set FITSERVE_DATA_DIR.",
             )
         if engine.image in (None, self.engine(str(engine)).image):

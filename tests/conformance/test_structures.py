@@ -314,7 +314,7 @@ def test_a_structure_of_one_shape_holds_for_its_shape_and_any_vocabulary() -> No
         "model.layers.*.qkv_proj": 4,
         "model.layers.*.shared.up": 3,
     }
-    with pytest.raises(BadModel, match="unlike the structure"):
+    with pytest.raises(BadModel, match="are known for"):
         structure_blueprint(text, Fields({**config, "hidden_size": 96}, "config"))
 
 

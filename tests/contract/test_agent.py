@@ -516,7 +516,7 @@ async def test_what_is_refused_says_why_to_the_gateway(harness: AgentHarness) ->
 async def test_an_image_is_asked_by_the_agents_own_program_alone(harness: AgentHarness) -> None:
     engine = EngineRef(kind=ENGINE.kind, version=ENGINE.version, image=ENGINE.image)
     assert await harness.host.identity(engine) == harness.docker.inspect_image(BASE_IMAGE)["Id"]  # type: ignore[no-untyped-call]
-    with pytest.raises(HostError, match="could not be asked"):
+    with pytest.raises(HostError, match="could not be run"):
         async with aclosing(
             harness.host.inquire(engine, document("fake", None, version=True))
         ) as lines:

@@ -194,22 +194,22 @@ PLAYED: dict[str, tuple[dict[str, str | None], str]] = {
     ),
     "exit code": (
         {"program": "#!/bin/sh\necho broken >&2; exit 3\n"},
-        r"exit code 3\): broken\. .*forecast .* stays",
+        r"exit code 3\): broken\. .*plans by its own rules",
     ),
-    "silence": ({"program": "#!/bin/sh\nexit 4\n"}, r"exit code 4\): it said nothing"),
-    "garbage": ({"program": "#!/bin/sh\necho Hello\n"}, "is no answer: a line that is not JSON"),
+    "silence": ({"program": "#!/bin/sh\nexit 4\n"}, r"exit code 4\): it printed nothing"),
+    "garbage": ({"program": "#!/bin/sh\necho Hello\n"}, "unusable answer: a line that is not JSON"),
     "not asked": (
         {"program": '#!/bin/sh\necho \'{"question": 7, "refused": "no"}\'\n'},
         "not asked",
     ),
     "endless line": (
         {"program": "#!/bin/sh\nhead -c 20000000 /dev/zero | tr '\\0' x\n"},
-        "endless line",
+        "a line without an end",
     ),
     "flood of lines": ({"program": "#!/bin/sh\nyes '{}'\n"}, "lines have no end"),
     "flood of errors": (
         {"program": "#!/bin/sh\nyes very-long-words-of-an-error >&2\n"},
-        "has no end",
+        "answer is too long",
     ),
 }
 

@@ -234,8 +234,8 @@ def _wait_for_warm_engine(engine: str, start_s: float) -> list[tuple[float, str]
             print_message(f"{phases[-1][0]:7.1f} s  {visible_line(phase)}")
         if view["state"] in ("no_plan", "quarantined"):
             raise NotReady(
-                f"{engine} could not be warmed: {phase}",
-                hint="Try `--model`; `fitserve events` has the reason.",
+                f"The kernels of {engine} could not be compiled: {phase.rstrip('.')}.",
+                hint="`fitserve events` has the reason. `--model` takes another model.",
             )
         time.sleep(0.5)
     return phases

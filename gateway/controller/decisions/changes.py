@@ -168,10 +168,9 @@ def may_need_restart(old: Wish, new: Wish) -> bool:
 
 def starts_same_engine(plan: Plan, running_plan: Plan) -> bool:
     """Whether the plan starts the same engine, perhaps on other GPUs of the same kind."""
-    relocated: Plan = plan.evolve(gpus=running_plan.gpus)
     return (
         len(plan.gpus) == len(running_plan.gpus)
-        and relocated.fingerprint == running_plan.fingerprint
+        and plan.evolve(gpus=running_plan.gpus).fingerprint == running_plan.fingerprint
     )
 
 

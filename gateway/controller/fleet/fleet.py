@@ -466,7 +466,7 @@ class Fleet:
         wish_names = names(wish)
         if len(set(wish_names)) < len(wish_names):
             raise Conflict(
-                f"One of these names is used twice: {', '.join(wish_names)}.",
+                f"Two of these names are equal: {', '.join(wish_names)}.",
                 hint="Give each name, alias and adapter a different name.",
             )
         for name in wish_names:

@@ -101,6 +101,6 @@ def _made_room(past: list[Attempt]) -> bool:
 
 def _ended(store: Store, attempt: Attempt) -> Attempt:
     """Record the end of a trial that was live when the gateway died. The older attempt serves."""
-    ended: Attempt = attempt.evolve(state="stopped", ended_at=time.time())
+    ended = attempt.evolve(state="stopped", ended_at=time.time())
     store.save_attempt(ended)
     return ended

@@ -138,7 +138,7 @@ class Inquirer:
             raise _nonsense(engine, error) from None
         if answer is None:
             raise problem or HostError(
-                f"{engine} said nothing of itself within {limit_s:g} s.",
+                f"{engine} did not describe itself within {limit_s:g} s.",
                 hint="Try again when the machine is idle.",
             )
         return answer, source
@@ -153,7 +153,7 @@ class Inquirer:
             raise _nonsense(engine, error) from None
         if kind is None:
             raise problem or HostError(
-                f"The image {engine.image} said nothing within {limit_s:g} s.",
+                f"The image {engine.image} did not name its engine within {limit_s:g} s.",
                 hint="Try again later.",
             )
         if not kind:
@@ -161,7 +161,7 @@ class Inquirer:
                 f"The image {engine.image} holds no engine that is known here: neither vLLM nor"
                 " SGLang is installed for its python3.",
                 hint=(
-                    "See whether the image is what it says it is, or name its engine (--engine"
+                    "Check the name of the image, or name the engine in it (--engine"
                     " KIND==VERSION)."
                 ),
             )
@@ -203,6 +203,6 @@ def rehearses(answer: EngineAnswer, start: StartSettings | None) -> bool:
 
 def _nonsense(engine: EngineRef, error: BadAnswer) -> HostError:
     return HostError(
-        f"What {engine} answered is no answer: {error}.",
-        hint="See whether the image or environment is what it says it is.",
+        f"{engine} gave an unusable answer: {error}.",
+        hint="Check that the image or environment holds the engine that its name says.",
     )

@@ -71,9 +71,9 @@ def profile_of(
         )
     except (ValidationError, KeyError, TypeError, AttributeError) as error:
         raise HostError(
-            f"What {near.kind}=={version} says of itself is no profile:"
+            f"{near.kind}=={version} describes itself in a form that makes no profile:"
             f" {str(error).splitlines()[0]}.",
-            hint="See whether the image is what it says it is.",
+            hint="Check that the image holds the engine that its name says.",
         ) from None
 
 
@@ -103,11 +103,11 @@ async def learn(
     version = str(answer.get("version", engine.version))[:80]
     if version.partition("+")[0] != engine.version.partition("+")[0]:
         raise HostError(
-            f"What was asked is {engine.kind} {version}, not {engine.version}.",
+            f"The image or environment holds {engine.kind} {version}, not {engine.version}.",
             hint=(
-                f"Learn {engine.kind}=={version}, or give what holds {engine.version} (--image,"
-                " --python). A model whose image holds another version now is removed and added"
-                " again."
+                f"Learn {engine.kind}=={version}, or name an image or Python with {engine.version}"
+                " (--image, --python). If the image of a model changed its version, remove the"
+                " model and add it again."
             ),
         )
     profile = profile_of(near, engine.version, engine.image, answer, identity)
@@ -115,7 +115,7 @@ async def learn(
         return profile, identity, await asyncio.to_thread(keep, profile, folder)
     except OSError as error:
         raise HostError(
-            f"What {engine} says of itself cannot be kept: {error}.",
+            f"The profile of {engine} cannot be stored: {error}.",
             hint="Free disk space, then try again.",
         ) from None
 

@@ -12,8 +12,8 @@ from gateway.errors import HostError
 _LAST_WORDS = 20
 _MOST_WORDS = 4096
 _HINT = (
-    "The forecast by the rules stays. See whether the image or environment is what it says it is,"
-    " and works."
+    "fitserve plans by its own rules. Check that the image or environment holds the engine that"
+    " its name says, and that it works."
 )
 # SIGKILL, as a shell and as Python tell of it: Linux sends it where memory is short.
 _KILLED = (137, -9)
@@ -41,7 +41,7 @@ class InquiryOutput:
             self._line.clear()
         self._line += rest
         if len(self._line) > self._most_line:
-            raise HostError("The engine answered with an endless line.", hint=_HINT)
+            raise HostError("The engine's answer has a line without an end.", hint=_HINT)
 
     def muttered(self, text: bytes) -> None:
         """A piece of standard error; a line without an end is cut."""
@@ -55,18 +55,19 @@ class InquiryOutput:
         if code in _KILLED:
             limit = f"{MOST_MEMORY >> 30} GiB"
             return HostError(
-                f"The engine could not be asked: it was killed. It wanted more than {limit} of"
+                f"The engine's code could not be run: it was killed. It wanted more than {limit} of"
                 " memory, or the machine has none left.",
                 hint=_HINT,
             )
         words = (
-            self._rest.strip() or (self._words[-1] if self._words else b"it said nothing")
+            self._rest.strip() or (self._words[-1] if self._words else b"it printed nothing")
         ).decode(errors="replace")
         return HostError(
-            f"The engine could not be asked (exit code {code}): {words.strip()[:300]}.", hint=_HINT
+            f"The engine's code could not be run (exit code {code}): {words.strip()[:300]}.",
+            hint=_HINT,
         )
 
     def _count(self, text: bytes) -> None:
         self._bytes_left -= len(text)
         if self._bytes_left < 0:
-            raise HostError("What the engine says has no end.", hint=_HINT)
+            raise HostError("The engine's answer is too long.", hint=_HINT)

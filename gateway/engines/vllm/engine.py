@@ -308,7 +308,7 @@ class VllmRules(VllmKind):
         if count > room:
             reason = (
                 f"--{CACHE_BYTES}={kv_bytes} was set, which is {gib(count)} with what the engine"
-                f" needs beside its KV cache, and {gib(room)} are to be had"
+                f" needs beside its KV cache, and {gib(room)} are available"
             )
             raise Refused("no_memory", reason, "your flag")
         flags: dict[str, Scalar] = {}
@@ -416,7 +416,7 @@ class VllmRules(VllmKind):
             if used_bytes + kv > free:
                 words = (
                     f"{reason}, and with {gib(used_bytes)} beside it that is more than the"
-                    f" {gib(free)} of RAM that are to be had"
+                    f" {gib(free)} of RAM that is available"
                 )
                 raise Refused("no_memory", words, "your flag")
             return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")

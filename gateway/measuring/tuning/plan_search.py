@@ -411,5 +411,4 @@ class PlanSearch:
 
 def _start(plan: Plan) -> str:
     """The identity of a start on any GPUs: beside the served plan, other ones are free."""
-    anywhere: Plan = plan.evolve(gpus=tuple("" for _ in plan.gpus))
-    return anywhere.fingerprint
+    return plan.evolve(gpus=tuple("" for _ in plan.gpus)).fingerprint

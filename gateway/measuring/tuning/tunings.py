@@ -84,7 +84,7 @@ class Tunings:
         if search is None:
             raise NotFound(
                 f"{name} was not tuned since this gateway started.",
-                hint=f"`fitserve tune {name}` does it.",
+                hint=f"`fitserve tune {name}` searches for a faster plan.",
             )
         return search
 

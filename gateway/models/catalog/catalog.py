@@ -75,7 +75,7 @@ def load(
 
 def spec_of(facts: Facts) -> ModelSpec:
     """The spec of a model from its facts. Raises BadModel."""
-    spec: ModelSpec = read_model(*facts[:7], structure_text(facts.config)).evolve(
+    spec = read_model(*facts[:7], structure_text(facts.config)).evolve(
         chat_template=facts.chat_template,
         added_tokens=facts.added_tokens,
         answer_limit=facts.answer_limit,

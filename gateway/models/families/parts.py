@@ -158,9 +158,8 @@ def _layer_kinds(fields: Fields, layers: int) -> list[str] | None:
         )
     if unknown is not None:
         raise BadModel(
-            f"{fields.source} keeps a state whose memory these rules do not know yet ({unknown} in"
-            " config.json).",
-            hint="Serve it by an engine started elsewhere and add that as an endpoint.",
+            f"{fields.source} has layers whose memory is not known ({unknown} in config.json).",
+            hint="Start an engine elsewhere, and add it: `fitserve add NAME --endpoint URL`.",
         )
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
         raise fields.wrong("layer_types", f"a list with one kind for each of {layers} layers")

@@ -209,8 +209,9 @@ def structure_blueprint(text: str, fields: Fields) -> Blueprint:
         stated = reader.term(name)
         if stated not in (value, None):
             raise BadModel(
-                f"config.json of {fields.source} has {name}={stated}, unlike the structure.",
-                hint=f"The structure of {structure['architecture']} holds for {name}={value}.",
+                f"config.json of {fields.source} has {name}={stated}, and the layers of"
+                f" {structure['architecture']} are known for {name}={value} only.",
+                hint="Compare it with the config.json of the publisher.",
             )
     rows = [(row, reader.numbers(row)) for row in structure["rows"]]
     present_rows = [(row, numbers) for row, numbers in rows if numbers and not reader.is_empty(row)]

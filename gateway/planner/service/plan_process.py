@@ -175,7 +175,7 @@ def _error(source: str, fields: dict[str, str | None]) -> FitserveError:
         "planning broke", source=source[:200], error=fields["message"], traceback=fields["hint"]
     )
     return FitserveError(
-        f"Planning {source[:200]} broke: {fields['message']}.",
+        f"The planner failed at {source[:200]}: {fields['message']}.",
         hint="This is a bug in fitserve. Report it with the details in the gateway's log.",
     )
 
@@ -193,7 +193,7 @@ def _death(source: str, code: int) -> FitserveError:
         )
     words = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
     return BadModel(
-        f"The process that read {source[:200]} and planned it ended {words}.",
+        f"The planning process ended {words} while it worked on {source[:200]}.",
         hint=(
             "SIGKILL and SIGABRT usually mean out of memory; the gateway's log may say more. Try"
             " again."

@@ -626,7 +626,7 @@ async def _check_life(gateway: Running, run: Any, source: Path) -> None:
             ("--python", sys.executable),
             {},
             1,
-            "The engine could not be asked (exit code 1): ModuleNotFoundError: No module named",
+            "The engine's code could not be run (exit code 1): ModuleNotFoundError: No module",
         ),
         ((), {"FITSERVE_HOST_KIND": "process"}, 1, "vllm==0.30.0 is not installed on this machine"),
         (

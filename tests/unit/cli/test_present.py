@@ -21,10 +21,10 @@ def test_a_plan_names_the_stages_that_were_not_rehearsed(
 ) -> None:
     plan = decide(CASES["qwen-27b"], MACHINES["2xh100"], ENGINES, wish(), rules=RULES).plans[0]
     show_plan(plan)
-    assert "Not rehearsed" not in capsys.readouterr().out
-    show_plan(plan.evolve(unrehearsed=("capture of graphs",)))
+    assert "leaves out" not in capsys.readouterr().out
+    show_plan(plan.evolve(unrehearsed=("capture of CUDA graphs",)))
     said = capsys.readouterr().out
-    assert "Not rehearsed by the engine's own code\n  capture of graphs" in said
+    assert "The check before the start leaves out\n  capture of CUDA graphs" in said
 
 
 def test_a_start_that_has_not_begun_tells_its_time_or_that_nobody_knows_it() -> None:

@@ -95,8 +95,8 @@ def test_what_is_hardly_too_little_is_said_by_the_difference() -> None:
     low, high = 0.01, 0.9
     while high - low > 1e-6:
         share = (low + high) / 2
-        low, high = (share, high) if "to be had" in said(share) else (low, share)
-    assert "beside the KV cache, 1 MiB more than are to be had" in said(low)
+        low, high = (share, high) if "are available" in said(share) else (low, share)
+    assert "beside the KV cache, 1 MiB more than are available" in said(low)
 
 
 def test_user_flags_win_over_the_planner() -> None:
@@ -185,7 +185,7 @@ def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothi
     assert beside(20, args={"quantization": "fp8"}).plans
     assert not beside(22).plans[0].halved
     # The margin of the other is not touched: nothing is left beside what it was promised.
-    assert "0.00 GiB are to be had" in beside(4).rejected[0].reasons[0]
+    assert "0.00 GiB are available" in beside(4).rejected[0].reasons[0]
 
 
 def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() -> None:

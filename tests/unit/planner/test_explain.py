@@ -290,7 +290,7 @@ def test_the_bar_is_the_device() -> None:
         "o overhead",
         "K KV cache",
         "budget",
-        "least, most",
+        "without K",
     ]
 
 

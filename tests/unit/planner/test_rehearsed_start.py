@@ -187,13 +187,13 @@ def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
 
 def test_a_checked_plan_names_what_was_not_rehearsed(forecast: Plan) -> None:
     start = start_of(checked(forecast, None).plans[0])
-    left = RehearsedStart(asked=start, left_out=("capture of graphs",))
+    left = RehearsedStart(asked=start, left_out=("capture of CUDA graphs",))
     best = checked(forecast, left).plans[0]
-    assert best.unrehearsed == ("capture of graphs",)
+    assert best.unrehearsed == ("capture of CUDA graphs",)
     with_files = best.evolve(argv=(*best.argv, "--lora-modules=a=/b"))
     assert unrehearsed(with_files, answer(forecast, left)) == (
-        "capture of graphs",
-        "--lora-modules: files are not asked",
+        "capture of CUDA graphs",
+        "--lora-modules: its file",
     )
     assert forecast.unrehearsed == ()
 

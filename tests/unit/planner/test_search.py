@@ -139,7 +139,7 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
     assert 0 == graphs[2] < graphs[1] < graphs[0] / 4
     best = decision.plans[0]
     assert best.max_model_len.value >= 32_768
-    assert "no graphs, which costs speed" in best.enforce_eager.reason
+    assert "no CUDA graphs, which costs speed" in best.enforce_eager.reason
     assert "which costs some accuracy" in best.kv_cache_dtype.reason
     assert "fewer requests at once" in best.max_num_seqs.reason
     assert all(
@@ -335,7 +335,7 @@ def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -
     best = on_5090_and_3090(0).plans[0]
     assert (best.tensor_parallel.value, best.pipeline_parallel.value, len(best.gpus)) == (1, 2, 2)
     assert any(
-        "stages are on unlike GPUs (NVIDIA GeForce RTX 5090, NVIDIA GeForce RTX 3090)" in one
+        "stages are on different GPUs (NVIDIA GeForce RTX 5090, NVIDIA GeForce RTX 3090)" in one
         for one in best.warnings
     )
     assert best.memory.gpu_bytes == 24 << 30

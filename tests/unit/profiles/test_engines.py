@@ -538,7 +538,9 @@ def test_a_copy_that_still_says_another_version_is_refused(tmp_path: Path) -> No
     folder.mkdir(parents=True)
     newest = Profiles().engine_files[VLLM[0]]
     (folder / "999.1.yaml").write_text(newest.read_text())
-    with pytest.raises(SettingsError, match=f"says {VLLM[0]} and is named vllm==999.1"):
+    with pytest.raises(
+        SettingsError, match=f"describes {VLLM[0]}, but its name stands for vllm==999.1"
+    ):
         Profiles(tmp_path).engine("vllm==999.1")
 
 

@@ -198,10 +198,10 @@ def ended() -> Failure:
         kind="verification_failed",
         phase="verifying",
         message=(
-            "The engine ended, or answers nothing more, when it was asked for a tool call, thoughts"
-            " and an answer by a schema."
+            "The engine ended or stopped answering while it was tested for tool calls, thoughts and"
+            " answers by a schema."
         ),
-        advice="It is started again, and not asked; without these it may serve.",
+        advice="The engine starts again without these tests, and serves without these abilities.",
         proves="nothing",
     )
 

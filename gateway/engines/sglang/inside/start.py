@@ -20,7 +20,7 @@ from .cache import pool_tokens
 from .model import arguments_of, configured_of, meta, model_of, resolved
 
 # Of this engine these stages are never run.
-_LEFT_OUT = ("constructors of attention backends", "capture of graphs")
+_LEFT_OUT = ("constructors of attention backends", "capture of CUDA graphs")
 
 
 def rehearsed(

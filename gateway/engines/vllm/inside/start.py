@@ -20,7 +20,7 @@ from . import answers
 from .model import arguments_of, built_of, given_arguments, parsed, prepare
 
 # Of this engine these stages are never run.
-_LEFT_OUT = ("profile of the memory", "capture of graphs")
+_LEFT_OUT = ("measurement of memory", "capture of CUDA graphs")
 # Packages of the extra `audio`.
 _SOUND = ("soundfile", "av", "soxr")
 

@@ -58,7 +58,7 @@ def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_
     assert (form.source, form.what) == ("org/large-AWQ", "awq")
     assert form.context >= 32768
     words = would_fit(decision)
-    assert words[0].startswith("Its weights have 56.87 GiB; at most 21.")
+    assert words[0].startswith("The weights take 56.87 GiB; at most 21.")
     assert words[-1].startswith(
         "  org/large-AWQ (awq): 15.65 GiB, 40,960 tokens of context, vllm==0.26.0 on 1 GPU"
     )
@@ -88,7 +88,7 @@ def test_of_a_folder_the_shapes_are_told_and_what_was_demanded_of_the_context(
     decision = planned(str(folder), hub, "3060", min_context=120000)
     assert decision.would_fit is not None
     assert 4096 < (decision.would_fit.context or 0) < 120000
-    assert any(line.startswith("With a context of ") for line in would_fit(decision))
+    assert any(line.startswith("The model fits with a context of ") for line in would_fit(decision))
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
     decision = planned(str(folder), hub, "3060", min_context=120000)
     assert decision.would_fit is not None

@@ -18,22 +18,22 @@ def test_lines_are_whole_in_whatever_pieces_they_come() -> None:
 
 
 def test_a_line_and_all_together_have_an_end() -> None:
-    with pytest.raises(HostError, match="endless line"):
+    with pytest.raises(HostError, match="a line without an end"):
         [*InquiryOutput(most_line=10).answered(b"x" * 11)]
     assert [*InquiryOutput(most_bytes=10).answered(b"x" * 9 + b"\n")] == [b"x" * 9]
     output = InquiryOutput(most_bytes=10)
     output.muttered(b"x" * 6)
-    with pytest.raises(HostError, match="no end"):
+    with pytest.raises(HostError, match="is too long"):
         [*output.answered(b"x" * 5)]
 
 
 def test_a_failure_is_told_in_the_last_words() -> None:
     output = InquiryOutput()
-    assert "it said nothing" in output.failure(1).message
+    assert "it printed nothing" in output.failure(1).message
     output.muttered(b"Traceback\n  File x\nImportError: no such thing\n\n")
     assert (
         output.failure(1).message
-        == "The engine could not be asked (exit code 1): ImportError: no such thing."
+        == "The engine's code could not be run (exit code 1): ImportError: no such thing."
     )
     output.muttered(b"without an end" + b"!" * 10_000)
     assert output.failure(1).message.count("!") == 300
