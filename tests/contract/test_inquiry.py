@@ -40,7 +40,6 @@ from tests.support.patience import HANG_S
 
 ASKED = document("vllm", None, version=True)
 MODEL = ModelFiles(b"{}")
-SLEEP = "#!/bin/sh\nsleep 1000\n"
 PACKAGE = "vllm/__init__.py"
 
 

@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -43,12 +43,6 @@ from tests.support.upstream import Call, Upstream
 pytestmark = pytest.mark.anyio
 
 GOOD = raw_request(json.dumps(ASK).encode())
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    with Gateway() as running:
-        yield running
 
 
 async def headers_only(call: Call) -> None:

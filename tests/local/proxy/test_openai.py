@@ -7,7 +7,6 @@ import contextlib
 import ipaddress
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -34,13 +33,6 @@ from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    """One gateway for all tests; each sets its own routes and must leave nothing behind."""
-    with Gateway() as running:
-        yield running
 
 
 # --- what passes through ---

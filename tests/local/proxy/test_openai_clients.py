@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import openai
@@ -36,13 +36,6 @@ from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    """One gateway for all tests; each sets its own routes and must leave nothing behind."""
-    with Gateway() as running:
-        yield running
 
 
 def sdk(gateway: Gateway) -> openai.AsyncOpenAI:

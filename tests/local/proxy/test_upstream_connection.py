@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from unittest import mock
 
@@ -26,12 +26,6 @@ INJECTED = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: %d\r
     EVIL,
 )
 ID = b"x-request-id: the-same-for-all-0001\r\n"
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    with Gateway() as running:
-        yield running
 
 
 def ask(name: str) -> bytes:

@@ -25,6 +25,16 @@ class UnknownScheme(FrozenRecord, frozen=True):
 
 LayerScheme = Scheme | UnknownScheme
 UNQUANTIZED = Scheme(kind="unquantized", bits=16)
+# Errors of reading a block that has another form than these rules expect.
+MALFORMED = (
+    ArithmeticError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    RecursionError,
+    Warning,
+)
 
 
 def make_scheme(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
@@ -78,16 +88,7 @@ class Quantization(FrozenRecord, frozen=True):
                 f"the modules fused into {last or name} are quantized differently, which engines"
                 " refuse"
             )
-        except (
-            ArithmeticError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            RecursionError,
-            Warning,
-            re.error,
-        ) as error:
+        except (*MALFORMED, re.error) as error:
             return unknown(f"its quantization block is not understood ({type(error).__name__})")
 
 

@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gateway.domain import Quant
-from gateway.engines.common.quantization.block import UNQUANTIZED, Block, Quantization, unknown
+from gateway.engines.common.quantization.block import (
+    MALFORMED,
+    UNQUANTIZED,
+    Block,
+    Quantization,
+    unknown,
+)
 from gateway.engines.common.quantization.floating import compressed, fp8, modelopt, mxfp4
 from gateway.engines.common.quantization.integer import auto_round, awq, bitsandbytes, gptq
 from gateway.engines.common.quantization.safe_regex import Untamed
@@ -43,15 +49,7 @@ def parse(
     except Untamed as error:
         untamed = str(error)
         return Quantization(lambda _: unknown(untamed))
-    except (
-        ArithmeticError,
-        TypeError,
-        ValueError,
-        LookupError,
-        AttributeError,
-        RecursionError,
-        Warning,
-    ) as error:
+    except MALFORMED as error:
         reason = f"the {method} block of config.json is not understood ({type(error).__name__})"
         return Quantization(lambda _: unknown(reason))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -26,12 +25,6 @@ from tests.support.patience import HANG_S, hang_s
 from tests.support.upstream import Call
 
 pytestmark = pytest.mark.anyio
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    with Gateway() as running:
-        yield running
 
 
 async def ok(call: Call) -> None:
