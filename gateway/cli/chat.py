@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.cli.client import error_from, stream_lines
-from gateway.cli.present import print_paragraph
+from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import StandardStreams, StreamedText, print_message, say, typed_lines
 from gateway.errors import FitserveError
 

@@ -20,7 +20,8 @@ from gateway.cli.options import (
     with_option_groups,
     without_none,
 )
-from gateway.cli.present import UNREHEARSED, print_paragraph, show_decision
+from gateway.cli.present import UNREHEARSED, show_decision
+from gateway.cli.tables import print_paragraph
 from gateway.domain.record import FrozenRecord
 
 # An endpoint runs already, or it does not: no model has to load.

@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.present import print_paragraph, show_changes
+from gateway.cli.tables import print_paragraph, show_changes
 from gateway.cli.terminal import print_message, say
 from gateway.errors import FitserveError
 

@@ -13,7 +13,7 @@ import typer
 
 from gateway.cli.client import stream
 from gateway.cli.options import Json
-from gateway.cli.present import print_paragraph
+from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import say
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady

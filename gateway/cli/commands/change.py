@@ -20,7 +20,7 @@ from gateway.cli.options import (
     with_option_groups,
     without_none,
 )
-from gateway.cli.present import print_paragraph, show_changes
+from gateway.cli.tables import print_paragraph, show_changes
 from gateway.cli.terminal import print_message, say
 from gateway.domain.record import FrozenRecord
 

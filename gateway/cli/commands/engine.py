@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call, model_path
+from gateway.cli.model_output import expected_start_text
 from gateway.cli.options import Json, absolute_source, usage_error
-from gateway.cli.present import expected_start_text, print_paragraph, print_table
+from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import print_message, say
 from gateway.errors import Conflict, NotFound, NotReady
 from gateway.visible import visible_line

@@ -11,7 +11,7 @@ import typer
 
 from gateway.cli.client import call, stream
 from gateway.cli.options import Json
-from gateway.cli.present import print_paragraph
+from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_message, say
 from gateway.errors import NotReady
 

@@ -11,7 +11,7 @@ import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import Json
-from gateway.cli.present import print_table
+from gateway.cli.tables import print_table
 from gateway.cli.terminal import say
 from gateway.errors import BadRequest, NotFound
 

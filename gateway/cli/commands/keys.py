@@ -10,7 +10,7 @@ import typer
 
 from gateway.cli.client import call, path_segment
 from gateway.cli.options import Json, usage_error
-from gateway.cli.present import print_table
+from gateway.cli.tables import print_table
 from gateway.cli.terminal import print_message, say
 from gateway.keys import SCOPES
 

@@ -9,8 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call
+from gateway.cli.disk_output import show_disk
+from gateway.cli.model_output import detail_text, keep_alive_text
 from gateway.cli.options import Json
-from gateway.cli.present import detail_text, keep_alive_text, print_table, show_disk
+from gateway.cli.tables import print_table
 from gateway.cli.terminal import say
 from gateway.domain.units import in_words
 from gateway.domain.units import words as size

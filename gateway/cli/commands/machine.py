@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.options import Json
-from gateway.cli.present import print_paragraph, print_table
+from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say
 
 

@@ -8,14 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import call, model_path, stream
+from gateway.cli.disk_output import removal_text
+from gateway.cli.model_output import show_model, start_text, status_text
 from gateway.cli.options import Json, ModelName, without_none
-from gateway.cli.present import (
-    print_paragraph,
-    removal_text,
-    show_model,
-    start_text,
-    status_text,
-)
+from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_bytes, print_message, say
 from gateway.visible import visible_line
 

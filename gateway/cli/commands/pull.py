@@ -9,7 +9,7 @@ import typer
 
 from gateway.cli.client import call, error_from, stream_lines
 from gateway.cli.options import Json, Revision, absolute_source
-from gateway.cli.present import print_paragraph
+from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import progress_bar, say
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady

@@ -11,7 +11,7 @@ import termios
 
 import pytest
 
-from gateway.cli.present import print_table
+from gateway.cli.tables import print_table
 from gateway.cli.terminal import StreamedText, print_bytes, print_message
 from tests.support.paths import ROOT
 from tests.support.versions import VLLM_REF

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from gateway.cli.client import address, call, get_text, model_path
+from gateway.cli.model_output import status_text
 from gateway.cli.options import Json, ModelName
-from gateway.cli.present import print_paragraph, print_table, status_text
+from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say
 from gateway.errors import NotReady
 

@@ -11,7 +11,7 @@ import typer
 
 from gateway.cli.client import call, model_path
 from gateway.cli.options import Json, ModelName
-from gateway.cli.present import print_paragraph, print_table
+from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say, status
 from gateway.errors import FitserveError
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from gateway.cli.present import show_model
+from gateway.cli.model_output import show_model
 from gateway.controller.watch.verify import probe_abilities
 from gateway.domain import LaunchSpec
 from tests.support.makers import machine

@@ -1,0 +1,77 @@
+"""Disk usage of weights and engines for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.cli.tables import print_paragraph, print_table
+from gateway.cli.terminal import say
+from gateway.domain.units import words as size
+
+
+def show_disk(usage: Any) -> None:
+    """Print the disk usage of weights and engines."""
+    import datetime
+
+    def day(time_s: float) -> str:
+        return datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC).astimezone().strftime("%F")
+
+    rows = [
+        (
+            revision["repo"],
+            revision["commit"][:12],
+            size(revision["bytes"]),
+            day(revision["last_used"]),
+            ", ".join(revision["models"])
+            or ("no model" if revision["ours"] else "no model, brought by another program"),
+        )
+        for revision in usage["revisions"]
+    ]
+    print_table(("REPOSITORY", "COMMIT", "BYTES", "LAST USED", "NEEDED BY"), rows)
+    for revision in usage["revisions"]:
+        if missing := revision["missing"]:
+            rest = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+            print_paragraph(
+                f"{revision['repo']} at {revision['commit'][:12]} is damaged: {missing[0]}{rest} is"
+                f" gone from the cache. `fitserve pull {revision['repo']}` downloads it again."
+            )
+    engines = [
+        (
+            engine["name"],
+            size(engine["bytes"]),
+            size(engine["caches_bytes"]),
+            day(engine["last_used"]),
+            ", ".join(engine["models"]) or "no model",
+        )
+        for engine in usage["engines"]
+    ]
+    if engines:
+        say("")
+        print_table(("ENGINE", "BYTES", "COMPILED", "LAST USED", "NEEDED BY"), engines)
+    unfinished = (
+        f", {size(usage['unfinished_bytes'])} of unfinished downloads"
+        if usage["unfinished_bytes"]
+        else ""
+    )
+    say("")
+    print_paragraph(
+        f"{usage['cache']}: {size(usage['cache_bytes'])}{unfinished};"
+        f" {size(usage['free_bytes'])} are free"
+    )
+    if usage["unused_bytes"]:
+        print_paragraph(
+            f"{size(usage['unused_bytes'])} of revisions are needed by no model of this gateway."
+            " `fitserve rm NAME --weights` deletes a model with its revisions; `hf cache rm`"
+            " deletes those of other programs."
+        )
+
+
+def removal_text(answer: Any) -> str:
+    """The result of `fitserve rm --weights`: freed bytes and remaining revisions."""
+    removed = ", ".join(f"{repo} at {commit[:12]}" for repo, commit in answer["removed"])
+    remaining = [
+        f"{revision['repo']} stays: {', '.join(revision['models'])} needs it"
+        for revision in answer["kept"]
+    ]
+    freed = f"{answer['name']}: removed, {size(answer['freed_bytes'])} freed"
+    return "; ".join([freed + (f" ({removed})" if removed else ""), *remaining])

@@ -1,0 +1,231 @@
+"""The state of a model for people: its start, plan and attempts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.cli.present import show_plan
+from gateway.cli.tables import print_paragraph, print_table, show_changes
+from gateway.cli.terminal import say
+from gateway.domain.phases import phase_label
+from gateway.domain.units import in_words
+from gateway.visible import visible_line
+
+
+def status_text(view: Any) -> str:
+    """The state of a model, with its reason in parentheses."""
+    # The detail may begin with the state itself.
+    detail = visible_line(_own_detail(view)).removeprefix(view["state"]).removeprefix(": ")
+    return f"{view['state']} ({detail})" if detail else str(view["state"])
+
+
+def _own_detail(view: Any) -> str:
+    """The detail of a model; "": it is the phase of a start, which `start_text` says with its
+    seconds."""
+    starts = [replica["start"] for replica in view.get("replicas", ()) if replica.get("start")]
+    phases = [phase_label(start["phase"]) for start in starts if start["phase"] is not None]
+    detail = str(view["detail"] or "")
+    return "" if detail in phases[:1] else detail
+
+
+def next_attempt_text(follows: Any) -> str:
+    """The attempt after a failure, and how its plan differs."""
+    choices = {change["what"] for change in follows["differs"]}
+    # A flag that repeats a choice is left out.
+    changes = [
+        change
+        for change in follows["differs"]
+        if change["what"].removeprefix("--").replace("-", " ") not in choices - {change["what"]}
+    ]
+    words = [
+        f"{change['what']} {change['old'] or 'unset'} -> {change['new'] or 'unset'}"
+        for change in changes
+    ]
+    return f"attempt {follows['attempt']}, {'; '.join(words) or 'the same plan again'}"
+
+
+def detail_text(view: Any) -> str:
+    """The detail column of a model: the reason of its state, and the attempt after a failure."""
+    retries = [
+        replica["follows"]
+        for replica in view["replicas"]
+        if replica["follows"] and replica["busy_with"]
+    ]
+    words = [_own_detail(view)]
+    words += [
+        f"after {follows['failure']}: {next_attempt_text(follows)}" for follows in retries[:1]
+    ]
+    words += [
+        start_text(copy_view["start"]) for copy_view in view["replicas"] if copy_view.get("start")
+    ][:1]
+    return "; ".join(filter(None, words))
+
+
+def start_text(start: Any) -> str:
+    """The phase of a start, with elapsed and expected seconds; "": nothing is known yet."""
+    phase, expected = start["phase"], start["expected"]
+    words = []
+    if phase is not None:
+        usual_s = expected["phases"].get(phase) if expected is not None else None
+        usual = f" of {in_words(usual_s)}" if usual_s else ""
+        words.append(f"{phase_label(phase)} {in_words(start['elapsed_s'])}{usual}")
+    if expected is not None:
+        passed = f"{in_words(start['total_s'])} of " if phase is not None else "the start takes "
+        low, high = (in_words(expected[name]) for name in ("low_s", "high_s"))
+        words.append(f"{passed}{low if low == high else f'{low} to {high}'} in all")
+        words += _GRADES.get(expected["grade"], ())
+    if start["conditions"]["is_cache_empty"]:
+        words.append("nothing is compiled yet")
+    return ", ".join(words)
+
+
+_GRADES = {
+    "estimate": ("an estimate",),
+    "elsewhere": ("measured on another machine", "without reading weights"),
+}
+
+
+def expected_start_text(start: Any) -> str:
+    """How long a start takes that has not begun, or that nobody knows. start: of a decision."""
+    expectation = {"phase": None, "expected": start["time"], "conditions": start["conditions"]}
+    words = start_text(expectation)
+    if start["time"] is None:
+        words = ", ".join(
+            filter(None, (words, "no start like it was measured here, so its time is unknown"))
+        )
+    return f"{words[:1].upper()}{words[1:]}."
+
+
+_ABILITIES = {
+    "tools": "tool calls",
+    "required_tools": "required tool calls",
+    "reasoning": "thoughts apart",
+    "json_schema": "answers by a schema",
+}
+
+
+def _gpus(uuids: list[str], numbers: dict[str, int]) -> str:
+    return ", ".join(f"GPU {numbers[uuid]} ({uuid})" if uuid in numbers else uuid for uuid in uuids)
+
+
+def keep_alive_text(view: Any, now_s: float) -> str:
+    """How long the model stays loaded without a request."""
+    from gateway.domain.units import in_words
+
+    policy, keep_alive_s = view["wish"]["policy"], view["keep_alive"]
+    if keep_alive_s is None:
+        return ""
+    if policy["pinned"]:
+        return "pinned"
+    if keep_alive_s < 0:
+        return "for ever"
+    used_at = view["used_at"] or view["created_at"]
+    return in_words(keep_alive_s) + (
+        f", last used {in_words(max(0.0, now_s - used_at))} ago" if view["state"] == "ready" else ""
+    )
+
+
+def show_model(view: Any, numbers: dict[str, int]) -> None:
+    """Print everything about a model. numbers: of GPUs in nvidia-smi, by UUID."""
+    import time
+
+    from gateway.domain import ExpectedStart, Plan
+
+    print_paragraph(f"{view['name']}: {status_text(view)}")
+    for start in [replica["start"] for replica in view["replicas"] if replica["start"]]:
+        print_paragraph(start_text(start))
+    if change := view["change"]:
+        state = "Change in progress" if change["state"] == "underway" else "The last change failed"
+        print_paragraph(f"{state}: {change['detail']}")
+        show_changes(change["wish"])
+    _show_wish(view, numbers)
+    if keep_alive := keep_alive_text(view, time.time()):
+        priority = view["wish"]["policy"]["priority"]
+        suffix = f"; priority {priority}" if priority else ""
+        print_paragraph(f"stays loaded: {keep_alive}{suffix}")
+    if view["plan"]:
+        start = ExpectedStart.model_validate(view["start"])
+        show_plan(Plan.model_validate(view["plan"]), start=start)
+    if view["abilities"]:
+        say("\nFor apps")
+        rows = [
+            (f"  {_ABILITIES[name]}", ability["state"], ability["evidence"])
+            for name, ability in view["abilities"].items()
+        ]
+        print_table(("", "", ""), rows)
+    if rival := view["rival"]:
+        say("\nAnother plan should be better")
+        print_paragraph(f"{rival['words']} {rival['do']}", indent=2, first="  ")
+    _show_refusals(view["decision"])
+    if view["attempts"]:
+        say("\nAttempts")
+        for attempt in view["attempts"]:
+            _show_attempt(attempt)
+
+
+def _show_wish(view: Any, numbers: dict[str, int]) -> None:
+    wish = view["wish"]
+    for name, commit in wish["commits"].items():
+        print_paragraph(f"{name} is pinned to commit {commit}")
+    for endpoint in wish["endpoints"]:
+        print_paragraph(f"runs at {endpoint}")
+    if key := wish["endpoint_key"]:
+        print_paragraph(f"its key is {key}")
+    if isinstance(wish["gpus"], list):
+        print_paragraph(f"may use {_gpus(wish['gpus'], numbers)}")
+    if planned := [uuid for replica in view["replicas"] for uuid in replica["gpus"]]:
+        print_paragraph(f"planned on {_gpus(planned, numbers)}")
+
+
+def _show_refusals(decision: Any) -> None:
+    """The plans that an engine's own code refused."""
+    from gateway.domain import Rejected
+    from gateway.planner import explain
+
+    rejected = tuple(
+        Rejected.model_validate(rejection)
+        for rejection in (decision or {}).get("rejected", ())
+        if rejection["verdict"] == "engine_refuses"
+    )
+    if not rejected:
+        return
+    say("\nRefused by the engine's own code")
+    for rejection in explain.rejections(rejected):
+        words = [f"{rejection.candidates}:", *(line.strip() for line in rejection.lines)]
+        print_paragraph(" ".join(words), indent=4, first="  ")
+
+
+def _show_attempt(attempt: Any) -> None:
+    import datetime
+
+    from gateway.diagnosis.remedy import REACTIONS
+    from gateway.planner import explain
+
+    started = datetime.datetime.fromtimestamp(attempt["started_at"], tz=datetime.UTC).astimezone()
+    words = [
+        attempt["state"],
+        attempt["engine"],
+        explain.short(attempt["digest"] or ""),
+        f"context {attempt['max_model_len']:,}",
+        attempt["otherwise"],
+    ]
+    print_paragraph(
+        "  ".join(word for word in words if word),
+        indent=5,
+        first=f"  {attempt['id']}  {started.strftime('%F %T')}  ",
+    )
+    if not (failure := attempt["failure"]):
+        return
+    head = f"{failure['kind']} while {phase_label(failure['phase'])}:"
+    print_paragraph(
+        f"{head} {failure['message']} {failure['advice']}",
+        indent=11,
+        first="     ",
+    )
+    if failure["line"]:
+        print_paragraph(f"log: {failure['line']}", indent=11, first="     ")
+    print_paragraph(f"done: {REACTIONS[failure['proves']]}", indent=11, first="     ")
+    for number, step in enumerate(failure["steps"], 1):
+        print_paragraph(f"{number}. {step}", indent=8, first="     ")
+    if follows := attempt["follows"]:
+        print_paragraph(f"next: {next_attempt_text(follows)}", indent=11, first="     ")
