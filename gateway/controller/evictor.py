@@ -67,14 +67,21 @@ class Evictor:
         self._counted_at = self._noted_at = 0.0
         self._noted: dict[str, float] = {}
         self._times = SteadyTimes()
+        self.in_progress = False
+        """Whether room for a model is being made, or awaited."""
         self._order: dict[str, tuple[bool, int, float]] = {}
 
-    async def look(self, instances: Iterable[Instance]) -> None:
-        """Decide for all models. Raises StoreError."""
-        now, wall = self._times.begin()
-        demand = self._routes.demand()
+    async def look(
+        self,
+        instances: Iterable[Instance],
+        awake: Iterable[ManagedModel],
+        demand: Mapping[str, float],
+    ) -> None:
+        """Decide for the models that do not rest. `demand` is `Routes.demand`. Raises
+        StoreError."""
+        now, wall = self._times.begin(self._fleet.models.keys())
         models_by_instance = {instance.name: instance.model for instance in instances}
-        models = [model for model in self._fleet.models.values() if model.replicas]
+        models = [model for model in awake if model.replicas]
         self._note_use(models, wall, has_requests=bool(demand))
         for model in models:
             self._clear_eviction(model, models_by_instance)
@@ -91,6 +98,8 @@ class Evictor:
             )
         loaded_models = self._loaded_models(models, demand, models_by_instance)
         moves = decide_evictions(loaded_models, now)
+        transitions = {one.name for one in loaded_models if one.in_transition}
+        self.in_progress = bool(transitions or moves.evictions or moves.first)
         for place, eviction in moves.evictions.items():
             self._evict(place, eviction)
         for model, one in ((self._fleet.models[one.name], one) for one in loaded_models):
@@ -99,17 +108,15 @@ class Evictor:
             leaves = any(replica.leaving for replica in model.replicas)
             asked_for = model.on_request or one.keep_alive_s >= 0 or one.gave_way or not one.room
             model.on_request = (asked_for or one.name in moves.holds or leaves) and is_loadable(
-                loaded_models, one
+                one, transitions
             )
         self._order = {one.name: load_order(one) for one in loaded_models}
-        await self._write_use(models)
+        await self._write_use()
 
-    def in_order(self) -> list[ManagedModel]:
-        """All models in the order in which they are planned."""
+    def in_order(self, awake: Iterable[ManagedModel]) -> list[ManagedModel]:
+        """The models of the last look in the order in which they are planned."""
         last = (True, 101, 0.0)
-        return sorted(
-            self._fleet.models.values(), key=lambda model: self._order.get(model.wish.name, last)
-        )
+        return sorted(awake, key=lambda model: self._order.get(model.wish.name, last))
 
     def _evict(self, place: Place, eviction: Eviction) -> None:
         """Evict a copy: it gets no more requests, nor does a trial in its place."""
@@ -257,19 +264,21 @@ class Evictor:
         if time.monotonic() - self._counted_at < _COUNT_S and not has_requests:
             return
         before, self._counts, self._counted_at = self._counts, self._ended(), time.monotonic()
-        for model in models:
-            name = model.wish.name
-            if before is not None and self._counts.get(name, 0.0) > before.get(name, 0.0):
-                model.used_at = now
+        if before is None:
+            return
+        for name, count in self._counts.items():
+            used_model = self._fleet.models.get(name)
+            if used_model is not None and used_model.replicas and count > before.get(name, 0.0):
+                used_model.used_at = now
 
-    async def _write_use(self, models: Iterable[ManagedModel]) -> None:
+    async def _write_use(self) -> None:
         """Write the last use of models to disk, once in a while."""
         if time.monotonic() - self._noted_at < _NOTE_S or self._store.problem is not None:
             return
         self._noted_at = time.monotonic()
         used_at = {
             model.wish.name: model.used_at
-            for model in models
+            for model in self._fleet.models.values()
             if model.used_at != self._noted.get(model.wish.name, 0.0)
         }
         if used_at:

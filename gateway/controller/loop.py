@@ -16,6 +16,7 @@ from gateway.controller.evictor import Evictor
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_rest import RestingModels
 from gateway.controller.fleet.remembered import remembered
 from gateway.controller.fleet.route_table import route_table
 from gateway.controller.fleet.start_record import StartRecord
@@ -47,6 +48,7 @@ from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.access.endpoint_keys import EndpointKeys
 from gateway.proxy.routing.drains import Drains
 from gateway.proxy.routing.routes import Routes
+from gateway.proxy.routing.table import ModelRoute
 from gateway.store.engine_logs import remove_logs
 from gateway.store.running_engines import RunningEngines, restore_running
 from gateway.store.store import Store
@@ -130,6 +132,9 @@ class Loop:
         self._endpoints = Endpoints(self.fleet, client, keys, settings.health_interval_s, self.wake)
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
         self.evictor = Evictor(self.fleet, routes, store, settings, self._gate.measures, ended)
+        self._resting = RestingModels()
+        self._resting_routes: dict[str, ModelRoute] = {}
+        """The routes of models at rest, as they were last published."""
         self.plan_preview = PlanPreview(planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._admitted, self.wake)
         routes.demanded = self.wake
@@ -255,13 +260,17 @@ class Loop:
             # Other GPUs or freed memory: a replica without a plan may find one.
             self._lost = self._gpus.lost
             self.fleet.unblock()
+        awake = self._awaken(instances, demand := self._routes.demand())
         # First of all, engines that are gone or evicted get no more requests.
-        await self.evictor.look(instances)
+        was_in_progress = self.evictor.in_progress
+        await self.evictor.look(instances, awake, demand)
+        if self.evictor.in_progress != was_in_progress:
+            self.wake()
         self._publish_routes(instances)
         self._gate.look(instances)
         self._drains.look({instance.name for instance in instances})
-        self._orphans.look(instances, self.fleet.instance_names())
-        models = self.evictor.in_order()
+        self._orphans.look(instances, self.fleet.instance_names() if instances else ())
+        models = self.evictor.in_order(awake)
         # All models receive before any is planned, so that no gift is planned twice.
         for model in models:
             self._receive(model)
@@ -276,7 +285,32 @@ class Loop:
                     )
                 problem = str(error)
         self._publish_routes(instances)
+        self._let_rest(awake)
         self.health.store_problem = problem
+
+    def _awaken(self, instances: list[Instance], demand: Mapping[str, float]) -> list[ManagedModel]:
+        """The models that this pass looks at."""
+        models = self.fleet.models
+        names = {instance.model for instance in instances} | demand.keys()
+        awake = self._resting.awake(
+            models.values(), names, self.evictor.in_progress, time.monotonic()
+        )
+        for model in awake:
+            self._resting_routes.pop(model.wish.name, None)
+        return awake
+
+    def _let_rest(self, awake: list[ManagedModel]) -> None:
+        models = self.fleet.models
+        self._resting.retain(models.keys())
+        self._resting.note(
+            (model for model in awake if model.wish.name in models),
+            self.evictor.in_progress,
+            time.monotonic(),
+        )
+        for model in awake:
+            name = model.wish.name
+            if name in self._resting and name in self._routes.table.models:
+                self._resting_routes[name] = self._routes.table.models[name]
 
     async def _store_problem(self) -> str | None:
         """The reason why changes cannot be stored now, after a look at the database."""
@@ -411,6 +445,11 @@ class Loop:
             model.trial = None
 
     def _publish_routes(self, instances: list[Instance]) -> None:
-        table = route_table(self.fleet, instances, self._settings.start_timeout_s)
+        table = route_table(
+            self.fleet,
+            instances,
+            self._settings.start_timeout_s,
+            resting_routes=self._resting_routes,
+        )
         if table != self._routes.table:
             self._routes.table = table

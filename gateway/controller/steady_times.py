@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 
 class SteadyTimes:
@@ -12,24 +13,29 @@ class SteadyTimes:
     """
 
     def __init__(self) -> None:
-        self._earlier: dict[tuple[str, float], float] = {}
-        self._times: dict[tuple[str, float], float] = {}
+        self._earlier: dict[str, dict[float, float]] = {}
+        self._times: dict[str, dict[float, float]] = {}
         self._wall = self._now = 0.0
 
-    def begin(self) -> tuple[float, float]:
+    def begin(self, names: Collection[str]) -> tuple[float, float]:
         """Begin a pass. Returns its time by both clocks: monotonic, wall.
 
-        Times that the last pass did not ask for are forgotten.
+        Models that are not among `names` are forgotten. Of a model that the pass asks for, the
+        times that the pass does not ask for are forgotten too.
         """
-        self._earlier, self._times = self._times, {}
+        if len(self._times) > len(names):
+            self._times = {name: times for name, times in self._times.items() if name in names}
+        self._earlier = {}
         self._now, self._wall = time.monotonic(), time.time()
         return self._now, self._wall
 
     def steady(self, name: str, at: float) -> float:
         """The time `at` of the model `name`, in monotonic seconds."""
-        key = name, at
-        if key not in self._times:
-            earlier = self._earlier.get(key)
+        if name not in self._earlier:
+            self._earlier[name], self._times[name] = self._times.get(name, {}), {}
+        times = self._times[name]
+        if at not in times:
+            earlier = self._earlier[name].get(at)
             passed_s = max(0.0, self._wall - at)
-            self._times[key] = self._now - passed_s if earlier is None else earlier
-        return self._times[key]
+            times[at] = self._now - passed_s if earlier is None else earlier
+        return times[at]

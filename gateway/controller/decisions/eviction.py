@@ -32,7 +32,7 @@ turn, and no request waits for longer than N residences, loads and drains (FITSE
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -291,11 +291,12 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
     return [place for _, place in sorted(candidates)]
 
 
-def is_loadable(models: Iterable[LoadedModel], model: LoadedModel) -> bool:
-    """Whether a request would load the model: there is room, or another model may be evicted."""
-    in_progress = any(
-        neighbour.in_transition for neighbour in models if neighbour.name != model.name
-    )
+def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:
+    """Whether a request would load the model: there is room, or another model may be evicted.
+
+    transitions: the names of models in transition.
+    """
+    in_progress = len(transitions) > (model.name in transitions)
     has_way = (
         model.room
         or model.on_request

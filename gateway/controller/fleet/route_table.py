@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
@@ -13,12 +14,17 @@ from gateway.proxy.routing.table import ModelRoute, RouteTable
 
 
 def route_table(
-    fleet: Fleet, instances: Iterable[Instance], load_wait_s: float, *, waits: bool = False
+    fleet: Fleet,
+    instances: Iterable[Instance],
+    load_wait_s: float,
+    *,
+    waits: bool = False,
+    resting_routes: Mapping[str, ModelRoute] = MappingProxyType({}),
 ) -> RouteTable:
     """The routes of all models, with the present instances.
 
     `load_wait_s` is the wait for a model that is loaded on request. `waits`: instances are unknown
-    yet, so all requests wait.
+    yet, so all requests wait. `resting_routes` of models at rest are taken as they are.
     """
     attempts = [replica.attempt for replica in fleet.replicas() if replica.attempt is not None]
     plans = {attempt.instance_name: attempt.fingerprint for attempt in attempts}
@@ -30,7 +36,8 @@ def route_table(
         instance.name: instance for instance in own_instances if instance.state == "running"
     }
     routes = {
-        name: _route(model, running_instances, load_wait_s) for name, model in fleet.models.items()
+        name: resting_routes.get(name) or _route(model, running_instances, load_wait_s)
+        for name, model in fleet.models.items()
     }
     if waits:
         routes = {

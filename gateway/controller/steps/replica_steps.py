@@ -23,6 +23,7 @@ from gateway.controller.decisions.reconcile import (
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_rest import REPLAN_S
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.plan_steps import PlanSteps
@@ -38,8 +39,6 @@ from gateway.errors import StoreError
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.routing.drains import Drains
 
-# Seconds before a replica without a plan is planned again: memory may have become free.
-_REPLAN_S = 30.0
 # Seconds for an engine that failed or never served: only its workers have to end.
 _SHORT_GRACE_S = 1.0
 
@@ -164,7 +163,7 @@ class ReplicaSteps:
     @staticmethod
     def _look_again_after_a_while(replica: ReplicaState) -> None:
         waited_s = time.monotonic() - replica.blocked_at
-        if replica.blocked is not None and not replica.takes and waited_s > _REPLAN_S:
+        if replica.blocked is not None and not replica.takes and waited_s > REPLAN_S:
             replica.blocked, replica.looks_again = None, True
 
     def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:

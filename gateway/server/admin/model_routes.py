@@ -35,6 +35,7 @@ from gateway.errors import (
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.admin import bench_routes, launch_routes, tune_routes
 from gateway.server.admin.disk_routes import RemovedWeights, remove_with_weights
+from gateway.server.admin.kept_views import KeptViews
 from gateway.server.admin.model_views import ChangeAnswer, ModelList, ModelView, view
 from gateway.server.parts import Gateway, gateway_of
 from gateway.store.engine_logs import log_path, read_log
@@ -97,14 +98,21 @@ async def add_model(request: Request, body: ModelRequest, dry_run: bool = False)
 async def list_models(request: Request) -> Response:
     parts = gateway_of(request)
     fleet, starts = parts.loop.fleet, parts.loop.starts
+    cache = KeptViews()  # The rendering of the first request serves all others too.
 
     async def render() -> bytes:
-        views = []
-        for number, model in enumerate(list(fleet.models.values()), 1):
-            model_view = view(model, fleet.keep_alive_s(model.wish), starts)
-            views.append(model_view.model_dump_json())
-            if number % _VIEWS_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        views, renderings = [], 0
+        for model in list(fleet.models.values()):
+            text = cache.text(model)
+            if text is None:
+                model_view = view(model, fleet.keep_alive_s(model.wish), starts)
+                text = model_view.model_dump_json()
+                cache.keep(model, text)
+                renderings += 1
+                if renderings % _VIEWS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            views.append(text)
+        cache.retain(fleet.models.keys())
         return f'{{"data":[{",".join(views)}]}}'.encode()
 
     return _json(await parts.shared_answer("models", render))

@@ -346,7 +346,7 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
 @pytest.mark.parametrize("how", ["removed", "unloaded"])
 async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, how: str) -> None:
     # Time that goes by brings nothing back in this test.
-    with mock.patch("gateway.controller.steps.replica_steps._REPLAN_S", 10 * HANG_S):
+    with mock.patch("gateway.controller.steps.replica_steps.REPLAN_S", 10 * HANG_S):
         async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
             await add(gateway, tmp_path, "pair", copies=2)
             await serving(gateway, "pair", 2)

@@ -22,15 +22,18 @@ def clocks(monotonic: float, wall: float) -> Iterator[None]:
         yield
 
 
+NAMES = ("m", "other")
+
+
 @pytest.mark.parametrize("step_s", [DAY_S, -DAY_S])
 def test_a_clock_that_is_set_moves_no_time_that_was_seen_before(step_s: float) -> None:
     times = SteadyTimes()
     with clocks(100.0, 5000.0):
-        assert times.begin() == (100.0, 5000.0)
+        assert times.begin(NAMES) == (100.0, 5000.0)
         assert times.steady("m", 4990.0) == 90.0
     set_at = 5000.0 + step_s
     with clocks(103.0, set_at + 3):
-        times.begin()
+        times.begin(NAMES)
         assert times.steady("m", 4990.0) == 90.0
         # What was noted by the new clock.
         assert times.steady("m", set_at + 1) == 101.0
@@ -39,10 +42,10 @@ def test_a_clock_that_is_set_moves_no_time_that_was_seen_before(step_s: float) -
 def test_a_time_in_the_future_is_now_from_then_on() -> None:
     times = SteadyTimes()
     with clocks(100.0, 5000.0):
-        times.begin()
+        times.begin(NAMES)
         assert times.steady("m", 9000.0) == 100.0
     with clocks(107.0, 5007.0):
-        times.begin()
+        times.begin(NAMES)
         assert times.steady("m", 9000.0) == 100.0
         assert times.steady("other", 9000.0) == 107.0
 
@@ -50,6 +53,20 @@ def test_a_time_in_the_future_is_now_from_then_on() -> None:
 def test_times_that_are_asked_no_more_are_forgotten() -> None:
     times = SteadyTimes()
     for number in range(1000):
-        times.begin()
+        times.begin(NAMES)
         times.steady("m", float(number))
-    assert len(times._earlier) + len(times._times) == 2
+    assert times._times == {"m": {999.0: times.steady("m", 999.0)}}
+    times.begin(())
+    assert not times._times
+
+
+def test_a_model_at_rest_keeps_its_times() -> None:
+    times = SteadyTimes()
+    with clocks(100.0, 5000.0):
+        times.begin(NAMES)
+        assert times.steady("m", 4990.0) == 90.0
+    for _ in range(3):
+        times.begin(NAMES)
+    with clocks(200.0, 9000.0):
+        times.begin(NAMES)
+        assert times.steady("m", 4990.0) == 90.0

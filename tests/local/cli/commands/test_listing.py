@@ -75,7 +75,7 @@ async def test_three_copies_wished_for_on_two_gpus(
 ) -> None:
     """The third has no room: what is listed says so, and that is told once, however often it is
     planned again."""
-    monkeypatch.setattr("gateway.controller.steps.replica_steps._REPLAN_S", 0.05)
+    monkeypatch.setattr("gateway.controller.steps.replica_steps.REPLAN_S", 0.05)
     planned: list[int] = []
     plan = PlanSteps.plan
 

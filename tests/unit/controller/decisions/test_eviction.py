@@ -200,15 +200,15 @@ def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
 
 def test_which_models_a_request_would_bring_back() -> None:
     alone, asked = out("x", room=False), out("x", room=False, waited_s=1)
-    assert is_loadable([out("x")], out("x"))
+    assert is_loadable(out("x"), ())
     # It was planned with all that others could give, and found nothing.
-    assert not is_loadable([alone, serves("a")], alone)
-    assert not is_loadable([asked, serves("a")], asked)
+    assert not is_loadable(alone, ())
+    assert not is_loadable(asked, {asked.name})
     # They could, and not all of them now.
     could = out("x", room=False, waited_s=1, on_request=True)
-    assert is_loadable([could, serves("a")], could)
-    assert is_loadable([asked, resident("a", "loads")], asked)
-    assert not is_loadable([out("x", stopped=True)], out("x", stopped=True))
+    assert is_loadable(could, ())
+    assert is_loadable(asked, {"a"})
+    assert not is_loadable(out("x", stopped=True), ())
 
 
 def test_the_order_of_a_boot() -> None:

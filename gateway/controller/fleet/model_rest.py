@@ -1,0 +1,127 @@
+"""Models at rest, of which a pass of the control loop need not look at anything.
+
+A model at rest has no engine, no work under way and no waiting request. Nothing about it changes
+before one of the values in `fingerprint` does, or the time of its next look comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+
+# Seconds before a replica without a plan is planned again: memory may have become free.
+REPLAN_S = 30.0
+# A model at rest gets a full look at least so often, in seconds.
+_LONGEST_REST_S = 60.0
+_FINAL_STATES = frozenset({"stopped", "no_plan", "quarantined"})
+MODEL_FIELDS = (
+    *("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "trial", "absence"),
+    *("hold", "on_request", "has_requests", "is_next", "used_at", "gave_way", "unused", "rival"),
+    *("created_at", "setback.problem"),
+)
+REPLICA_FIELDS = (
+    *("attempt", "task", "status", "progress", "blocked", "blocked_at", "looks_again", "takes"),
+    *("received_offers", "generation", "leaving", "on_request", "unrouted_at", "setback.problem"),
+)
+_OF_MODEL = attrgetter(*MODEL_FIELDS)
+_OF_REPLICA = attrgetter(*REPLICA_FIELDS)
+_OF_ENDPOINT = attrgetter("replica", "state", "detail", "was_contacted")
+_WORK_OF_REPLICA = attrgetter(
+    *("attempt", "task", "watcher", "takes", "leaving", "preparation", "early_inquiry"),
+    *("unrouted_at", "looks_again", "setback.problem"),
+)
+
+
+def fingerprint(model: ManagedModel) -> tuple[Any, ...]:
+    """The values that decide the next step of a model at rest, its route and its view.
+
+    They are replaced, never changed, so a comparison is cheap.
+    """
+    values: tuple[Any, ...] = _OF_MODEL(model)
+    for replica in model.replicas:
+        values += (*_OF_REPLICA(replica), len(replica.history))
+    for endpoint in model.endpoints:
+        values += _OF_ENDPOINT(endpoint)
+    return values
+
+
+def is_at_rest(model: ManagedModel) -> bool:
+    """Whether a pass has nothing to do for the model as long as its fingerprint stays."""
+    return not (
+        model.deleting
+        or model.asks
+        or model.trial is not None
+        or model.unsettled
+        or model.setback.problem is not None
+        or len(model.endpoints) != len(model.wish.endpoints)
+        or not all(_is_replica_at_rest(replica) for replica in model.replicas)
+    )
+
+
+def _is_replica_at_rest(replica: ReplicaState) -> bool:
+    return replica.status.state in _FINAL_STATES and not any(_WORK_OF_REPLICA(replica))
+
+
+class _Rest(NamedTuple):
+    """The rest of one model. `until`: the monotonic time of its next look."""
+
+    values: tuple[Any, ...]
+    circumstances: object
+    until: float
+
+
+class RestingModels:
+    """Tells which models a pass has to look at."""
+
+    def __init__(self) -> None:
+        self._rests: dict[str, _Rest] = {}
+
+    def awake(
+        self,
+        models: Iterable[ManagedModel],
+        names: Collection[str],
+        circumstances: object,
+        now_s: float,
+    ) -> list[ManagedModel]:
+        """The models that do not rest, or whose rest ends now.
+
+        names: of models with requests or engines. circumstances: of all models together; another
+        value ends each rest.
+        """
+        awake: list[ManagedModel] = []
+        for model in models:
+            name = model.wish.name
+            rest = self._rests.get(name)
+            if (
+                rest is None
+                or rest.until <= now_s
+                or rest.circumstances != circumstances
+                or name in names
+                or rest.values != fingerprint(model)
+            ):
+                self._rests.pop(name, None)
+                awake.append(model)
+        return awake
+
+    def note(self, models: Iterable[ManagedModel], circumstances: object, now_s: float) -> None:
+        """Let the models rest that need nothing after the look at them."""
+        for model in models:
+            if is_at_rest(model):
+                rest = _Rest(fingerprint(model), circumstances, _next_look(model, now_s))
+                self._rests[model.wish.name] = rest
+
+    def retain(self, names: Collection[str]) -> None:
+        """Forget all other models."""
+        if len(self._rests) > len(names):
+            self._rests = {name: rest for name, rest in self._rests.items() if name in names}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._rests
+
+
+def _next_look(model: ManagedModel, now_s: float) -> float:
+    blocked = [one.blocked_at for one in model.replicas if one.blocked is not None]
+    return min([now_s + _LONGEST_REST_S, *(at + REPLAN_S for at in blocked)])

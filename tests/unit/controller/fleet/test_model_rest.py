@@ -1,0 +1,137 @@
+"""The rest of models: which values end it, and when it ends by itself."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from gateway.controller.decisions.eviction import Eviction
+from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.model_rest import (
+    MODEL_FIELDS,
+    REPLAN_S,
+    REPLICA_FIELDS,
+    RestingModels,
+    is_at_rest,
+)
+from gateway.domain import Offer
+from tests.support.makers import attempt, wish
+
+# Fields that no value of the fingerprint repeats, with the reason.
+_OTHER_MODEL_FIELDS = {
+    "replicas": "their fields are part of it",
+    "endpoints": "their route, state and detail are part of it",
+    "decision": "it follows a plan, which is a task",
+    "answers": "an inquiry is a task",
+    "pins": "an inquiry is a task",
+    "inquiry_problems": "an inquiry is a task",
+    "inquiry_lock": "an inquiry is a task",
+    "measured": "of a serving plan",
+    "keeps_until": "of a serving plan",
+    "offered": "of a model with requests, which does not rest",
+}
+_OTHER_REPLICA_FIELDS = {
+    "model": "it never changes",
+    "index": "it never changes",
+    "history": "its length is part of it, and no ended attempt changes",
+    "watcher": "an engine is watched, and no model with one rests",
+    "preparation": "no replica with one rests",
+    "early_inquiry": "no replica with one rests",
+    "stopping": "a stop is a task",
+    "outdated": "of a plan that is being made, which is a task",
+    "gave_to": "of a serving plan",
+    "requested_copies": "of offers that it waits for",
+    "seeks": "of a trial",
+    "no_room": "of a trial",
+    "in_place": "of a change, and no model that changes rests",
+    "intended": "of offers that it waits for",
+    "launched": "of an attempt",
+    "conditions": "of an attempt",
+    "made_room": "of a change, and no model that changes rests",
+    "spent": "of an attempt",
+    "woken": "of an attempt",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "others"),
+    [
+        (ManagedModel, MODEL_FIELDS, _OTHER_MODEL_FIELDS),
+        (ReplicaState, REPLICA_FIELDS, _OTHER_REPLICA_FIELDS),
+    ],
+)
+def test_each_field_ends_the_rest_or_has_a_reason(
+    kind: Any, values: tuple[str, ...], others: dict[str, str]
+) -> None:
+    names = {name.partition(".")[0] for name in values}
+    assert names | others.keys() == {field.name for field in fields(kind)}
+    assert not names & others.keys()
+
+
+def resting(**replica: Any) -> ManagedModel:
+    model = Fleet().admit(ManagedModel(wish(name="m"), 1.0))
+    for name, value in ({"status": Rest("no_plan", "no GPU")} | replica).items():
+        setattr(model.replicas[0], name, value)
+    return model
+
+
+def looked_at(rests: RestingModels, model: ManagedModel, **changes: Any) -> bool:
+    with_defaults: dict[str, Any] = {"names": (), "circumstances": False, "now_s": 100.0} | changes
+    return rests.awake([model], **with_defaults) == [model]
+
+
+def test_a_model_rests_until_something_changes() -> None:
+    rests, model = RestingModels(), resting()
+    assert looked_at(rests, model)
+    rests.note([model], False, 100.0)
+    assert not looked_at(rests, model)
+    assert looked_at(rests, model, names={"m"})
+    assert looked_at(rests, model), "the look at it ended its rest"
+    rests.note([model], False, 100.0)
+    assert looked_at(rests, model, circumstances=True)
+    for name, value in (
+        ("stopped", True),
+        ("hold", "it waits"),
+        ("wish", wish(name="m", aliases=("n",))),
+    ):
+        rests.note([model], False, 100.0)
+        assert not looked_at(rests, model)
+        setattr(model, name, value)
+        assert looked_at(rests, model), name
+
+
+def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
+    rests, model = RestingModels(), resting(blocked="no GPU", blocked_at=90.0)
+    rests.note([model], False, 100.0)
+    assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
+    assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("attempt", attempt()),
+        ("status", Rest("starting")),
+        ("status", Rest("backing_off", "after a failure", 120.0)),
+        ("leaving", Eviction("idle", "no request")),
+        ("looks_again", True),
+        ("takes", (Offer(model="n", how="stop", gives={}, keeps=0, words="n is unloaded"),)),
+        ("unrouted_at", 3.0),
+    ],
+)
+def test_what_has_work_does_not_rest(name: str, value: Any) -> None:
+    assert is_at_rest(resting())
+    assert not is_at_rest(resting(**{name: value}))
+
+
+def test_a_model_with_requests_or_an_unexpected_error_does_not_rest() -> None:
+    model = resting()
+    model.has_requests = True
+    assert not is_at_rest(model)
+    model.has_requests = False
+    model.setback.record_failure(ValueError("x"))
+    assert not is_at_rest(model)
