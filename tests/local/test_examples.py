@@ -17,7 +17,7 @@ from gateway.domain.units import GIB
 from gateway.wishes.export.engine_start import EngineStart
 from gateway.wishes.export.kubernetes import kubernetes
 from gateway.wishes.models_file import load
-from tests.local.controller.watch.test_verify_abilities import ALL, added, doing
+from tests.local.controller.watch.test_ability_tests import ALL, added, doing
 from tests.support.makers import machine
 from tests.support.paths import MODELS, ROOT
 from tests.support.patience import HANG_S

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from gateway.controller.fleet.managed_model import ReplicaState
-from gateway.controller.watch.verify import alive, probe_abilities, verify
+from gateway.controller.watch.ability_tests import probe_abilities
+from gateway.controller.watch.engine_questions import alive
+from gateway.controller.watch.verify import verify
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import Attempt
 from gateway.domain.running import TRIAL_GENERATION

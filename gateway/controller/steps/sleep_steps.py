@@ -16,7 +16,7 @@ from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.controller.steps.start_gate import StartGate
 from gateway.controller.watch.engine_client import NoAnswerError
-from gateway.controller.watch.verify import alive
+from gateway.controller.watch.engine_questions import alive
 from gateway.controller.watch.watcher import Watcher
 from gateway.diagnosis.facts import sleep
 from gateway.domain import Asleep, Attempt, Fact, Offer

@@ -1,8 +1,7 @@
 """Proves that an engine generates, with a short answer, a full prefill batch, and the planned
 concurrency.
 
-Then `probe_abilities` tests features that apps rely on. A missing feature is reported, and does not
-prevent serving.
+Tests of features follow (`ability_tests.py`). A missing feature does not prevent serving.
 
 A healthy engine may still crash at its first long prompt or first large batch, or repeat one token
 for ever. So nothing is routed before this proof.
@@ -17,114 +16,43 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-import msgspec
-
+from gateway.controller.watch.engine_answers import (
+    Completion,
+    CompletionLogprobs,
+    EmbeddingAnswer,
+    LabelAnswer,
+    RankingAnswer,
+    TranscriptionAnswer,
+)
 from gateway.controller.watch.engine_client import (
-    LARGE_BYTES,
     EngineClient,
     EngineResponse,
     NoAnswerError,
 )
-from gateway.controller.watch.sound import BOUNDARY, form, tone
-from gateway.domain import Abilities, Ability, AdapterRef, Failure, Plan
-from gateway.engines.common.chat import abilities
-from gateway.engines.common.chat.abilities import ParsedAnswer
+from gateway.controller.watch.engine_questions import (
+    TOKENS,
+    classify,
+    completion_body,
+    token_ids,
+    transcribe,
+)
+from gateway.domain import AdapterRef, Failure, Plan
 from gateway.engines.registry import engine_kind
 
 T = TypeVar("T")
 # A request for a completion of these prompts with this many tokens.
 _Ask = Callable[[str | list[int] | list[list[int]], int], Coroutine[Any, Any, "Completion"]]
 
-# An engine without this path, or without this task, answers so.
-_NOT_SERVED = (400, 404, 405)
 
 # Two unrelated beginnings: a model may legitimately repeat itself after one of them.
 PROMPTS = ("The quick brown fox", "Once upon a time there was")
-TOKENS = 16
 BURST_PROMPT = 16
 BURST_TOKENS = 4
 # Prompts of one call: vLLM 0.26.0 takes at most 1,024 (VLLM_MAX_COMPLETION_PROMPTS).
 CALL_PROMPTS = 256
-# The fill level of the KV cache in metrics: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23
-# srt/observability/metrics_collector.py (with --enable-metrics).
-CACHE_USAGE = re.compile(rb"^(?:vllm:kv_cache_usage_perc|sglang:token_usage).*$", re.MULTILINE)
 # The answer to a well-formed file where no package reads sound: load_audio in
 # vllm/multimodal/media/audio.py of 0.26.0, and its caller in vllm/entrypoints/speech_to_text.
 DEAF = re.compile(r"unsupported audio file|\[audio\]", re.IGNORECASE)
-OWN_METRICS = re.compile(rb"^(?:vllm|sglang):.*$", re.MULTILINE)
-_METRICS_S = 5.0
-
-
-class _Logprobs(msgspec.Struct):
-    tokens: list[str] | None = None
-    token_logprobs: list[float | None] | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str
-    logprobs: _Logprobs | None = None
-
-
-class Completion(msgspec.Struct):
-    """The part of a /v1/completions answer that is read."""
-
-    choices: list[_Choice]
-
-
-class _Function(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    function: _Function
-
-
-class _Message(msgspec.Struct):
-    """`reasoning` is the name in vLLM since 0.16 (entrypoints/openai/chat_completion/protocol.py);
-    `reasoning_content` is older, and SGLang's."""
-
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-
-class _ChatChoice(msgspec.Struct):
-    message: _Message
-    finish_reason: str | None = None
-
-
-class _Chat(msgspec.Struct):
-    choices: list[_ChatChoice]
-
-
-class _Embedding(msgspec.Struct):
-    embedding: list[float]
-
-
-class _Embeddings(msgspec.Struct):
-    data: list[_Embedding]
-
-
-class _Score(msgspec.Struct):
-    relevance_score: float
-
-
-class _Ranking(msgspec.Struct):
-    results: list[_Score]
-
-
-class _Labels(msgspec.Struct):
-    data: list[Any]
-
-
-class _Transcription(msgspec.Struct):
-    text: str
-
-
-class _Sleep(msgspec.Struct):
-    is_sleeping: bool
 
 
 class _Refuted(Exception):
@@ -164,110 +92,6 @@ async def verify(
     return None
 
 
-async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan) -> Abilities:
-    """Test the abilities that apps rely on."""
-    questions = abilities.questions(plan)
-    answers = await asyncio.gather(
-        *(
-            _able(client, url, {**body, "model": name}, ability)
-            for ability, body in questions.items()
-        )
-    )
-    return abilities.unasked(plan).evolve(**dict(zip(questions, answers, strict=True)))
-
-
-async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:
-    try:
-        answer = await client.post(f"{url}/v1/chat/completions", body, abilities.OPEN_S)
-        if answer.status != 200:
-            return Ability(
-                state="not proven", evidence=f"the engine answered {answer.status}: {answer.words}"
-            )
-        choices = (await answer.read(_Chat)).choices
-    except NoAnswerError as error:
-        return Ability(evidence=f"the engine {error}")
-    if not choices:
-        return Ability(state="not proven", evidence="its answer has no choices")
-    message = choices[0].message
-    calls = tuple(
-        (call.function.name or "", call.function.arguments or "")
-        for call in message.tool_calls or ()
-    )
-    thoughts = message.reasoning or message.reasoning_content or ""
-    return abilities.judged(
-        ability,
-        ParsedAnswer(message.content or "", thoughts, calls, choices[0].finish_reason != "length"),
-    )
-
-
-async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float) -> bool:
-    """Whether the engine works: it answers the smallest request in time, even with an error, or its
-    KV cache fills.
-
-    A long prompt takes all tokens of every step, so the smallest request waits for its end.
-    """
-    before = await _cache_usage(client, url)
-    try:
-        await _smallest(client, url, name, plan, timeout_s)
-    except NoAnswerError:
-        after = await _cache_usage(client, url)
-        return bool(before and after) and after != before
-    return True
-
-
-async def _smallest(
-    client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
-) -> EngineResponse:
-    """The answer to the smallest request of the model's task. Raises NoAnswerError.
-
-    A path of another task is refused before the engine's core hears of it.
-    """
-    match plan.model.task:
-        case "transcribe":
-            return await _transcription(client, url, name, timeout_s)
-        case "classify":
-            return await _classification(client, url, name, plan, ["1"], timeout_s)
-        case "rerank":
-            path, body = "/v1/rerank", {"model": name, "query": "1", "documents": ["1"]}
-        case "embed":
-            path, body = "/v1/embeddings", {"model": name, "input": "1"}
-        case _:
-            # The prompt is a token already, as the tokenizer may be busy with megabytes.
-            path, body = "/v1/completions", _completion(name, _ids(plan, 1, 0), 1)
-    return await client.post(f"{url}{path}", body, timeout_s)
-
-
-async def sleeps(client: EngineClient, url: str, within_s: float) -> bool:
-    """Whether an engine says that it was put to sleep."""
-    try:
-        answer = await client.get(f"{url}/is_sleeping", within_s)
-        return answer.status == 200 and (await answer.read(_Sleep)).is_sleeping
-    except NoAnswerError:
-        return False
-
-
-async def metrics_of(client: EngineClient, url: str, within_s: float) -> list[bytes] | None:
-    """The lines of the engine's own metrics; None if it has none.
-
-    The lines change only with the outputs of the engine's core (vLLM 0.26.0,
-    vllm/v1/metrics/loggers.py).
-    """
-    try:
-        answer = await client.get(f"{url}/metrics", within_s, LARGE_BYTES)
-    except NoAnswerError:
-        return None
-    return (OWN_METRICS.findall(answer.body) or None) if answer.status == 200 else None
-
-
-async def _cache_usage(client: EngineClient, url: str) -> list[bytes]:
-    """The metrics lines about the KV cache; empty if there are none."""
-    try:
-        answer = await client.get(f"{url}/metrics", _METRICS_S, LARGE_BYTES)
-    except NoAnswerError:
-        return []
-    return CACHE_USAGE.findall(answer.body) if answer.status == 200 else []
-
-
 async def _generates(
     client: EngineClient,
     url: str,
@@ -281,17 +105,17 @@ async def _generates(
     succeed, all asked at once."""
 
     async def ask(prompt: str | list[int] | list[list[int]], tokens: int) -> Completion:
-        body = _completion(name, prompt, tokens)
+        body = completion_body(name, prompt, tokens)
         return await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
 
     context = plan.max_model_len.value
     proofs = {"a short answer": _writes(ask, context)}
     long = min(plan.max_num_batched_tokens.value, context - 2)
     if long > 0:
-        proofs[f"a prompt of {long} tokens"] = _reads(ask, _ids(plan, long, 0), measured)
+        proofs[f"a prompt of {long} tokens"] = _reads(ask, token_ids(plan, long, 0), measured)
     burst_size, length = _burst(plan)
     if burst_size > 1:
-        prompts = [_ids(plan, length, first) for first in range(burst_size)]
+        prompts = [token_ids(plan, length, first) for first in range(burst_size)]
         proofs[f"{burst_size} requests at once"] = _batches(ask, prompts)
     for adapter in plan.adapters:
         proofs[f"the adapter {adapter.name}"] = _adapts(client, url, name, plan, adapter, timeout_s)
@@ -366,7 +190,7 @@ async def _adapts(
 ) -> None:
     """Raises _Refuted unless the adapter answers."""
     served_as = engine_kind(plan.engine.kind).adapter_name(name, adapter.name)
-    body = _completion(served_as, PROMPTS[0][:1], BURST_TOKENS)
+    body = completion_body(served_as, PROMPTS[0][:1], BURST_TOKENS)
     answer = await _post(client, f"{url}/v1/completions", body, timeout_s, Completion)
     if not answer.choices or not answer.choices[0].text:
         raise _Refuted("gibberish", f"The adapter {adapter.name} gives an empty answer.")
@@ -382,33 +206,13 @@ def _burst(plan: Plan) -> tuple[int, int]:
     return max(1, min(seqs, room)), length
 
 
-def _ids(plan: Plan, count: int, first: int) -> list[int]:
-    """Token ids that differ from their neighbours, and stay clear of the ends of the vocabulary,
-    where special tokens live."""
-    low, high = min(10, plan.model.vocab // 4), max(1, plan.model.vocab * 3 // 4)
-    return [low + (7919 * (first + position)) % max(1, high - low) for position in range(count)]
-
-
-def _completion(
-    name: str, prompt: str | list[int] | list[list[int]], tokens: int
-) -> dict[str, Any]:
-    return {
-        "model": name,
-        "prompt": prompt,
-        "max_tokens": tokens,
-        "temperature": 0,
-        "logprobs": 1,
-        "ignore_eos": True,
-    }
-
-
 def degenerate(answer: Completion) -> str | None:
     """Why a completion is not text: empty, one token repeated, or infinite log probabilities; None
     if it is."""
     if not answer.choices:
         return "the answer has no choices"
     choice = answer.choices[0]
-    text, logprobs = choice.text, choice.logprobs or _Logprobs()
+    text, logprobs = choice.text, choice.logprobs or CompletionLogprobs()
     if not text:
         return "the text is empty"
     if text.strip("\ufffd") == "":
@@ -427,7 +231,7 @@ async def _embeds(client: EngineClient, url: str, name: str, _: Plan, timeout_s:
         f"{url}/v1/embeddings",
         {"model": name, "input": list(PROMPTS)},
         timeout_s,
-        _Embeddings,
+        EmbeddingAnswer,
     )
     vectors = [item.embedding for item in answer.data]
     if (
@@ -449,34 +253,14 @@ async def _classifies(
 ) -> None:
     """Raises _Refuted unless the model labels texts, or tokens of texts (/pooling of vLLM)."""
     try:
-        answer = await _classification(client, url, name, plan, list(PROMPTS), timeout_s)
+        answer = await classify(client, url, name, plan, list(PROMPTS), timeout_s)
     except NoAnswerError as error:
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
-    labels = await _read(_accepted(answer), _Labels)
+    labels = await _read(_accepted(answer), LabelAnswer)
     if len(labels.data) != len(PROMPTS):
         raise _Refuted("gibberish", "The engine does not give one answer for each input.")
-
-
-async def _classification(
-    client: EngineClient, url: str, name: str, plan: Plan, texts: list[str], timeout_s: float
-) -> EngineResponse:
-    """Raises NoAnswerError."""
-    body = {"model": name, "input": texts}
-    path = engine_kind(plan.engine.kind).classify_path
-    answer = await client.post(f"{url}{path}", body, timeout_s)
-    if answer.status in _NOT_SERVED:
-        answer = await client.post(f"{url}/pooling", body, timeout_s)
-    return answer
-
-
-async def _transcription(
-    client: EngineClient, url: str, name: str, timeout_s: float
-) -> EngineResponse:
-    """Raises NoAnswerError."""
-    path = f"{url}/v1/audio/transcriptions"
-    return await client.post_form(path, form(name, tone(), TOKENS), BOUNDARY, timeout_s)
 
 
 async def _transcribes(
@@ -484,7 +268,7 @@ async def _transcribes(
 ) -> None:
     """Raises _Refuted unless the model answers a second of sound. A tone may have no words."""
     try:
-        answer = await _transcription(client, url, name, timeout_s)
+        answer = await transcribe(client, url, name, timeout_s)
     except NoAnswerError as error:
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
@@ -501,12 +285,12 @@ async def _transcribes(
             proves="engine",
             culprit={"task": plan.model.task},
         )
-    await _read(_accepted(answer), _Transcription)
+    await _read(_accepted(answer), TranscriptionAnswer)
 
 
 async def _ranks(client: EngineClient, url: str, name: str, _: Plan, timeout_s: float) -> None:
     body = {"model": name, "query": PROMPTS[0], "documents": [PROMPTS[0], PROMPTS[1]]}
-    answer = await _post(client, f"{url}/v1/rerank", body, timeout_s, _Ranking)
+    answer = await _post(client, f"{url}/v1/rerank", body, timeout_s, RankingAnswer)
     scores = [result.relevance_score for result in answer.results]
     if len(scores) != len(PROMPTS) or not all(math.isfinite(score) for score in scores):
         raise _Refuted("gibberish", "The engine does not give one finite score for each document.")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
-from gateway.controller.watch.verify import alive, metrics_of, sleeps
+from gateway.controller.watch.engine_questions import alive, metrics_of, sleeps
 from gateway.diagnosis.compilers import COMPILING, compiling
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.diagnosis.log_reader import LogReader

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gateway.controller.watch.engine_client import EngineClient
-from gateway.controller.watch.verify import alive
+from gateway.controller.watch.engine_questions import alive
 from tests.support.dataplane import until
 from tests.support.makers import plan
 from tests.support.scripted_engine import EngineScript, FakeEngine

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.controller.watch.engine_client import EngineClient
+from gateway.controller.watch.engine_questions import alive
 from gateway.controller.watch.sound import RATE, form, tone
-from gateway.controller.watch.verify import alive, verify
+from gateway.controller.watch.verify import verify
 from gateway.diagnosis.facts.learn import learn
 from gateway.domain import Failure
 from tests.support.makers import attempt, plan

@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from gateway.cli.model_output import show_model
-from gateway.controller.watch.verify import probe_abilities
+from gateway.controller.watch.ability_tests import probe_abilities
 from gateway.domain import LaunchSpec
 from tests.support.makers import machine
 from tests.support.memory_host import World
