@@ -101,7 +101,7 @@ def _short_name(model: str, models: list[str]) -> str:
 
 def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
     """Print a plan. why_gpus, start: of its decision."""
-    from gateway.planner import explain
+    from gateway.planner import explain, layer_tables
 
     say("")
     origin = start.conditions.origin if start is not None else None
@@ -110,11 +110,13 @@ def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
         _show_layers(
             "Kernels per rank",
             ("LAYER", "K x N", "SCHEME", "KERNEL"),
-            explain.kernels(plan.kernels),
+            layer_tables.kernel_table(plan.kernels),
         )
     if plan.attention:
         _show_layers(
-            "Attention", ("LAYERS", "HEAD SIZE", "BACKEND"), explain.attention(plan.attention)
+            "Attention",
+            ("LAYERS", "HEAD SIZE", "BACKEND"),
+            layer_tables.attention_table(plan.attention),
         )
     say("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
     print_table(("", "", ""), explain.memory_rows(plan.memory))

@@ -14,11 +14,8 @@ from gateway.domain import (
     ExpectedStart,
     Hardware,
     Holding,
-    LayerAttention,
-    LayerKernel,
     Memory,
     Plan,
-    Refusal,
     Rejected,
     Rival,
     Speed,
@@ -29,6 +26,7 @@ from gateway.domain.start import StartOrigin
 from gateway.domain.units import GIB, gib
 from gateway.domain.wish import Goal
 from gateway.planner.comparison import gpus_of, layout_of
+from gateway.planner.layer_tables import passed_over
 
 
 class Row(NamedTuple):
@@ -192,90 +190,6 @@ def rival_words(rival: Rival) -> str:
 
 def _banded(number: Estimate) -> str:
     return f"{number.value:,g} ({number.low:,g} to {number.high:,g})"
-
-
-class Layers(NamedTuple):
-    """A table of layers with a common prefix, and its numbered notes."""
-
-    prefix: str
-    rows: list[tuple[str, ...]]
-    notes: list[str]
-
-
-def kernels(rows: tuple[LayerKernel, ...]) -> Layers:
-    """The kernel of each layer, with the passed-over ones; plain matrix products are left out."""
-    shown_rows = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
-    under = _shared([row.layer for row in shown_rows])
-    display: list[tuple[str, ...]] = []
-    notes: list[str] = []
-    for row in shown_rows:
-        size = f"{row.k} x {row.n}" if row.k is not None else "cannot be cut"
-        texts = (
-            [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
-        )
-        texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
-        kernel = _short(row.kernel or _STATUS[row.status])
-        kernel += _numbered(texts + passed_over(row.refused), notes)
-        display.append(
-            (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
-        )
-    if plain := sum(row.count for row in rows) - sum(row.count for row in shown_rows):
-        display.append(
-            (
-                f"{plain} other layers" if display else f"all {plain} layers",
-                "",
-                "unquantized",
-                "torch",
-            )
-        )
-    return Layers(under, display, notes)
-
-
-_STATUS = {"ok": "", "none": "NONE", "unknown": "unknown", "crash": ""}
-
-
-def attention(rows: tuple[LayerAttention, ...]) -> Layers:
-    """The backend of each kind of attention layers, with the passed-over ones."""
-    notes: list[str] = []
-    display: list[tuple[str, ...]] = []
-    for row in rows:
-        name = f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
-        cell = f"{name}{_numbered(passed_over(row.refused), notes)}"
-        display.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
-    return Layers("", display, notes)
-
-
-def passed_over(refused: tuple[Refusal, ...]) -> list[str]:
-    """`Machete, CutlassW4A8: why`, one line for each reason."""
-    reasons: dict[str, list[str]] = {}
-    for one in refused:
-        reasons.setdefault(one.reason, []).append(_short(one.kernel))
-    return [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
-
-
-def _numbered(texts: list[str], notes: list[str]) -> str:
-    """A reference to the note that says this, which is added where there is none yet."""
-    note = "; ".join(texts)
-    if not note:
-        return ""
-    if note not in notes:
-        notes.append(note)
-    return f" ({notes.index(note) + 1})"
-
-
-def _short(kernel: str) -> str:
-    return kernel.removesuffix("LinearKernel").removesuffix("MoEMethod")
-
-
-def _shared(names: list[str]) -> str:
-    """The path that all these names begin with: `model.layers.*.`"""
-    paths = [name.split(".")[:-1] for name in names]
-    shared = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    return ".".join(shared)
 
 
 class RefusedGroup(NamedTuple):
