@@ -180,7 +180,8 @@ class Loop:
                 self.health.setback.clear()
             except HostError as error:
                 if self.health.host_problem is None:
-                    log.error("the host does not answer", error=str(error))  # noqa: TRY400 - the traceback adds nothing
+                    # The traceback adds nothing.
+                    log.error("the host does not answer", error=str(error))  # noqa: TRY400
                 self.health.host_problem = str(error)
                 if not looked:
                     # The wanted models are known without any engine: clients are asked to come

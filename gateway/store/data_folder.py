@@ -171,6 +171,6 @@ def _close(entry: os.DirEntry[str]) -> bool:
     with contextlib.suppress(OSError):
         mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
         if mode & _FOREIGN_ACCESS:
-            os.chmod(entry.path, mode & ~_FOREIGN_ACCESS)  # noqa: PTH101 - an entry of scandir is no Path
+            os.chmod(entry.path, mode & ~_FOREIGN_ACCESS)  # noqa: PTH101 - of scandir
             return True
     return False

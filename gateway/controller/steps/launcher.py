@@ -166,7 +166,8 @@ class Launcher:
         try:
             await self.host.stop(name, grace_s)
         except FitserveError as error:
-            log.error("the engine could not be stopped", instance=name, error=str(error))  # noqa: TRY400 - the traceback adds nothing
+            # The traceback adds nothing.
+            log.error("an engine does not stop", instance=name, error=str(error))  # noqa: TRY400
             await asyncio.sleep(1.0)
 
     async def instance(self, attempt: Attempt) -> Instance | None:

@@ -269,7 +269,7 @@ def _none_of(any_of: Sequence[Check], model: Subject) -> str:
 
 
 def _query(model: Subject) -> AttentionQuery:
-    assert model.attention is not None  # noqa: S101 - rules of attention are asked about attention alone
+    assert model.attention is not None  # noqa: S101 - of attention alone
     return model.attention
 
 

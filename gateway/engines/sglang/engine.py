@@ -304,7 +304,8 @@ class SglangRules(SglangKind):
         has_flag = "max-total-tokens" in candidate.engine.flags and memory.kv_tokens > 0
         return {"max-total-tokens": memory.kv_tokens} if candidate.unified and has_flag else {}
 
-    @lru_cache(maxsize=16)  # noqa: B019 - asked for each budget that is tried; rules live as long as the process
+    # Asked for each budget that is tried. Rules live as long as the process.
+    @lru_cache(maxsize=16)  # noqa: B019
     def _static(self, footprint: Footprint) -> StaticMemory:
         """SGLang's own choice on these GPUs, or its answer about it."""
         candidate, load = footprint.candidate, footprint.load

@@ -93,7 +93,7 @@ def preferred_block(backend: VllmBackend, subject: Subject) -> int | None:
 
 
 def _query(subject: Subject) -> AttentionQuery:
-    assert subject.attention is not None  # noqa: S101 - rules of attention are asked about attention alone
+    assert subject.attention is not None  # noqa: S101 - of attention alone
     return subject.attention
 
 

@@ -28,7 +28,8 @@ from gateway.models.scheme import Scheme, describe
 
 # Towers compute nothing for a token of text.
 _MEDIA = re.compile(
-    r"^(model\.)?(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)"
+    r"^(model\.)?"
+    r"(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)"
 )
 # Heads with so many elements or fewer leave the units that multiply half empty.
 _NARROW = 64
