@@ -15,6 +15,10 @@ from typing import Any, Self
 # Request timeout, conflict, too many requests: a retry may succeed.
 _PASSING = frozenset({408, 409, 429})
 _LONGEST = 200
+# The user and the password of an address (RFC 3986, section 3.2.1), and an `@` in a password.
+_CREDENTIALS = re.compile(r"(?<=://)[^\s/?#'\"<>]*@")
+# The same without a scheme: a colon stands between them. The digest of an image follows an `@` too.
+_TYPED_CREDENTIALS = re.compile(r"[^\s'\"<>/:@]+:[^\s'\"<>/@]+@(?!sha256:)")
 
 
 def short_reason(error: BaseException) -> str:
@@ -27,6 +31,16 @@ def short_reason(error: BaseException) -> str:
         return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
     reason = getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
     return str(reason).partition("\n")[0][:_LONGEST].rstrip(". ") or type(error).__name__
+
+
+def without_password(text: str) -> str:
+    """The text, where each address has neither a user nor a password."""
+    return _CREDENTIALS.sub("", text) if "@" in text else text
+
+
+def without_typed_password(text: str) -> str:
+    """As `without_password`, and the same for addresses without a scheme, as those of images."""
+    return _TYPED_CREDENTIALS.sub("", without_password(text))
 
 
 class FitserveError(Exception):
@@ -47,9 +61,10 @@ class FitserveError(Exception):
         retry_after_s: int | None = None,
         allow: str | None = None,
     ) -> None:
+        message = without_password(message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = without_password(hint)
         self.param = param
         self.retry_after_s = retry_after_s
         self.allow = allow  # the allowed method, for MethodNotAllowed

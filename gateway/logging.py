@@ -8,6 +8,7 @@ import logging
 import sys
 from typing import Any
 
+from gateway.errors import without_password
 from gateway.visible import visible
 
 _USUAL = ("debug", "info")
@@ -69,7 +70,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=repr)
+        return without_password(json.dumps(line, default=repr))
 
 
 class LineFormatter(logging.Formatter):
@@ -86,9 +87,9 @@ class LineFormatter(logging.Formatter):
         )
         event = f"{time} {'' if level in _USUAL else f'{level}: '}{record.getMessage()}"
         line = visible(f"{event}  {fields}" if fields else event)
-        return (
-            f"{line}\n{visible(self.formatException(record.exc_info))}" if record.exc_info else line
-        )
+        if record.exc_info:
+            line = f"{line}\n{visible(self.formatException(record.exc_info))}"
+        return without_password(line)
 
 
 def _format_value(value: object) -> str:

@@ -97,6 +97,13 @@ def _serialize(secret: Secret, info: SerializationInfo) -> str:
     return secret.reveal() if info.context == REVEALED else MASK
 
 
+def shown_address(text: str) -> str:
+    """A text that should be an address, for messages: with nothing in front of an `@`."""
+    front, _, rest = text.rpartition("@")
+    scheme, mark, _ = front.partition("://")
+    return f"{scheme}{mark}{rest}" if mark else rest
+
+
 def secret_text(value: Any) -> str:
     """The text of a secret, for encoders of messages to the gateway's own processes. Raises
     TypeError."""

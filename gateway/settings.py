@@ -24,15 +24,15 @@ from gateway.domain.base import (
 from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import FOR_EVER
 from gateway.domain.value import Duration
-from gateway.errors import BadFlag, SettingsError
-from gateway.secret import Secret
+from gateway.errors import BadFlag, SettingsError, without_typed_password
+from gateway.secret import Secret, shown_address
 
 # Variables that are no setting: the settings file, and the command line's gateway.
 _NO_SETTINGS = {"FITSERVE_CONFIG", "FITSERVE_URL", "FITSERVE_KEY"}
 # Keys for external engines; a model names the key that it uses.
 _ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
 # The header `Origin` of browsers (RFC 6454, section 6.2). Apps have other schemes.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#]+", re.IGNORECASE)
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#@]+", re.IGNORECASE)
 
 _MEDIA_HOST = re.compile(r"[A-Za-z0-9._*-]+|[0-9A-Fa-f:.]+")
 
@@ -96,7 +96,7 @@ class Settings(BaseModel):
     )
     api_key: Secret | None = Field(None, description="bearer key for /v1 only")
     hf_token: Secret | None = Field(None, description="for downloads only; engines never get it")
-    hf_endpoint: str | None = Field(
+    hf_endpoint: Secret | None = Field(
         None, description="another Hugging Face Hub; default: the public one"
     )
     host_kind: Literal["auto", "docker", "agent", "process"] = Field(
@@ -325,8 +325,8 @@ class Settings(BaseModel):
         for origin in _split(text):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin[:100]!r} is not an origin; give SCHEME://HOST or SCHEME://HOST:PORT"
-                    " without a path"
+                    f"{shown_address(origin)[:100]!r} is not an origin; give SCHEME://HOST or"
+                    " SCHEME://HOST:PORT without a path or a user"
                 )
         return text
 
@@ -336,8 +336,8 @@ class Settings(BaseModel):
         for host in _split(text):
             if not _MEDIA_HOST.fullmatch(host):
                 raise ValueError(
-                    f"{host[:100]!r} is not a host; give a name or an address without scheme and"
-                    " port"
+                    f"{shown_address(host)[:100]!r} is not a host; give a name or an address"
+                    " without scheme and port"
                 )
         return text
 
@@ -504,14 +504,15 @@ def load_settings() -> Settings:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         name = "FITSERVE_" + "_".join(str(part) for part in first["loc"]).upper()
+        message = without_typed_password(first["msg"].removeprefix("Value error, "))
         raise SettingsError(
-            f"{name} is wrong: {first['msg'].removeprefix('Value error, ')}.",
+            f"{name} is wrong: {message}.",
             hint="Correct the variable and start again.",
         ) from None
     if not settings.loopback and settings.admin_key is None:
         raise SettingsError(
-            f"The gateway does not listen on {settings.host} without a key: anybody with access to"
-            " that address could start programs here.",
+            f"The gateway does not listen on {shown_address(settings.host)} without a key: anybody"
+            " with access to that address could start programs here.",
             hint="Set FITSERVE_ADMIN_KEY, or listen on 127.0.0.1.",
         )
     for name in ("admin_key", "api_key"):

@@ -16,7 +16,7 @@ from gateway.errors import (
     Unauthorized,
     short_reason,
 )
-from gateway.secret import Secret
+from gateway.secret import Secret, shown_address
 
 if TYPE_CHECKING:
     import ssl
@@ -111,7 +111,7 @@ def address() -> tuple[str, Secret | None]:
     key = os.environ.get("FITSERVE_KEY") or os.environ.get("FITSERVE_ADMIN_KEY")
     if not url.startswith(("http://", "https://")):
         raise BadRequest(
-            f"FITSERVE_URL is {url!r}, which is not a URL.",
+            f"FITSERVE_URL is {shown_address(url)!r}, which is not a URL.",
             hint="Set it to a URL such as http://127.0.0.1:8080.",
         )
     return url, Secret(key) if key else None
@@ -129,7 +129,7 @@ def gateway_url(host: str | None, port: int | None) -> str:
         name, typed_port = None, None
     if not name or parts.path or (port is not None and typed_port not in (None, port)):
         raise BadRequest(
-            f"{host!r} is not the address of a gateway.",
+            f"{shown_address(host or '')!r} is not the address of a gateway.",
             hint="Use HOST, HOST:PORT or http://HOST:PORT, with one port number.",
         )
     number = port or typed_port or (None if mark else _PORT)
@@ -184,7 +184,8 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
         )
     except httpx.InvalidURL as error:
         raise BadRequest(
-            f"FITSERVE_URL is {url!r}, which is not a URL ({error}).",
+            f"FITSERVE_URL is {shown_address(url)!r}, which is not a URL"
+            f" ({Secret(url).hidden_in(str(error))}).",
             hint="Set it to a URL such as http://127.0.0.1:8080.",
         ) from None
 

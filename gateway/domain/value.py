@@ -16,6 +16,7 @@ from gateway.domain.base import (
     is_lean,
 )
 from gateway.domain.units import duration
+from gateway.errors import without_typed_password
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -120,4 +121,4 @@ def first_problem(error: ValidationError) -> str:
     problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
     field = ".".join(str(part) for part in problem["loc"])
     message = problem["msg"].removeprefix("Value error, ")
-    return f"{field}: {message}" if field else message
+    return without_typed_password(f"{field}: {message}" if field else message)

@@ -7,10 +7,12 @@ import base64
 import copy
 import json
 import logging
+import os
 import pickle
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -20,21 +22,39 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from gateway.domain.value import Value
+from gateway.cli.client import call, gateway_url
+from gateway.cli.doctor import readings
+from gateway.cli.doctor.checks import hub
+from gateway.domain.value import Value, first_problem
+from gateway.errors import (
+    FitserveError,
+    SettingsError,
+    without_password,
+    without_typed_password,
+)
 from gateway.logging import LineFormatter, _Json
-from gateway.secret import MASK, REVEALED, Secret, bearer_line, secret_text
+from gateway.models.catalog.hub import Hub
+from gateway.secret import (
+    MASK,
+    REVEALED,
+    Secret,
+    bearer_line,
+    secret_text,
+)
+from gateway.settings import Settings, load_settings
+from gateway.wishes.model_request import ModelRequest
 from tests.support.paths import ROOT
 
 # Calls by module, each with the reason that it needs the text.
 REVEALS = {
     "gateway/cli/client.py": 1,  # the header of a command's requests
-    "gateway/cli/doctor/readings.py": 1,  # the header of a question to the Hub
+    "gateway/cli/doctor/readings.py": 2,  # address and header of a question to the Hub
     "gateway/controller/events/webhook.py": 3,  # scheme and host, the name of a cursor, the request
     "gateway/secret.py": 5,  # equality, and the encoders below
     "gateway/hosts/docker/container.py": 2,  # variable and label of a container
     "gateway/hosts/process/host.py": 2,  # variable or file of an engine
     "gateway/keys.py": 1,  # digests
-    "gateway/models/catalog/hub.py": 1,  # the library's argument
+    "gateway/models/catalog/hub.py": 2,  # address and token, as the library's arguments
     "gateway/proxy/access/auth.py": 1,  # the length of a key of the settings
     "gateway/server/admin/key_routes.py": 1,  # the only answer with a key
     "gateway/settings.py": 4,  # checks of webhooks and keys, the bytes for signatures
@@ -210,3 +230,124 @@ def test_every_reveal_has_its_reason() -> None:
                 encoders[name] += 1
     assert reveals == REVEALS
     assert encoders == ENCODERS
+
+
+# --- addresses with a password ---
+
+PASSWORD = "hunter2-of-this-test"
+ADDRESSES = (f"http://me:{PASSWORD}@host.example:80/v1", f"me:{PASSWORD}@host.example")
+# Settings that keep such a text as it is, with the reason.
+_NO_ADDRESSES = {
+    "host": "the gateway listens there, so it names no user",
+    "docker_network": "a name of Docker",
+    "models_source": "a volume or a folder",
+    "allowed_images": "patterns of names of images, which have no user",
+    "gpus": "indices and UUIDs",
+    "failpoint": "a name of the code",
+    **dict.fromkeys(
+        ("tls_cert", "tls_key", "data_dir", "models_dir", "models_file", "profiles_dir"), "a path"
+    ),
+    "agent_socket": "a path",
+}
+# Fields of a model that do so. None is an address: each is refused later, by words without it.
+_NO_ADDRESS_FIELDS = {
+    "source": "a folder or a repository",
+    "drafter": "a folder or a repository",
+    "loras": "folders or repositories",
+    "engines": "engines with versions",
+    "gpus": "indices and UUIDs",
+    "args": "flags, of which the table opens none for an address",
+    "env": "variables, of which no value may have a user",
+}
+
+
+@pytest.mark.parametrize("name", sorted(Settings.model_fields))
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_setting_shows_the_password_of_an_address(
+    name: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in [key for key in os.environ if key.startswith("FITSERVE_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv(f"FITSERVE_{name.upper()}", address)
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        written, is_plain = str(error), False
+    else:
+        written = f"{settings!r} {settings.model_dump_json()} {getattr(settings, name)}"
+        is_plain = name in _NO_ADDRESSES
+    assert (PASSWORD in written) == is_plain
+
+
+@pytest.mark.parametrize("name", sorted(ModelRequest.model_fields))
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_no_field_of_a_model_shows_the_password_of_an_address(name: str, address: str) -> None:
+    for value in (address, [address], {"a": address}, {address: "a"}):
+        for fields in ({"name": "m", "source": "/models/x"}, {"name": "m"}):
+            try:
+                wish = ModelRequest.model_validate({**fields, name: value}).wish()
+            except ValidationError as error:
+                written, may_show = first_problem(error), False
+            except FitserveError as error:
+                written, may_show = str(error), False
+            else:
+                written, may_show = wish.model_dump_json(), name in _NO_ADDRESS_FIELDS
+            assert PASSWORD not in written or may_show
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"the proxy http://me:{PASSWORD}@host.example:80/v1 does not answer",
+        f"socks5h://{PASSWORD}@host.example failed",
+        f"'https://me:{PASSWORD}@with-an-at@host.example/?a=b@c'",
+    ],
+)
+def test_errors_and_logs_show_no_password_of_an_address(text: str) -> None:
+    error = FitserveError(text, hint=text)
+    record = _record(reason=text)
+    record.exc_info = (ValueError, ValueError(text), None)
+    lines = [str(error), error.envelope()["error"]["message"], repr(error)]
+    for written in (*lines, LineFormatter().format(record), _Json().format(record)):
+        assert PASSWORD not in written
+        assert "host.example" in written
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine m@http://127.0.0.1:9200 answers",
+        "http://127.0.0.1:9200/v1/models?a=b@c is refused",
+        "ghcr.io/org/image:tag@sha256:0123 is pulled",
+        "mail me@host.example",
+    ],
+)
+def test_texts_without_a_password_stay(text: str) -> None:
+    assert without_password(text) == text
+    assert without_typed_password(text) == text
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, f"http://me:{PASSWORD}@host.example:x/"])
+def test_a_command_shows_no_password_of_the_address_of_its_gateway(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FITSERVE_URL", address)
+    with pytest.raises(FitserveError) as caught:
+        call("GET", "/healthz", timeout_s=0.001)
+    assert PASSWORD not in str(caught.value)
+    with pytest.raises(FitserveError) as caught:
+        gateway_url(f"{address}/more", None)
+    assert PASSWORD not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["http://me:{}@127.0.0.1:9", "http://me:{}@127.0.0.1:x"])
+def test_neither_doctor_nor_errors_of_the_hub_show_the_password_of_its_address(
+    address: str, tmp_path: Path
+) -> None:
+    endpoint = Secret(address.format(PASSWORD))
+    checks = hub(readings.hub(endpoint, None))
+    assert PASSWORD not in f"{checks}"
+    assert "127.0.0.1" in f"{checks}"
+    with pytest.raises(FitserveError) as caught:
+        Hub(endpoint, None, tmp_path).resolve("org/name", None)
+    assert PASSWORD not in str(caught.value)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from gateway.errors import short_reason
 from gateway.machine.meminfo import memory_sizes
 from gateway.machine.nvml import Nvml
-from gateway.secret import Secret
+from gateway.secret import Secret, shown_address
 
 # Time limit of each request.
 _PATIENCE_S = 5.0
@@ -250,22 +250,24 @@ def containers(base_url: str | None = None) -> Containers | None:
     )
 
 
-def hub(endpoint: str | None, token: Secret | None) -> HubAnswer:
+def hub(endpoint: Secret | None, token: Secret | None) -> HubAnswer:
     """The answer of the Hub to a question about the token, or about models without a token. Only
     values of expected types are used."""
     import httpx
 
-    place = (endpoint or _PUBLIC_HUB).rstrip("/")
+    address = (endpoint.reveal() if endpoint is not None else _PUBLIC_HUB).rstrip("/")
+    place = shown_address(address)
     url, headers = (
-        (f"{place}/api/whoami-v2", {"authorization": f"Bearer {token.reveal()}"})
+        (f"{address}/api/whoami-v2", {"authorization": f"Bearer {token.reveal()}"})
         if token is not None
-        else (f"{place}/api/models?limit=1", {})
+        else (f"{address}/api/models?limit=1", {})
     )
     try:
         answer = httpx.get(url, headers=headers, timeout=_PATIENCE_S)
         account = answer.json() if token is not None and answer.status_code == 200 else {}
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        return HubAnswer(place, problem=short_reason(error), asked_with_token=token is not None)
+        problem = Secret(address).hidden_in(short_reason(error))
+        return HubAnswer(place, problem=problem, asked_with_token=token is not None)
     skew_s = None
     if date := answer.headers.get("date"):
         try:

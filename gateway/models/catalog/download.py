@@ -32,12 +32,12 @@ _RATE_SAMPLES = 10
 
 
 class Job(NamedTuple):
-    """A repository to fetch, sent on stdin so that the token shows in no process list.
+    """A repository to fetch, sent on stdin so that no process list shows the token and the address.
 
     commit: a commit, or the name of a branch; "": the default branch.
     """
 
-    endpoint: str | None
+    endpoint: Secret | None
     token: Secret | None
     notes: str
     models: str
@@ -48,7 +48,10 @@ class Job(NamedTuple):
     @classmethod
     def read(cls, line: bytes) -> Job:
         job = cls(*json.loads(line))
-        return job._replace(token=Secret(str(job.token)) if job.token is not None else None)
+        return job._replace(
+            endpoint=Secret(str(job.endpoint)) if job.endpoint is not None else None,
+            token=Secret(str(job.token)) if job.token is not None else None,
+        )
 
 
 class DownloadProgress(NamedTuple):

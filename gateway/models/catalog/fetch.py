@@ -234,7 +234,7 @@ def _transfer(job: Job, hub: Hub, listing: Listing) -> None:
             job.repo,
             revision=job.commit,
             cache_dir=job.models,
-            endpoint=job.endpoint,
+            endpoint=hub.address,
             token=hub.auth,
             library_name="fitserve",
             allow_patterns=[glob.escape(path) for path in listing.files],

@@ -53,7 +53,7 @@ class HubUnreachable(BadModel):
 class Hub:
     """A client of one Hub.
 
-    endpoint: the Hub's address; None: the public Hub.
+    endpoint: the Hub's address, which may hold a password; None: the public Hub.
     cache: a folder for listings and small files, by commit, so that they need no second request.
     models: the Hub's cache of this user.
     commits: the commits that names of revisions stand for (`Wish.commits`).
@@ -64,14 +64,14 @@ class Hub:
 
     def __init__(
         self,
-        endpoint: str | None,
+        endpoint: Secret | str | None,
         token: Secret | None,
         cache: Path,
         *,
         models: Path | None = None,
         commits: Mapping[str, str] | None = None,
     ) -> None:
-        self.endpoint = endpoint.rstrip("/") if endpoint else None
+        self.endpoint = Secret(endpoint) if isinstance(endpoint, str) else endpoint
         self.token = token
         self.disk = HubCache(models, cache)
         self.commits = dict(commits or {})
@@ -123,7 +123,7 @@ class Hub:
         with self.explained(repo, revision):
             validate_repo_id(repo)
             # The library's model_info would keep an answer of any length in memory.
-            url = f"{self.endpoint or constants.ENDPOINT}/api/models/{repo}"
+            url = f"{self.address or constants.ENDPOINT}/api/models/{repo}"
             url += (
                 "?blobs=true"
                 if revision is None
@@ -186,7 +186,7 @@ class Hub:
         """
         from huggingface_hub import constants
 
-        models = f"{self.endpoint or constants.ENDPOINT}/api/models"
+        models = f"{self.address or constants.ENDPOINT}/api/models"
         url = f"{models}?filter=base_model:quantized:{quote(repo)}"
         with self.explained(repo, None):
             answer = self._receive(
@@ -229,7 +229,7 @@ class Hub:
         from huggingface_hub import hf_hub_url
 
         with self.explained(listing.repo, listing.commit):
-            url = hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.endpoint)
+            url = hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.address)
             return _retry(lambda: self._receive(url, length, offset))
 
     def _receive(self, url: str, length: int, offset: int = 0) -> bytes:
@@ -263,11 +263,16 @@ class Hub:
         return self.token.reveal() if self.token is not None else False
 
     @property
+    def address(self) -> str | None:
+        """The Hub's address for requests, which may hold a password; None: the public Hub's."""
+        return (self.endpoint.reveal().rstrip("/") or None) if self.endpoint is not None else None
+
+    @property
     def place(self) -> str:
         """The Hub's address for messages, without path and credentials."""
         from huggingface_hub import constants
 
-        parts = urlsplit(self.endpoint or constants.ENDPOINT)
+        parts = urlsplit(self.address or constants.ENDPOINT)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     @contextmanager

@@ -48,7 +48,7 @@ class WorkerConfig(NamedTuple):
 
     roots: tuple[str, ...]
     data: str
-    hf_endpoint: str | None
+    hf_endpoint: Secret | None
     hf_token: Secret | None
     installed_only: bool
     allowed_images: tuple[str, ...] | None = None
@@ -59,8 +59,10 @@ class WorkerConfig(NamedTuple):
     def read(cls, frame: bytes) -> WorkerConfig:
         """The configuration of a first frame."""
         config = cls(*json.loads(frame))
-        token = config.hf_token
-        return config._replace(hf_token=Secret(str(token)) if token is not None else None)
+        return config._replace(
+            hf_endpoint=Secret(str(config.hf_endpoint)) if config.hf_endpoint is not None else None,
+            hf_token=Secret(str(config.hf_token)) if config.hf_token is not None else None,
+        )
 
     @property
     def frame(self) -> bytes:

@@ -60,7 +60,7 @@ def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
         },
     }
     with answering(200, json.dumps(said).encode(), late_s=100) as (place, asked):
-        found = hub(place, Secret(TOKEN))
+        found = hub(Secret(place), Secret(TOKEN))
     assert asked == [("/api/whoami-v2", f"Bearer {TOKEN}")]
     assert (found.status, found.user, found.gated) == (200, "me", False)
     assert states(found) == ["ok", "warn", "warn"]
@@ -69,7 +69,7 @@ def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
 
 def test_without_a_token_nothing_secret_is_asked() -> None:
     with answering(200, b"[]") as (place, asked):
-        found = hub(place, None)
+        found = hub(Secret(place), None)
     assert asked == [("/api/models?limit=1", None)]
     assert states(found) == ["ok", "ok", "ok"]
 
@@ -85,7 +85,7 @@ def test_whatever_a_hub_says_is_no_crash() -> None:
         with answering(status, body) as (place, _):
             assert all(
                 state in ("ok", "warn", "fail", "unknown")
-                for state in states(hub(place, Secret(TOKEN)))
+                for state in states(hub(Secret(place), Secret(TOKEN)))
             )
     for place in ("http://127.0.0.1:9", "nonsense", "http://[", "ftp://x"):
-        assert states(hub(place, Secret(TOKEN))) == ["warn", "unknown"]
+        assert states(hub(Secret(place), Secret(TOKEN))) == ["warn", "unknown"]

@@ -60,7 +60,7 @@ async def planning(
     allowed: tuple[str, ...] | None = None,
 ) -> AsyncIterator[MachinePlanner]:
     roots = tuple(map(str, Profiles().roots))
-    url = hub.url() if hub is not None else "http://127.0.0.1:9"
+    url = Secret(hub.url() if hub is not None else "http://127.0.0.1:9")
     process = PlanProcess(
         WorkerConfig(roots, str(tmp_path / "data"), url, Secret(TOKEN), installed_only, allowed)
     )
