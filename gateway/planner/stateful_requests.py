@@ -18,10 +18,12 @@ from gateway.engines.common.candidate import Footprint
 
 # The size of a KV cache is an estimate. It lacks this part of what the rest may need beyond its own
 # estimate. In 33 measured starts, all on GPUs of _MEASURED, it lacked a thirtieth at most
-# (engines/vllm/memory.py). On 12.0 the rest needed three quarters more: 939 and 556 state blocks of
-# Qwen3.8-27B in FP8 and 16 bits (github.com/vllm-project/recipes/pull/831).
+# (engines/vllm/memory.py). Elsewhere the whole band is kept back, and this part of the states at
+# least: on 12.0 there were 939 state blocks of Qwen3.8-27B in FP8 where 1,122 were expected, and
+# 556 of up to 760 in 16 bits (github.com/vllm-project/recipes/pull/831).
 _UNSURE = 4
 _MEASURED = ("9.0",)
+_KEPT_BACK_ELSEWHERE = 3
 # At most this part of the states is kept back.
 _MOST_KEPT_BACK = 2
 # Many requests are planned in steps, so that readings of free memory that differ a little give the
@@ -116,6 +118,8 @@ def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
     group = footprint.candidate.group
     if group and group[0].capability in _MEASURED:
         unsure //= _UNSURE
+    else:
+        unsure = max(unsure, memory.kv_bytes // _KEPT_BACK_ELSEWHERE)
     sure = cache.states(max(0, memory.kv_bytes - unsure)) // per_request
     sure = _stepped(max(1, sure, expected // _MOST_KEPT_BACK))
     return _States(sure, expected, states, memory.kv_bytes)

@@ -86,7 +86,9 @@ def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_i
     None
 ):
     small = published("gemma-3-1b")
-    best = on(machine("t4"), VLLM_REF, model=small).plans[0]
+    # The published heads of 256 take more shared memory in 32 bits than a T4 has.
+    assert verdicts(on(machine("t4"), VLLM_REF, model=small)) == {"no_backend"}
+    best = on(machine("t4"), VLLM_REF, model=published("gemma-3-1b", head_dim=128)).plans[0]
     assert best.dtype.value == "float32"
     assert (
         "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory"

@@ -329,8 +329,8 @@ def test_a_drafter_that_no_backend_computes_is_dropped_with_the_table() -> None:
 
 
 def test_a_drafter_without_room_beside_the_model_costs_only_itself() -> None:
-    # Pages of heads of 1000 cannot share a cache with the target's.
-    odd = DFLASH.evolve(attention=tuple(group.evolve(head_dim=1000) for group in DFLASH.attention))
+    # Pages of heads of 500 cannot share a cache with the target's.
+    odd = DFLASH.evolve(attention=tuple(group.evolve(head_dim=500) for group in DFLASH.attention))
     best = planned(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
     assert (best.speculation.value, best.num_speculative_tokens.value) == ("none", 0)
     assert "do not divide each other" in best.speculation.reason

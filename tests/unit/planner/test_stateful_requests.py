@@ -153,10 +153,17 @@ def test_a_default_beyond_the_states_is_lowered_and_says_why(
     assert f"--max-num-seqs={requests.value}" in plan.argv
 
 
-@pytest.mark.parametrize(("name", "measured"), [("qwen-27b fp8-block", 939), ("qwen-27b", 556)])
-def test_blocks_that_a_user_counted_on_another_gpu_suffice(name: str, measured: int) -> None:
+@pytest.mark.parametrize("ref", [ref for ref in REFS if ref.startswith("vllm")])
+@pytest.mark.parametrize(
+    ("name", "share", "measured"),
+    [("qwen-27b fp8-block", None, 939), ("qwen-27b", None, 556), ("qwen-27b", 0.95, 556)],
+)
+def test_blocks_that_a_user_counted_on_another_gpu_suffice(
+    ref: str, name: str, share: float | None, measured: int
+) -> None:
     """vllm-project/recipes#831: those in 16 bits with a larger share of the memory."""
-    plan = first(name, "rtx-pro-6000", VLLM_REF, text_only=True)
+    arguments = {"args": {"gpu-memory-utilization": share}} if share else {}
+    plan = first(name, "rtx-pro-6000", ref, text_only=True, **arguments)
     assert measured // 2 <= plan.max_num_seqs.value <= measured
 
 

@@ -134,6 +134,19 @@ def _alternatives(expected: tuple[Any, ...]) -> str:
 
 
 # "K=64 is ...": of the sides of a product, with how much is over.
+# KiB of shared memory that a block of threads may take: CUDA C++ Programming Guide, technical
+# specifications per compute capability. All others have at least the last.
+_SHARED_KIB = {
+    "7.0": 96,
+    "7.5": 64,
+    "8.0": 163,
+    "8.7": 163,
+    "9.0": 227,
+    "10.0": 227,
+    "10.3": 227,
+    "11.0": 227,
+}
+_LEAST_SHARED_KIB = 99
 _OVER, _BELOW = "{}={} is not a multiple of {} ({} over)", "{}={} is below {}"
 
 
@@ -324,6 +337,24 @@ def _block_multiple(expected: int, subject: Subject) -> str:
     )
 
 
+def _tile_rows(rows: int, subject: Subject) -> str:
+    """Rows of one block of threads: a tile of queries, and those of keys and values."""
+    attention = subject.attention
+    if attention is None or not attention.head_dim:
+        return Undecided("head size is not known")
+    # Triton's tiles have powers of two.
+    row_bytes = (1 << (attention.head_dim - 1).bit_length()) * (
+        4 if attention.dtype == "float32" else 2
+    )
+    has, needs = _SHARED_KIB.get(subject.capability, _LEAST_SHARED_KIB), rows * row_bytes // 1024
+    if needs <= has:
+        return ""
+    return (
+        f"heads of size {attention.head_dim} in {attention.dtype} take {needs} KiB of shared"
+        f" memory, and a block of compute capability {subject.capability} has {has}"
+    )
+
+
 # --- the table ---
 
 CONDITIONS: dict[str, Condition] = {
@@ -422,6 +453,7 @@ CONDITIONS: dict[str, Condition] = {
     "head_multiple": _multiple("head size", _attention(lambda a: a.head_dim)),
     "min_head": _at_least("head size", _attention(lambda a: a.head_dim)),
     "max_head": _at_most("head size", _attention(lambda a: a.head_dim)),
+    "tile_rows": Condition(_SIZE, _tile_rows),
     "nope_dims": _one_of("qk_nope_head_dim", _attention(lambda a: a.nope_dim), _NUMBERS),
     "rope_dims": _one_of("qk_rope_head_dim", _attention(lambda a: a.rope_dim), _NUMBERS),
     "value_dims": _one_of("v_head_dim", _attention(lambda a: a.value_dim), _NUMBERS),

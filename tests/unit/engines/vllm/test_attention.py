@@ -357,3 +357,34 @@ def test_recurrent_layers_of_some_architectures_bring_their_own_backend() -> Non
     (usual,) = rows(NEWEST_VLLM, "9.0", layer, architecture="KimiLinearForCausalLM")
     (own,) = rows(NEWEST_VLLM, "9.0", layer, architecture="KimiK3ForConditionalGeneration")
     assert (usual.backend, own.backend) == ("GDN_ATTN", "KIMI_K3_KDA")
+
+
+# --- shared memory of a block of threads ---
+
+
+@pytest.mark.parametrize("version", VLLM)
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "kib"),
+    [
+        (128, "float32", 0),
+        (192, "float32", 80),  # in tiles of 256
+        (256, "float16", 0),
+        (256, "float32", 80),  # vllm-project/vllm issue 36802: 81,920 bytes on a T4
+        (512, "float16", 80),  # issue 57712: on two cards of 7.5
+    ],
+)
+def test_heads_beyond_the_shared_memory_of_turing_are_refused(
+    version: str, head_dim: int, dtype: Any, kib: int
+) -> None:
+    """Also as they are forced; Ampere has room for all of them."""
+    heads = group("full", head_dim)
+    turing = Rank(dtype=dtype, kv_dtype="auto", capability="7.5")
+    for forced in ("TRITON_ATTN", "FLEX_ATTENTION"):
+        (row,) = layer_attention((heads,), RULES[version], turing, forced=forced)
+        assert (row.status, row.backend) == (("none", None) if kib else ("ok", forced))
+        if kib and forced == "TRITON_ATTN":
+            assert f"take {kib} KiB of shared memory" in reasons(row)[forced]
+        (row,) = layer_attention(
+            (heads,), RULES[version], turing._replace(capability="8.0"), forced=forced
+        )
+        assert row.backend == forced
