@@ -11,6 +11,10 @@ from starlette.requests import Request
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.proxy.api.protocol import error_headers, request_id
 
+_DESCRIPTION = (
+    "GET /admin/openapi.json describes the API, `fitserve COMMAND --help` the options of a command."
+)
+
 
 def answer_errors(api: FastAPI) -> None:
     """Gives all errors of `api` one form."""
@@ -35,14 +39,12 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
         reason = f"{first['ctx']['error']} at character {int(first['loc'][-1]) + 1}"
         broken = BadRequest(
             f"The request body is not JSON: {reason}.",
-            hint="GET /admin/openapi.json describes the request.",
+            hint=_DESCRIPTION,
         )
         return await _on_error(request, broken)
     field = ".".join(str(part) for part in first["loc"][1:]) or "body"
     problem = first["msg"].removeprefix("Value error, ").rstrip(".")
-    bad = BadRequest(
-        f"{field}: {problem}.", hint="GET /admin/openapi.json describes the request.", param=field
-    )
+    bad = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
     return await _on_error(request, bad)
 
 
@@ -55,19 +57,19 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
             request,
             NotFound(
                 f"The route {method} {request.url.path[:200]} does not exist.",
-                hint="The API is described at /admin/openapi.json.",
+                hint=_DESCRIPTION,
             ),
         )
     if error.status_code != 405:
         # FastAPI's error for an unreadable body: no UTF-8, or nested too deeply.
         unread = BadRequest(
             "The request body is not JSON in UTF-8, or nested too deeply.",
-            hint="GET /admin/openapi.json describes the request.",
+            hint=_DESCRIPTION,
         )
         return await _on_error(request, unread)
     bad = MethodNotAllowed(
         f"{request.url.path[:200]} does not accept {method}.",
-        hint="The API is described at /admin/openapi.json.",
+        hint=_DESCRIPTION,
     )
     response = await _on_error(request, bad)
     response.headers.update(error.headers or {})

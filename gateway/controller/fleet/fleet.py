@@ -9,14 +9,22 @@ from gateway.controller.decisions.eviction import Place
 from gateway.controller.fleet.engine_ports import engine_ports
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.planning_context import PlanningContext
+from gateway.controller.fleet.promises import (
+    add_promise,
+    attempts_of,
+    last_caps,
+    outlived_plan,
+    restorable_plan,
+    shared_bytes,
+    with_promises,
+)
 from gateway.diagnosis.ending import environmental
-from gateway.domain import Attempt, Cap, Failure, Holding, Offer, Plan, Sharing, Wish
+from gateway.domain import Attempt, Failure, Holding, Offer, Sharing, Wish
 from gateway.domain.value import MOST_BYTES
 from gateway.errors import Conflict, no_such_model
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import bytes_reserved
-from gateway.planner.sharing.restore import interrupted_plan, plan_to_restore
-from gateway.planner.sharing.surplus import current_cap, last_cap, partial_offer, surplus_offers
+from gateway.planner.sharing.surplus import current_cap, partial_offer, surplus_offers
 from gateway.planner.starts import PlacedEngine, Stage, shape
 
 
@@ -96,7 +104,7 @@ class Fleet:
         # whole change.
         is_trial = requester is model.trial and not in_place
         if in_place:
-            replaced = _promised(
+            replaced = with_promises(
                 (one for one in model.replicas if one.index == requester.index), {}
             )
             claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
@@ -117,7 +125,7 @@ class Fleet:
             sharing = (
                 sharing._replace(offers=())
                 if is_trial
-                else sharing._replace(restored=_plan_to_restore(model, requester, sharing.cap))
+                else sharing._replace(restored=restorable_plan(model, requester, sharing.cap))
             )
             return PlanningContext(
                 self.wish_beside_others(wish), claims, sharing, if_asked=if_asked
@@ -140,7 +148,7 @@ class Fleet:
             else ()
         )
         sharing = sharing._replace(
-            offers=offers, restored=_plan_to_restore(model, requester, sharing.cap)
+            offers=offers, restored=restorable_plan(model, requester, sharing.cap)
         )
         return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
 
@@ -170,12 +178,12 @@ class Fleet:
         # Replicas that give most come first, so that few have to give. The second offer of a copy
         # follows after the first offers of all copies.
         surplus.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
-        caps = {name: _last_caps(model) for name, model in neighbours.items()}
+        caps = {name: last_caps(model) for name, model in neighbours.items()}
         may = self.evictable_copies(requester)
         if requester is not None:
             requester.offered = frozenset(may)
         leaves = self._eviction_offers(requester, may)
-        past = _attempts(requester, replica) if requester is not None else []
+        past = attempts_of(requester, replica) if requester is not None else []
         home = past[-1].plan.gpus if past else ()
         return Sharing(
             current_cap(past, caps),
@@ -192,7 +200,7 @@ class Fleet:
             model for model in self.models.values() if model is not requester and not model.deleting
         )
         return {
-            model.wish.name: self._with_returning(model.replicas, _promised(model.replicas, {}))
+            model.wish.name: self._with_returning(model.replicas, with_promises(model.replicas, {}))
             for model in neighbours
         }
 
@@ -247,7 +255,7 @@ class Fleet:
             replica.model,
             replica.index,
             copies,
-            _promised([replica], {}),
+            with_promises([replica], {}),
             attempt if sleeps else None,
         )
 
@@ -313,10 +321,10 @@ class Fleet:
         shares: list[Offer] = []
         names = {requester}
         for name, share in waiting:
-            if not shares or _shared_bytes([*shares, share]) <= max(largest.gives.values()):
+            if not shares or shared_bytes([*shares, share]) <= max(largest.gives.values()):
                 shares.append(share)
                 names.add(name)
-        return partial_offer(largest, _shared_bytes(shares or [take])), names
+        return partial_offer(largest, shared_bytes(shares or [take])), names
 
     def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish on a shared machine: few GPUs, unless the wish names them."""
@@ -334,14 +342,14 @@ class Fleet:
         """
         replicas = [replica for replica in self.replicas() if replica is not requester]
         return self._with_returning(
-            replicas, _promised(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
+            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
         )
 
     def claims_of_others(self, model: ManagedModel) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that are taken for models other than this one."""
         replicas = [replica for replica in self.replicas() if replica.model != model.wish.name]
         return self._with_returning(
-            replicas, _promised(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
+            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
         )
 
     def _with_returning(
@@ -366,8 +374,8 @@ class Fleet:
                 and replica.blocked is None
                 and replica.status.state != "quarantined"
             )
-            if stays and comes and (plan := _outlived(replica)) is not None:
-                _promise(plan, promised)
+            if stays and comes and (plan := outlived_plan(replica)) is not None:
+                add_promise(plan, promised)
             elif stays and replica.attempt is None:
                 offers = (
                     *replica.received_offers,
@@ -391,7 +399,7 @@ class Fleet:
         self, model: ManagedModel, replica: ReplicaState | None = None
     ) -> dict[str, int]:
         """Bytes per GPU that live attempts of the model may use; of one replica, or of all."""
-        return _promised([replica] if replica is not None else model.replicas, {})
+        return with_promises([replica] if replica is not None else model.replicas, {})
 
     def holders(
         self, running_names: Collection[str], begun: set[str], now: float
@@ -477,62 +485,6 @@ class Fleet:
                 )
 
 
-def _attempts(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
-    """All starts of the model, or of one replica, by its wanted wish, oldest first."""
-    replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
-    attempts = (
-        one
-        for replica in replicas
-        for one in replica.attempts
-        if one.generation == model.wanted_generation
-    )
-    return sorted(attempts, key=lambda attempt: attempt.id)
-
-
-def _outlived(replica: ReplicaState) -> Plan | None:
-    return interrupted_plan(
-        [attempt for attempt in replica.history if attempt.generation == replica.generation]
-    )
-
-
-def _plan_to_restore(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
-    """The interrupted plan to restore; None for a trial, and for the successor of a serving
-    engine."""
-    serves = replica.attempt is not None and replica.attempt.state == "ready"
-    plan = _outlived(replica) if not serves and replica is not model.trial else None
-    return plan_to_restore(plan, cap) if plan is not None else None
-
-
-def _last_caps(model: ManagedModel) -> list[Cap]:
-    """The last cap of each copy. Copies have different neighbours."""
-    caps = (last_cap(_attempts(model, replica)) for replica in model.replicas)
-    return [cap for cap in caps if cap is not None]
-
-
 def names(wish: Wish) -> tuple[str, ...]:
     """All names under which clients can call the model."""
     return wish.name, *wish.aliases, *wish.loras
-
-
-def _shared_bytes(shares: Sequence[Offer]) -> int:
-    """Bytes of each GPU that one gift needs for all of these shares.
-
-    Each requester counted on the memory that is free beside its share, but that exists once.
-    """
-    beside_bytes = [share.beside for share in shares]
-    return (
-        sum(max(share.gives.values()) for share in shares) + sum(beside_bytes) - max(beside_bytes)
-    )
-
-
-def _promised(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
-    """`promised` plus the bytes per GPU, and of RAM, that live attempts of the replicas may use."""
-    for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
-        for uuid in attempt.plan.devices:
-            promised[uuid] = promised.get(uuid, 0) + attempt.reserved_bytes(uuid)
-    return promised
-
-
-def _promise(plan: Plan, promised: dict[str, int]) -> None:
-    for uuid in plan.devices:
-        promised[uuid] = promised.get(uuid, 0) + plan.memory.promised_bytes

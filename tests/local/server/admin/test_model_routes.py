@@ -122,7 +122,7 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
         assert "no adapter_config.json" in (
             await refused(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
         ).replace(f"{good}/", "")
-        assert "used twice" in await refused(
+        assert "names are equal" in await refused(
             gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409
         )
         assert "adapters of its own" in await refused(

@@ -1,0 +1,69 @@
+"""Plans, caps and bytes that replicas were promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gateway.domain import Attempt, Cap, Offer, Plan
+from gateway.planner.sharing.restore import interrupted_plan, plan_to_restore
+from gateway.planner.sharing.surplus import last_cap
+
+if TYPE_CHECKING:
+    from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+
+
+def attempts_of(model: ManagedModel, replica: ReplicaState | None = None) -> list[Attempt]:
+    """All starts of the model, or of one replica, by its wanted wish, oldest first."""
+    replicas = [replica] if replica is not None and replica is not model.trial else model.replicas
+    attempts = (
+        one
+        for replica in replicas
+        for one in replica.attempts
+        if one.generation == model.wanted_generation
+    )
+    return sorted(attempts, key=lambda attempt: attempt.id)
+
+
+def outlived_plan(replica: ReplicaState) -> Plan | None:
+    return interrupted_plan(
+        [attempt for attempt in replica.history if attempt.generation == replica.generation]
+    )
+
+
+def restorable_plan(model: ManagedModel, replica: ReplicaState, cap: Cap | None) -> Plan | None:
+    """The interrupted plan to restore; None for a trial, and for the successor of a serving
+    engine."""
+    serves = replica.attempt is not None and replica.attempt.state == "ready"
+    plan = outlived_plan(replica) if not serves and replica is not model.trial else None
+    return plan_to_restore(plan, cap) if plan is not None else None
+
+
+def last_caps(model: ManagedModel) -> list[Cap]:
+    """The last cap of each copy. Copies have different neighbours."""
+    caps = (last_cap(attempts_of(model, replica)) for replica in model.replicas)
+    return [cap for cap in caps if cap is not None]
+
+
+def shared_bytes(shares: Sequence[Offer]) -> int:
+    """Bytes of each GPU that one gift needs for all of these shares.
+
+    Each requester counted on the memory that is free beside its share, but that exists once.
+    """
+    beside_bytes = [share.beside for share in shares]
+    return (
+        sum(max(share.gives.values()) for share in shares) + sum(beside_bytes) - max(beside_bytes)
+    )
+
+
+def with_promises(replicas: Iterable[ReplicaState], promised: dict[str, int]) -> dict[str, int]:
+    """`promised` plus the bytes per GPU, and of RAM, that live attempts of the replicas may use."""
+    for attempt in (replica.attempt for replica in replicas if replica.attempt is not None):
+        for uuid in attempt.plan.devices:
+            promised[uuid] = promised.get(uuid, 0) + attempt.reserved_bytes(uuid)
+    return promised
+
+
+def add_promise(plan: Plan, promised: dict[str, int]) -> None:
+    for uuid in plan.devices:
+        promised[uuid] = promised.get(uuid, 0) + plan.memory.promised_bytes
