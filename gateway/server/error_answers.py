@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from gateway.disk_fault import DISK_ERRORS, unwritten
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
 from gateway.proxy.api.protocol import error_headers, request_id
 
@@ -21,6 +25,7 @@ def answer_errors(api: FastAPI) -> None:
     api.add_exception_handler(FitserveError, _on_error)
     api.add_exception_handler(RequestValidationError, _on_invalid)
     api.add_exception_handler(HTTPException, _on_http)
+    api.add_exception_handler(OSError, _on_disk)
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
@@ -46,6 +51,16 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     problem = first["msg"].removeprefix("Value error, ").rstrip(".")
     bad = BadRequest(f"{field}: {problem}.", hint=_DESCRIPTION, param=field)
     return await _on_error(request, bad)
+
+
+async def _on_disk(request: Request, error: Exception) -> JSONResponse:
+    """The answer for a file that could not be written; any other error is a bug."""
+    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS or not error.filename:
+        raise error
+    path = Path(os.fsdecode(error.filename))
+    return await _on_error(
+        request, unwritten(f"{path} could not be written", path.parent, error, "")
+    )
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:

@@ -28,6 +28,7 @@ from typing import IO, Annotated, NamedTuple, Self
 
 import msgspec
 
+from gateway.disk_fault import unwritten
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store import database_files
 from gateway.store.database import VERSION, Damaged, Database, foreign_part
@@ -109,10 +110,7 @@ def write_backup(data: Path, output: IO[bytes], version: str) -> None:
             for path in sorted((data / _FOLDER).rglob("*.yaml")):
                 _add(archive, str(path.relative_to(data)), path.read_bytes())
     except OSError as error:
-        raise StoreError(
-            f"The backup could not be written: {error.strerror or error}.",
-            hint="Free disk space, then try again.",
-        ) from None
+        raise unwritten("The backup could not be written", data, error, "") from None
     finally:
         for path in (
             copy,
@@ -143,10 +141,7 @@ def restore_backup(
             path.rename(data / path.name)
         return Restored(manifest.fitserve, manifest.made_at, *counts, former_folder)
     except OSError as error:
-        raise StoreError(
-            f"{data} cannot be written: {error.strerror or error}.",
-            hint="Free disk space or repair its permissions.",
-        ) from None
+        raise unwritten(f"{data} cannot be written", data.parent, error, "") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -181,9 +176,8 @@ def _copy_database(data: Path, copy: Path) -> None:
             target.commit()
             problem = target.execute("PRAGMA integrity_check(1)").fetchone()[0]
     except sqlite3.Error as error:
-        raise StoreError(
-            f"The database {source} could not be copied: {error}.",
-            hint="See the gateway's log.",
+        raise unwritten(
+            f"The database {source} could not be copied", copy.parent, error, ""
         ) from None
     if problem != "ok":
         raise StoreError(

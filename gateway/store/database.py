@@ -23,6 +23,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from gateway.disk_fault import ROOM_BYTES, unwritten
 from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.store import database_files
@@ -154,8 +155,6 @@ _UPGRADES = {
     15: _ESTIMATES,
 }
 _WORD = re.compile(r"[a-z_]+")
-# With fewer free bytes the next change would fail again.
-_ROOM_BYTES = 1024 * 1024
 # The statements after the schema for a new database.
 _ADDITIONS = (
     _SEALS,
@@ -273,7 +272,7 @@ class Database:
         with self.change() as db:
             # The journal can have free space inside, so this write alone proves nothing for the
             # next change.
-            if shutil.disk_usage(self.path.parent).free < _ROOM_BYTES:
+            if shutil.disk_usage(self.path.parent).free < ROOM_BYTES:
                 raise OSError(errno.ENOSPC, "the disk is still full")
             db.execute("UPDATE meta SET value=value WHERE key='instance'")
 
@@ -395,10 +394,10 @@ class Database:
                 self._mirror.note_damage(str(error))
             if doing == "written":
                 self._write_error = str(error)
-            raise StoreError(
-                f"The database {self.path} could not be {doing}: {error}. Nothing was changed.",
-                hint=(
-                    "Free disk space or repair the permissions of FITSERVE_DATA_DIR, then try"
-                    " again."
-                ),
-            ) from None
+            # The text of an error of SQLite can contain bytes of a damaged file.
+            thing = f"The database {self.path} could not be {doing}"
+            if isinstance(error, UnicodeDecodeError):
+                raise StoreError(
+                    f"{thing}: {error}. Nothing was changed.", hint="Restore a backup."
+                ) from None
+            raise unwritten(thing, self.path.parent, error) from None

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from gateway.disk_fault import unwritten
 from gateway.domain import Attempt, Value, Wish
-from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.store import atomic_file
 from gateway.store.store import Store
@@ -41,10 +41,8 @@ class RunningEngines:
         try:
             atomic_file.write(self._folder / f"{name}.json", entry.model_dump_json().encode())
         except OSError as error:
-            raise StoreError(
-                f"{self._folder} cannot be written: {error.strerror}. The engine is not started.",
-                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
-            ) from None
+            thing = f"{self._folder} cannot be written"
+            raise unwritten(thing, self._folder, error, "The engine is not started.") from None
 
     def remove(self, name: str) -> None:
         """Remove a record. A failure is harmless: only a database without models reads records."""

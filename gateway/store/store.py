@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
+from gateway.disk_fault import disk_fault
 from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
@@ -62,8 +63,15 @@ class Store:
         if self.problem is not None:
             raise StoreError(
                 f"Nothing can be changed now: {self.problem}.",
-                hint="Engines keep running; see the gateway's log.",
+                hint=f"Engines keep running. {self._cure()}.",
             )
+
+    def _cure(self) -> str:
+        """The step that makes changes possible. A gateway that began with a copy keeps it."""
+        fault = disk_fault(self.path.parent)
+        if fault is not None:
+            return f"{fault.cure}, then start the gateway again"
+        return "Mend this, unless it is mended, and start the gateway again"
 
     @property
     def instance(self) -> str:

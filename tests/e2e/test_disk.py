@@ -8,7 +8,7 @@ import json
 import os
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -272,3 +272,84 @@ def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(
     gateway.kill()
     gateway.start()
     assert good(gateway, key) == {False}
+
+
+CHANGES: tuple[tuple[str, str, dict[str, object] | None], ...] = (
+    ("POST", "/admin/models", {"name": "late", "endpoint": "http://127.0.0.1:9/v1"}),
+    ("PATCH", "/admin/models/far", {"aliases": ["other-name"]}),
+    ("PATCH", "/admin/models/m", {"context": 512}),
+    ("POST", "/admin/models/far/retry", None),
+    ("POST", "/admin/models/m/stop", None),
+    ("POST", "/admin/models/m/start", None),
+    ("DELETE", "/admin/models/far", None),
+    ("DELETE", "/admin/facts/1", None),
+    ("POST", "/admin/keys", {"name": "late", "scopes": ["admin"]}),
+    ("GET", "/admin/backup", None),
+)
+
+
+def known(gateway: Gateway) -> dict[str, object]:
+    """Wishes of models, and whether each is stopped: the subjects of changes."""
+    models = {one["name"] for one in gateway.client.get("/admin/models").json()["data"]}
+    views = [gateway.client.get(f"/admin/models/{name}").json() for name in sorted(models)]
+    return {one["name"]: (one["wish"], one["state"] in ("stopping", "stopped")) for one in views}
+
+
+@contextlib.contextmanager
+def full(gateway: Gateway, disk: Path) -> Iterator[str]:
+    filler = fill(disk)
+    try:
+        assert refused(gateway, length=20)
+        yield "no space is left in"
+    finally:
+        filler.unlink()
+
+
+@contextlib.contextmanager
+def read_only(gateway: Gateway, disk: Path) -> Iterator[str]:
+    """The gateway starts on the read-only folder, and is killed before the end: no model could be
+    removed from a gateway that began with a copy."""
+    gateway.kill()
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
+    try:
+        gateway.start()
+        gateway.until("m", "ready")
+        yield "is read-only"
+    finally:
+        gateway.kill()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+        gateway.start()
+
+
+@pytest.mark.parametrize("fault", [full, read_only])
+def test_each_kind_of_change_is_kept_or_refused_in_words(
+    small: tuple[Gateway, Path],
+    fault: Callable[[Gateway, Path], contextlib.AbstractContextManager[str]],
+) -> None:
+    gateway, disk = small
+    far = {"name": "far", "endpoint": "http://127.0.0.1:9/v1"}
+    assert gateway.client.post("/admin/models", json=far).status_code == 202
+    with fault(gateway, disk) as cause:
+        before, refusals = known(gateway), 0
+        for method, path, body in CHANGES:
+            answer = gateway.client.request(method, path, json=body)
+            if answer.status_code == 507:
+                refusals += 1
+                message = answer.json()["error"]["message"]
+                assert cause in message, (path, message)
+                assert str(disk) in message, (path, message)
+                assert "log" not in message.split(), (path, message)
+                assert known(gateway) == before, path
+            elif (method, path) == ("DELETE", "/admin/facts/1"):
+                assert answer.status_code == 404
+            elif method != "GET":
+                # A change of some bytes may have room.
+                assert answer.status_code < 300, (path, answer.text)
+                before = known(gateway)
+        assert refusals >= 5
+        serves(gateway)
+    gateway.kill()
+    gateway.start()
+    gateway.until("m", "ready")
+    assert known(gateway) == before

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
+from gateway.disk_fault import unwritten
 from gateway.domain import EngineRef
 from gateway.engines.inquiry import script
 from gateway.errors import HostError
@@ -42,10 +43,8 @@ def _temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
                 shutil.rmtree(leftover, ignore_errors=True)
         return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
     except OSError as error:
-        raise HostError(
-            f"The folder {folder} cannot be used: {error.strerror}.",
-            hint="Free disk space or correct the folder's rights.",
-        ) from error
+        fault = unwritten(f"The folder {folder} cannot be used", folder, error, "")
+        raise HostError(fault.message, hint=fault.hint) from error
 
 
 class OnePython:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+from gateway.disk_fault import unwritten
 from gateway.domain.units import MIB
 from gateway.domain.wish import pinned
 from gateway.errors import BadModel, short_reason
@@ -334,11 +336,9 @@ class Hub:
                 hint="Choose another Hub, or try again later.",
             )
         if isinstance(error, OSError) and error.errno is not None:
-            path = error.filename or self.disk.notes
-            return BadModel(
-                f"{path} cannot be written: {error.strerror}.",
-                hint="Free disk space, or let the gateway's user write there.",
-            )
+            path = Path(os.fsdecode(error.filename or self.disk.notes))
+            full = unwritten(f"{path} cannot be written", path.parent, error, "")
+            return BadModel(full.message, hint=full.hint)
         return HubUnreachable(
             f"The Hugging Face Hub at {self.place} cannot be reached, or the connection broke"
             f" ({short_reason(error)}).",

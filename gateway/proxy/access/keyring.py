@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.disk_fault import unwritten
 from gateway.domain import Value
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
@@ -247,7 +248,4 @@ class Keyring:
         try:
             atomic_file.write(self._file, _STORED_KEYS.dump_json(stored))
         except OSError as error:
-            raise StoreError(
-                f"{self._file} cannot be written: {error.strerror}. Nothing was changed.",
-                hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
-            ) from None
+            raise unwritten(f"{self._file} cannot be written", self._file.parent, error) from None

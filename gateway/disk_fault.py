@@ -1,0 +1,79 @@
+"""The reasons why a folder cannot be written, in words for operators."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.errors import StoreError
+
+# With fewer free bytes the next change would fail again.
+ROOM_BYTES = 1024 * 1024
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM})
+# Numbers of errors of the system that a disk causes.
+DISK_ERRORS = _NO_SPACE | _NO_PERMISSION | {errno.EROFS, errno.EIO}
+
+
+class DiskFault(NamedTuple):
+    """The fault of a folder, and its cure: a clause and an imperative without a full stop."""
+
+    cause: str
+    cure: str
+
+
+def disk_fault(folder: Path, error: BaseException | None = None) -> DiskFault | None:
+    """Why the folder cannot be written; None: nothing is known.
+
+    error: of a write into it. Without a number of the system, as SQLite's, the state of the folder
+    gives the reason.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_FULL:
+        number = errno.ENOSPC
+    if number == errno.EROFS or (number is None and _is_read_only(folder)):
+        return DiskFault(
+            f"the file system of {folder} is read-only",
+            "Mount it for writing (after a fault of the disk, `dmesg` has the reason)",
+        )
+    if number in _NO_SPACE or (number is None and _is_full(folder)):
+        return DiskFault(
+            f"no space is left in {folder}", f"Free disk space on the file system of {folder}"
+        )
+    if number in _NO_PERMISSION or (number is None and not os.access(folder, os.W_OK | os.X_OK)):
+        return DiskFault(
+            f"the user of the gateway (uid {os.geteuid()}) has no permission to write in {folder}",
+            f"Repair owner and permissions of {folder}",
+        )
+    return None
+
+
+def unwritten(
+    thing: str, folder: Path, error: OSError | sqlite3.Error, effect: str = "Nothing was changed."
+) -> StoreError:
+    """The error of a change that could not be written: `thing` with a verb, folder, reason, effect
+    and cure."""
+    reason = getattr(error, "strerror", None) or str(error)
+    fault = disk_fault(folder, error)
+    cause, cure = fault or (f"{reason} in {folder}", f"Repair the disk of {folder}")
+    return StoreError(f"{thing}: {cause}. {effect}".rstrip(), hint=f"{cure}, then try again.")
+
+
+def _is_read_only(folder: Path) -> bool:
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether there is no room for a change: bytes or files."""
+    try:
+        free_bytes, counts = shutil.disk_usage(folder).free, os.statvfs(folder)
+    except OSError:
+        return False
+    return free_bytes < ROOM_BYTES or (counts.f_files > 0 and counts.f_favail == 0)
