@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
-import sqlite3
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.errors import StoreError
+
+if TYPE_CHECKING:
+    import sqlite3
 
 # With fewer free bytes the next change would fail again.
 ROOM_BYTES = 1024 * 1024
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM})
+# SQLITE_FULL of sqlite3, which a plan does not load.
+_SQLITE_FULL = 13
 # Numbers of errors of the system that a disk causes.
 DISK_ERRORS = _NO_SPACE | _NO_PERMISSION | {errno.EROFS, errno.EIO}
 
@@ -33,7 +36,7 @@ def disk_fault(folder: Path, error: BaseException | None = None) -> DiskFault | 
     gives the reason.
     """
     number = error.errno if isinstance(error, OSError) else None
-    if (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_FULL:
+    if (getattr(error, "sqlite_errorcode", 0) & 0xFF) == _SQLITE_FULL:
         number = errno.ENOSPC
     if number == errno.EROFS or (number is None and _is_read_only(folder)):
         return DiskFault(
@@ -73,7 +76,9 @@ def _is_read_only(folder: Path) -> bool:
 def _is_full(folder: Path) -> bool:
     """Whether there is no room for a change: bytes or files."""
     try:
-        free_bytes, counts = shutil.disk_usage(folder).free, os.statvfs(folder)
+        counts = os.statvfs(folder)
     except OSError:
         return False
-    return free_bytes < ROOM_BYTES or (counts.f_files > 0 and counts.f_favail == 0)
+    return counts.f_bavail * counts.f_frsize < ROOM_BYTES or (
+        counts.f_files > 0 and counts.f_favail == 0
+    )

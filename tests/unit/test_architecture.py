@@ -35,6 +35,7 @@ ARROWS = {
 }
 BASE = frozenset(
     [
+        "disk_fault",
         "errors",
         "file_reading",
         "health",
