@@ -14,6 +14,7 @@ from gateway.domain import Failure
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
 from tests.support.cure_reports import REPORTS, measure
+from tests.support.engine_logs import written
 from tests.support.paths import LOGS, ROOT
 from tests.support.yaml_file import read_yaml
 
@@ -295,3 +296,43 @@ def test_the_first_steps_of_a_public_report_help(report: dict[str, Any]) -> None
     # Where the kind is not right today, `kind` has the one that is told.
     assert failure.kind in (report["kinds"] if "kind" not in report else [report["kind"]])
     assert helpful >= report.get("least", 2), failure.steps
+
+
+@pytest.mark.parametrize(
+    ("line", "frames", "first", "never"),
+    [
+        (
+            "RuntimeError: Prefill out of memory. Try to lower your batch size.",
+            ["sglang/srt/managers/scheduler.py:event_loop_normal"],
+            "Allow fewer requests",
+            "Lower --mem-fraction-static",
+        ),
+        (
+            "RuntimeError: Failed: CUDA error /src/DeepEP/csrc/kernels/intranode.cu:98 'frob'",
+            ["sglang/srt/layers/moe/token_dispatcher/deepep.py:_run", "deep_ep/buffer.py:run"],
+            "Exchange tokens without DeepEP",
+            "NVSHMEM_HCA_LIST",
+        ),
+        (
+            "RuntimeError: no prefill kernel for num_qo_heads=12",
+            ["sglang/srt/layers/attention/frob_backend.py:forward", "flashinfer/mla/frob.py:run"],
+            "Use another tensor parallel size",
+            "another attention backend",
+        ),
+        (
+            "IndexError: index 70000 is out of bounds for dimension 1 with size 65536",
+            ["sglang/srt/sampling/sampling_batch_info.py:apply_logits_bias"],
+            "Refuse requests",
+            "Use the other engine",
+        ),
+    ],
+    ids=["no slots", "one machine", "heads", "tokens of a request"],
+)
+def test_a_step_that_cannot_change_the_failure_is_left_out(
+    line: str, frames: list[str], first: str, never: str
+) -> None:
+    engine = "sglang==0.5.10.post1"
+    report = {"engine": engine, "phase": "serving", "frames": frames, "raises": line}
+    failure, _ = diagnose([written(report | {"served": True})], SIGNATURES, engine)
+    assert failure.steps[0].startswith(first), failure.steps
+    assert not any(never in step for step in failure.steps)
