@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 
 from gateway.domain import Engine, EngineRef
@@ -44,6 +46,37 @@ def foreign_python(folder: Path) -> str | None:
         return (folder / COMPLETE).read_text().splitlines()[1]
     except (OSError, IndexError):
         return None
+
+
+def packages_identity(folder: Path) -> str:
+    """A digest of the packages that are installed in the foreign environment of the engine's
+    folder, by names, versions and times of installation; "" for an environment of its own.
+
+    Raises OSError.
+    """
+    try:
+        package = (folder / COMPLETE).read_text().splitlines()[2]
+    except IndexError:
+        return ""
+    # Pure packages and others can be in two folders.
+    place = Path(package).parent
+    kinds = [place.parents[2] / lib / place.parent.name / place.name for lib in ("lib", "lib64")]
+    places = {path.resolve() for path in (place, *kinds) if path.is_dir()}
+    records = [
+        (entry.name, _record_time(Path(entry.path)))
+        for path in sorted(places)
+        for entry in sorted(os.scandir(path), key=lambda entry: entry.name)
+        if entry.name.endswith((".dist-info", ".egg-info", ".egg-link", ".pth"))
+    ]
+    return hashlib.sha256(repr(records).encode()).hexdigest()[:16]
+
+
+def _record_time(path: Path) -> int:
+    """When the list of a package's files was written; of a file, its own time; 0: never."""
+    for file in (path / "RECORD", path):
+        with suppress(OSError):
+            return file.stat().st_mtime_ns
+    return 0
 
 
 def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:

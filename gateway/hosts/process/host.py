@@ -55,7 +55,14 @@ from gateway.hosts.process.log_file import LogFileReader, trim
 from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.hosts.process.prepared.process_start import ProcessStart
 from gateway.hosts.process.records import Record, Records
-from gateway.machine.environment import COMPLETE, engine_dir, installed, is_installed, variables
+from gateway.machine.environment import (
+    COMPLETE,
+    engine_dir,
+    installed,
+    is_installed,
+    packages_identity,
+    variables,
+)
 from gateway.secret import Secret
 from gateway.store import atomic_file
 
@@ -221,7 +228,9 @@ class ProcessHost:
                 hint=f"Run `fitserve engine install {engine}`.",
             )
         with as_host_error():
-            return f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
+            identity = f"{environment.name} of {(environment / COMPLETE).stat().st_mtime_ns}"
+            packages = packages_identity(environment)
+            return f"{identity} with {packages}" if packages else identity
 
     # --- records ---
 

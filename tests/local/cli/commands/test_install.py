@@ -3,6 +3,7 @@ environment that exists; no index is asked."""
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import zipfile
@@ -12,8 +13,9 @@ import pytest
 
 from gateway.cli.commands.engine import engine_rm
 from gateway.cli.commands.install import InstallFailed, adopt_environment, find_uv, install, script
-from gateway.domain import Engine
+from gateway.domain import Engine, EngineRef
 from gateway.errors import BadRequest
+from gateway.hosts.process.host import ProcessHost
 from gateway.machine.environment import engine_dir, foreign_python, is_installed
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
@@ -150,6 +152,45 @@ def test_an_environment_that_exists_is_taken_as_it_is(
     (info,) = theirs.rglob("tinyengine-1.0.dist-info")
     info.rename(info.with_name("tinyengine-2.0.dist-info"))
     assert not is_installed(settings.data, made)
+
+
+def test_packages_that_come_later_change_the_identity_of_an_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cli.commands.install._ROOM_BYTES", 0)
+    wheels, made = tmp_path / "wheels", made_of("tinyengine==1.0")
+    wheel(wheels, "tinyengine", "1.0")
+    wheel(wheels, "tinypart", "1.0")
+    wheel(wheels, "tinypart", "2.0")
+    theirs = Settings(data_dir=tmp_path / "theirs")
+    python = install(made, Profiles(), theirs, lambda _: None, wheels) / "bin" / "python"
+    data = tmp_path / "data"
+    adopt_environment(made, python, Settings(data_dir=data))
+
+    def identity() -> str:
+        reference = EngineRef(kind=made.kind, version=made.version)
+        return asyncio.run(ProcessHost(data).identity(reference))
+
+    def pip(*arguments: str) -> None:
+        places = ["--offline", "--no-index", "--find-links", str(wheels), "--python", str(python)]
+        verb, *packages = arguments
+        options = places[-2:] if verb == "uninstall" else places
+        subprocess.run([find_uv(), "pip", verb, "-q", *options, *packages], check=True)
+
+    identities = [identity()]
+    subprocess.run([python, "-c", "import tinyengine"], check=True)
+    assert identity() == identities[0], "an import changes no package"
+    for arguments in (
+        ("install", "tinypart==1.0"),
+        ("install", "tinypart==2.0"),
+        ("install", "--reinstall", "tinypart==2.0"),
+        ("uninstall", "tinypart"),
+    ):
+        pip(*arguments)
+        identities.append(identity())
+        assert identity() == identities[-1]
+    assert identities[-1] == identities[0], "the same packages as in the beginning"
+    assert len(set(identities)) == len(identities) - 1
 
 
 @pytest.mark.parametrize(
