@@ -938,6 +938,57 @@ async def test_unread_lists_ahead_hold_a_piece_of_one_list() -> None:
         await writer.wait_closed()
 
 
+LONG_LIST = b"x" * 1_600_000
+
+
+async def long_list(_scope: Any, receive: Any, send: Any) -> None:
+    """An application whose every answer is as long as the list of 2,000 models."""
+    await receive()
+    length = [(b"content-length", b"%d" % len(LONG_LIST))]
+    await send({"type": "http.response.start", "status": 200, "headers": length})
+    await send({"type": "http.response.body", "body": LONG_LIST})
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/admin/models"])
+async def test_as_many_requests_as_may_wait_are_all_answered_from_bounded_bytes(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No request of a full pipeline is refused, and an unread one holds some pieces of a list."""
+    monkeypatch.setattr("tests.support.dataplane.echo", long_list)
+    async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
+        names = [f"{'m' * 90}{number}" for number in range(3000)]
+        plane.routes.table = RouteTable({name: model(upstream.url, name=name) for name in names})
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+        connection.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=connection)
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        count = guard.PIPELINED + 1
+        writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode() * count)
+        await until(lambda: any(one.write_paused for one in plane.connections))
+        (front,) = plane.connections
+        assert isinstance(front, ClientConnection)
+        most = 0
+        for _ in range(1000):
+            await asyncio.sleep(0)
+            most = max(most, front.transport.get_write_buffer_size())
+        assert front.pipelined <= guard.PIPELINED
+        assert not front.transport.is_reading()
+        assert 0 < most <= 4 * PIECE_BYTES
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        async with asyncio.timeout(hang_s()):
+            for _ in range(count):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 200"), head
+                size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+                assert size > PIECE_BYTES
+                await reader.readexactly(size)
+                most = max(most, front.transport.get_write_buffer_size())
+        assert most <= 4 * PIECE_BYTES
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
     """Kept answers are bounded. Its requests are answered once it reads, up to the request that was
     too far ahead."""
@@ -961,10 +1012,12 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
                 front.transport.set_write_buffer_limits(high=4096)
         assert not front.transport.is_reading()
         held = front.transport.get_write_buffer_size()
+        assert held <= 4 * PIECE_BYTES
         writer.write(one * 1000)
         for _ in range(1000):
             await asyncio.sleep(0)
         assert front.transport.get_write_buffer_size() <= held
+        assert front.pipelined <= guard.PIPELINED
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(hang_s()):
             for number in range(asked + 1000):
