@@ -23,8 +23,11 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     print_paragraph(explain.headline(decision))
     for words in explain.offer_words(decision):
         print_paragraph(f"Before its start {words}.")
+    if decision.waits:
+        print_paragraph(decision.waits)
     if decision.plans:
         show_plan(decision.plans[0], decision.why_gpus, decision.start)
+        _show_nodes(decision)
     elif not decision.rejected and decision.engines:
         print_paragraph("No engine for this model can be started here.")
     else:
@@ -56,6 +59,25 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
 
 
 _MOST_SHAPES = 8
+
+
+def _show_nodes(decision: Any) -> None:
+    """Print the node of every rank; nothing of one machine."""
+    plan = decision.plans[0]
+    if not plan.nodes:
+        return
+    from gateway.planner.nodes.words import node_rows
+
+    say("\nNodes")
+    rows = node_rows(plan)
+    rest = f"{len(rows) - _MOST_ROWS} more; --json has all" if len(rows) > _MOST_ROWS else ""
+    print_table(("COPY", "NODE", "RANKS", "GPUS", "PORTS"), rows[:_MOST_ROWS])
+    for line in (rest, decision.why_nodes):
+        if line:
+            print_paragraph(f"{line}.", indent=2, first="  ")
+
+
+_MOST_ROWS = 16
 
 
 def show_matrix(cells: Any, *, as_json: bool) -> None:

@@ -34,7 +34,17 @@ if TYPE_CHECKING:
         MethodRule,
     )
     from gateway.domain.facts import Fact, FactKind, Failure, Served
-    from gateway.domain.hardware import Gpu, GpuProcess, Hardware, Link, Pcie
+    from gateway.domain.hardware import (
+        Cluster,
+        Gpu,
+        GpuProcess,
+        Hardware,
+        Link,
+        Network,
+        Node,
+        NodeLink,
+        Pcie,
+    )
     from gateway.domain.model import (
         Adapter,
         AdapterLayer,
@@ -62,6 +72,7 @@ if TYPE_CHECKING:
         Memory,
         ModelForm,
         ModelRef,
+        NodeRanks,
         Offer,
         OpenQuestions,
         Plan,
@@ -114,15 +125,15 @@ _NAMES = {
     ),
     "engine": "Advisory CacheDefault Engine Flag Install Method MethodRule",
     "facts": "Fact FactKind Failure Served",
-    "hardware": "Gpu GpuProcess Hardware Link Pcie",
+    "hardware": "Cluster Gpu GpuProcess Hardware Link Network Node NodeLink Pcie",
     "model": (
         "Adapter AdapterLayer AttentionGroup Experts ModelSpec Quant QuantPlace Recurrent "
         "Shard TensorGroup"
     ),
     "plan": (
         "AdapterRef BoolChoice Cap Choice Decision EngineHere Estimate Holding IntChoice "
-        "LayerAttention LayerKernel Memory ModelForm ModelRef Offer OpenQuestions Plan "
-        "Question Refusal Rejected Rival RuleGap Sharing Speed StartSettings StrChoice "
+        "LayerAttention LayerKernel Memory ModelForm ModelRef NodeRanks Offer OpenQuestions "
+        "Plan Question Refusal Rejected Rival RuleGap Sharing Speed StartSettings StrChoice "
         "WouldFit bool_choice int_choice str_choice"
     ),
     "running": (
@@ -161,6 +172,7 @@ __all__ = [
     "Change",
     "ChatTemplate",
     "Choice",
+    "Cluster",
     "Decision",
     "Engine",
     "EngineAnswer",
@@ -195,6 +207,10 @@ __all__ = [
     "ModelRef",
     "ModelSpec",
     "Mount",
+    "Network",
+    "Node",
+    "NodeLink",
+    "NodeRanks",
     "Observation",
     "Offer",
     "OpenQuestions",

@@ -1,4 +1,4 @@
-"""A machine as the probe reads it, and the errors of its GPUs.
+"""A machine as the probe reads it, the errors of its GPUs, and several machines as a cluster.
 
 A reading that the machine does not give is None, never a guess.
 """
@@ -110,6 +110,61 @@ class Hardware(Value):
         indices = {gpu.index for gpu in gpus}
         links = tuple(link for link in self.links if link.a in indices and link.b in indices)
         return self.evolve(gpus=gpus, links=links)
+
+
+class Network(Value):
+    """A connection between two nodes. None: nobody measured it."""
+
+    bytes_s: float | None = Field(
+        None, gt=0, le=1e15, description="bytes per second of one direction"
+    )
+    latency_s: float | None = Field(
+        None, ge=0, le=10, description="seconds that a small message takes one way"
+    )
+    rdma: Literal["infiniband", "roce", "none"] | None = Field(
+        None, description="whether a node reads another node's memory without its processor"
+    )
+
+
+class NodeLink(Network):
+    """The network between the nodes `a` and `b`, by name."""
+
+    a: str
+    b: str
+
+
+class Node(Value):
+    """A machine of a cluster."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$")
+    hardware: Hardware
+    address: str | None = Field(
+        None, max_length=253, description="where other nodes reach it; None: not known"
+    )
+    ports: tuple[int, ...] = Field((), description="ports that are in use there")
+    weights: tuple[str, ...] = Field(
+        (), description="models whose weights are on its disk, as `source` or `source@revision`"
+    )
+
+
+class Cluster(Value):
+    """Several nodes with unique names and GPUs.
+
+    network: between nodes that `links` does not name.
+    """
+
+    schema_: Literal["fitserve.cluster/1"] = Field("fitserve.cluster/1", alias="schema")
+    nodes: tuple[Node, ...] = Field(min_length=1, max_length=1024)
+    links: tuple[NodeLink, ...] = ()
+    network: Network = Network()
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        populate_by_name=True,
+        serialize_by_alias=True,
+        defer_build=True,
+    )
 
 
 class Xid(Value):

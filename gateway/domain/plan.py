@@ -253,6 +253,22 @@ class Holding(Value):
     words: str = Field("", description="the same for people, with the numbers of the GPUs")
 
 
+class NodeRanks(Value):
+    """The ranks of one copy of an engine on one node of a cluster.
+
+    The first node of a copy answers requests; the others (`node_rank` above 0) compute alone.
+    """
+
+    node: str
+    copy_number: int = Field(0, ge=0, description="of the copy, from 0")
+    node_rank: int = Field(0, ge=0, description="place of the node among those of its copy")
+    ranks: tuple[int, ...] = Field(description="ranks of the engine on this node, in order")
+    gpus: tuple[str, ...] = Field(description="UUIDs, one per rank; empty on a CPU")
+    ports: dict[str, int] = Field(
+        {}, description="ports of this node at which other nodes of the copy meet, by use"
+    )
+
+
 class Plan(Value):
     """A complete way to run a model. argv, env: the start, by the choices."""
 
@@ -262,6 +278,11 @@ class Plan(Value):
     model: ModelRef
     engine: EngineRef
     gpus: tuple[str, ...] = Field((), description="UUIDs, one per rank; empty on a CPU")
+    nodes: tuple[NodeRanks, ...] = Field(
+        (),
+        exclude_if=lambda rows: not rows,
+        description="in a cluster: the node of every rank; empty: there is one machine",
+    )
     tensor_parallel: Choice[int]
     pipeline_parallel: Choice[int]
     expert_parallel: Choice[bool]
@@ -340,6 +361,11 @@ class Plan(Value):
         return self.max_num_seqs.value * self.data_parallel.value
 
     @property
+    def span(self) -> int:
+        """Nodes of one copy."""
+        return max((row.node_rank + 1 for row in self.nodes), default=1)
+
+    @property
     def halved(self) -> bool:
         """Whether the planner chose to quantize the weights, because memory is short."""
         return self.quantization.source == "memory model"
@@ -357,6 +383,7 @@ class Plan(Value):
             sorted(self.env.items()),
             # A plan without adapters keeps the fingerprint that it had before adapters existed.
             *([adapter.model_dump() for adapter in self.adapters]),
+            *([row.model_dump() for row in self.nodes]),
         ]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -470,6 +497,16 @@ class Decision(Value):
         (), description="what other models give before the first plan is started"
     )
     would_fit: WouldFit | None = Field(None, description="where there is no plan: what would fit")
+    why_nodes: str = Field(
+        "",
+        exclude_if=lambda why: not why,
+        description="in a cluster: the nodes of a copy of the first plan, and why, in figures",
+    )
+    waits: str = Field(
+        "",
+        exclude_if=lambda why: not why,
+        description="in a cluster without a plan now: what a plan over nodes waits for",
+    )
     holders: tuple[Holding, ...] = Field(
         (), description="where there is no plan: which models hold how much of which GPU"
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gateway.domain.answer import EngineAnswer, InquiryResult
 from gateway.domain.facts import Fact, Served
-from gateway.domain.hardware import Hardware
+from gateway.domain.hardware import Cluster, Hardware
 from gateway.domain.plan import (
     UNSHARED,
     Offer,
@@ -40,6 +40,7 @@ class PlanRequest:
 
     machine: None: the planner reads this machine, or the snapshot `machine_name`.
     machine_name: of a snapshot or a given machine; "": this machine.
+    cluster: the nodes to plan for, of which `machine` is one; None: there is one machine.
     claims: bytes by GPU UUID of engines that run or start.
     answers: of engine versions about this model. pins: digests by image name.
     include_uninstalled: the decision also shows engines that cannot be started here, and, without a
@@ -57,6 +58,7 @@ class PlanRequest:
     running: RunningPlan | None = None
     include_uninstalled: bool = False
     include_files: bool = False
+    cluster: Cluster | None = None
 
 
 class PlanResult(NamedTuple):

@@ -47,6 +47,7 @@ def layout_of(plan: Plan) -> str:
     layout = f"TP={plan.tensor_parallel.value}" + (f" PP={stages}" if stages > 1 else "")
     groups = plan.data_parallel.value
     layout += f" DP={groups}" if groups > 1 else ""
+    layout += f" on {plan.span} nodes" if plan.span > 1 else ""
     return layout + (f" x{copies}" if copies > 1 else "")
 
 

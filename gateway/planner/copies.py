@@ -13,11 +13,25 @@ from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.correction import measurement_scope
 from gateway.engines.common.speed.count import work_with
 from gateway.engines.common.speed.expectation import PlanLoad, expected
-from gateway.engines.common.speed.machine import SpeedKnowledge, SpeedTable, machine_of
+from gateway.engines.common.speed.machine import (
+    SpeedKnowledge,
+    SpeedTable,
+    machine_of,
+    machine_of_span,
+)
 from gateway.engines.common.speed.objective import concurrency, gpu_discount, plan_outcome, score
 from gateway.engines.common.speed.step import StepClock
 from gateway.planner.parallel import spare_groups
 from gateway.planner.sizes import Sizes, needed_tokens
+
+# Numbers of nodes with copies that are compared; more than 16 in steps of an eighth and more.
+_NODE_COUNTS = (
+    *range(1, 17),
+    *(16 + 2 * step for step in range(1, 9)),
+    *(32 + 4 * step for step in range(1, 9)),
+    *(64 + 8 * step for step in range(1, 9)),
+    *(128 + 16 * step for step in range(1, 57)),
+)
 
 
 def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[int], Speed | None]:
@@ -31,7 +45,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         sizes.memory,
         sizes.context.value,
     )
-    wish, clock = inputs.wish, _clock(candidate, sizes, direct=direct)
+    wish, clock, nodes = inputs.wish, _clock(candidate, sizes, direct=direct), inputs.alike_nodes
     groups = candidate.variant.dp
     evidence, corrections = candidate.evidence, inputs.corrections
     near = (
@@ -53,19 +67,24 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
 
     if wish.replicas:
         return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
-    single_speed, most = speed(1), spare_groups(inputs, size, memory.budget_bytes)
-    most = min(most, wish.gpus // size) if isinstance(wish.gpus, int) and size else most
+    single_speed, on_node = speed(1), spare_groups(inputs, size, memory.budget_bytes)
+    limit = wish.gpus // size if isinstance(wish.gpus, int) and size else on_node * nodes
+    on_node, most = min(on_node, limit), min(on_node * nodes, limit)
     single_copy = int_choice(
         1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner"
     )
-    if most < 2 or single_speed is None or (speed_of_most := speed(most)) is None:
-        return single_copy, single_speed
     tokens_needed, cost = needed_tokens(wish, inputs.spec), gpu_discount(wish.gpus)
-    outcomes = (
-        plan_outcome(memory, single_speed, context, size, 1, tokens_needed, groups),
-        plan_outcome(memory, speed_of_most, context, size, most, tokens_needed, groups),
-    )
-    if score(outcomes[1], wish.goal, cost) <= score(outcomes[0], wish.goal, cost):
+
+    def worth(count: int) -> float:
+        outcome = plan_outcome(memory, speed(count), context, size, count, tokens_needed, groups)
+        return score(outcome, wish.goal, cost)
+
+    if most < 2 or single_speed is None:
+        return single_copy, single_speed
+    # The smaller of equal numbers.
+    counts = (1, most) if nodes == 1 else (1, *_node_counts(on_node, most))
+    most = max(counts, key=worth)
+    if most == 1 or (speed_of_most := speed(most)) is None:
         return single_copy, single_speed
     gain = speed_of_most.total.value / single_speed.total.value
     reason = (
@@ -73,6 +92,15 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         f" {speed_of_most.concurrency} requests at once"
     )
     return int_choice(most, reason, "speed model"), speed_of_most
+
+
+def _node_counts(on_node: int, most: int) -> list[int]:
+    """Numbers of copies on whole nodes, up to `most`, that are worth a look.
+
+    With one node more they are the same and others, so that a node more is never a loss.
+    """
+    counts = (on_node * nodes for nodes in _NODE_COUNTS)
+    return [count for count in counts if count <= most]
 
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | None:
@@ -110,10 +138,15 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
     )
     key = work, tuple([gpu.index for gpu in group]), graphs, direct, engine.kind
     if key not in inputs.clocks:
-        place = "machine", key[1], direct
+        span, variant = inputs.span, candidate.variant
+        place = "machine", key[1], direct, *((variant.tp, variant.pp) if span else ())
         if place not in inputs.clocks:
-            inputs.clocks[place] = machine_of(
-                group, inputs.links, pace, inputs.measured, direct=direct
+            peers = group[: min(variant.tp, span.gpus_each)] if span else group
+            local = machine_of(peers, inputs.links, pace, inputs.measured, direct=direct)
+            inputs.clocks[place] = (
+                machine_of_span(local, span, variant.tp, variant.pp, pace.table)
+                if span and local
+                else local
             )
         machine = inputs.clocks[place]
         inputs.clocks[key] = (

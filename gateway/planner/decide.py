@@ -55,21 +55,21 @@ def decide(
         spec=overridden(inputs.spec, inputs.wish.args),
     )
     plans, rejected, gaps = _search(inputs, engines, rules or {})
-    ranked = _ranked(inputs, plans, _engine_order(engines))
-    if ranked and inputs.claims and any(_losses(ranked[0], inputs)):
+    best_first = ranked(inputs, plans, engine_order(engines))
+    if best_first and inputs.claims and any(_losses(best_first[0], inputs)):
         # Either the model itself is that large, or the claims of other models cause the loss.
         empty = freed(inputs.hardware, inputs.claims)
         solo = decide(
             inputs.changed(hardware=empty, claims={}, sharing=UNSHARED), engines, rules
         ).plans
-        if solo and _losses(solo[0], inputs) < _losses(ranked[0], inputs):
-            rejected.insert(0, _crowded_out(ranked[0], solo[0]))
-            ranked = []
+        if solo and _losses(solo[0], inputs) < _losses(best_first[0], inputs):
+            rejected.insert(0, _crowded_out(best_first[0], solo[0]))
+            best_first = []
     return Decision(
         model=inputs.spec.source,
         hardware=inputs.hardware_name,
-        plans=tuple(plan.evolve(rank=index) for index, plan in enumerate(ranked, start=1)),
-        why_gpus=gpu_comparison(ranked, rejected),
+        plans=tuple(plan.evolve(rank=index) for index, plan in enumerate(best_first, start=1)),
+        why_gpus=gpu_comparison(best_first, rejected),
         rejected=tuple(rejected),
         gaps=tuple(dict.fromkeys(gaps)),
     )
@@ -132,12 +132,12 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
     return hardware.select_gpus(lambda gpu: gpu.uuid in uuids)
 
 
-def _engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:
+def engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:
     """By engine version: published weaknesses, and the place in the list, newest first."""
     return {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
 
 
-def _ranked(
+def ranked(
     inputs: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]
 ) -> list[Plan]:
     """The plans, best first.
@@ -150,11 +150,12 @@ def _ranked(
     context_wanted = _attainable_context(plans, order, longest)
     useful = _attainable_context(plans, order, min(LEAST_USEFUL, longest))
     cost, tokens_needed = gpu_discount(wish.gpus), needed_tokens(wish, inputs.spec)
+    gpus = len(inputs.hardware.gpus) * inputs.alike_nodes
     restored = inputs.sharing.restored.fingerprint if inputs.sharing.restored is not None else None
 
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value
-        crowded = size * count > len(inputs.hardware.gpus) and size > 0
+        crowded = size * count > gpus and size > 0
         # Of plans with too little context the longer one is better.
         goal = wish.goal if context >= context_wanted else "context"
         value = score(

@@ -666,7 +666,12 @@ def _all_reduce(candidate: Candidate, silent: Mapping[str, Fact]) -> Choice[bool
         return bool_choice(
             not candidate.args["disable-custom-all-reduce"], "set by the user", "user"
         )
-    pair = candidate.inputs.unlinked_pair(candidate.group)
+    span, group = candidate.inputs.span, candidate.group
+    if span and candidate.variant.tp > span.gpus_each:
+        return bool_choice(False, "GPUs of several nodes sum up over the network", "planner")
+    # Ranks that share a layer are on one node.
+    peers = group[: candidate.variant.tp] if span else group
+    pair = candidate.inputs.unlinked_pair(peers)
     fact = silent.get(CUSTOM) or silent.get(P2P)
     if pair is None and fact is not None:
         return bool_choice(

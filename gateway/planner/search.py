@@ -9,7 +9,7 @@ it repeats known kernels    none
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +33,7 @@ from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.span import Span
 from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
 from gateway.engines.common.speculative.speculative_rules import Speculation
 from gateway.engines.common.speed.correction import measured
@@ -74,6 +75,7 @@ _MAX_VARIANTS = 64
 # The speculation and the evidence of a variant that has only GPUs yet.
 _UNDECIDED = Speculation(method=StrChoice(value="none", reason="not decided yet", source="planner"))
 _NO_EVIDENCE = VariantEvidence()
+_SIZES = {"tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"}
 _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 
 
@@ -160,6 +162,8 @@ class Search:
         self._user_flags = self.canonical.keys() | ({"dtype"} if wish.dtype != "auto" else set())
         self._user_flags |= {"tensor-parallel-size"} if wish.tensor_parallel else set()
         self._user_flags |= {"data-parallel-size"} if wish.data_parallel else set()
+        # Ranks that are dealt to nodes stay so: no repair changes their number.
+        self._user_flags |= _SIZES if inputs.span else set()
         self._context_wanted = wanted_context(inputs.spec, wish, self.canonical)
         # For throughput the KV cache should hold at least half of the requests at once.
         self._wanted_kv_tokens = (
@@ -181,6 +185,8 @@ class Search:
     def run(self) -> None:
         """Plan the plain variants, then variants that repair, lengthen or balance them."""
         first = self._first_variants()
+        if not first:
+            return
         try:
             self._check_model(first[0])
             gate_driver(self.inputs, self.engine)
@@ -219,6 +225,8 @@ class Search:
                 kv_dtype,
             )
         ]
+        if inputs.span:
+            return [*self._over_nodes(inputs.span, variants[0])]
         restored = inputs.sharing.restored
         if restored is None:
             return variants
@@ -227,6 +235,20 @@ class Search:
             given_up(variant, restored) for variant in variants if (variant.tp, variant.dp) == size
         ]
         return list(dict.fromkeys([*former, *variants]))
+
+    def _over_nodes(self, span: Span, basis: Variant) -> Iterator[Variant]:
+        """The variants whose ranks are on all nodes of the span, with the user's sizes."""
+        wish, flags = self.inputs.wish, self.canonical
+        tp = flags.get("tensor-parallel-size", wish.tensor_parallel)
+        dp = flags.get("data-parallel-size", wish.data_parallel)
+        pp = flags.get("pipeline-parallel-size")
+        for layout in span.layouts:
+            sizes = ((layout.tp, tp), (layout.pp, pp), (layout.dp, dp))
+            if any(wished not in (None, size) for size, wished in sizes):
+                continue
+            variant = replace(basis, tp=layout.tp, pp=1, dp=layout.dp, ep=basis.ep or layout.dp > 1)
+            why = f"the layers are shared by {span.nodes} nodes"
+            yield variant.changed("pp", layout.pp, why, "planner") if layout.pp > 1 else variant
 
     def _after_plan(self, variant: Variant, plan: Plan) -> list[Variant]:
         """Keep the plan if it reaches more than a plan with fewer changes; the variants to try."""

@@ -18,7 +18,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gateway.domain import Fact, Hardware, Value
+from gateway.domain import Cluster, Fact, Hardware, Network, Value
 from gateway.domain.base import ValidationError
 from gateway.domain.value import first_problem
 from gateway.engines.common.chat.parsers import ParserTable
@@ -46,15 +46,52 @@ class ProfileTables:
         self.roots = roots
         self.documents = Documents(cache)
 
+    def cluster(self, name: str, network: Network | None) -> Cluster | None:
+        """A cluster by the form of its machines (`2xgb10`), or by path; None: `name` is one
+        machine.
+
+        network: between its nodes; None: not known, or as in the file. Raises BadRequest, NotFound.
+        """
+        from gateway.profiles.cluster_forms import cluster_of, machines_of  # not for one machine
+
+        if "/" in name or name.endswith(".json"):
+            return self._cluster_file(Path(name).expanduser(), network)
+        if self._snapshot(name) is not None:
+            return None
+        machines = machines_of(
+            name, lambda word: self.hardware(word) if self._snapshot(word) else None
+        )
+        return cluster_of(machines, network or Network()) if machines else None
+
+    def _cluster_file(self, path: Path, network: Network | None) -> Cluster | None:
+        try:
+            text = path.read_bytes()
+        except OSError:
+            return None  # the reader of a machine says why
+        if b"fitserve.cluster/" not in text:
+            return None
+        try:
+            cluster = Cluster.model_validate_json(text)
+        except ValidationError as error:
+            raise BadRequest(
+                f"{path} is not a cluster: {first_problem(error)}.",
+                hint="docs/plan.md describes the file.",
+            ) from None
+        return cluster.evolve(network=network) if network else cluster
+
+    def _snapshot(self, name: str) -> Path | None:
+        """The file of a snapshot; None: there is none of this name."""
+        paths = (root / "hardware" / f"{name}.json" for root in self.roots)
+        return next((file for file in paths if file.is_file()), None)
+
     def hardware(self, name: str) -> Hardware:
         """A snapshot by name (`2x3090`) or by path."""
         path = Path(name).expanduser()
         if "/" not in name and not name.endswith(".json"):
-            paths = [root / "hardware" / f"{name}.json" for root in self.roots]
             names = sorted(
                 {file.stem for root in self.roots for file in (root / "hardware").glob("*.json")}
             )
-            path = next((file for file in paths if file.is_file()), Path())
+            path = self._snapshot(name) or Path()
             if not path.is_file():
                 near = difflib.get_close_matches(name, names, 1)
                 raise NotFound(
@@ -62,7 +99,7 @@ class ProfileTables:
                     f" {name}{f'; did you mean {near[0]}?' if near else '.'}",
                     hint=(
                         f"Known: {', '.join(names)}; or give a file that `fitserve probe --json`"
-                        " wrote."
+                        " wrote. 2x(NAME) is two machines."
                     ),
                 )
         try:

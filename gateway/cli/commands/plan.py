@@ -29,7 +29,14 @@ def plan(
     model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
     options: WishOptions,
     hardware: Annotated[
-        str | None, typer.Option(help="Snapshot (2x3090, a file) instead of this machine.")
+        str | None,
+        typer.Option(
+            help="Snapshot (2x3090, a file) or machines (2xgb10, 4x(8xh100)) instead of this one."
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="Network between machines: 200gbit,2us,roce. Default: unknown."),
     ] = None,
     check: Annotated[
         bool,
@@ -41,7 +48,9 @@ def plan(
 ) -> None:
     """Show the plan for MODEL with its reasons, and start nothing. Exit code 3 without a plan."""
     wish = read_wish(source=model, **options.fields())
-    decision = None
+    decision = _plan_for_cluster(wish, hardware, network, check=check) if hardware else None
+    if network and decision is None:
+        usage_error("--network needs several machines, such as --hardware 2xgb10.")
     if hardware is None and not check:
         decision = _ask_gateway(wish.evolve(source=absolute_source(model)))
     if decision is None:
@@ -106,6 +115,22 @@ def _with_start(decision: Any, starts: Any) -> Any:
     plan = decision.plans[0]
     time = expected_start(plan, conditions, starts) or start_elsewhere(plan, conditions)
     return decision.evolve(start=ExpectedStart(conditions=conditions, time=time))
+
+
+def _plan_for_cluster(wish: Any, hardware: str, network: str | None, *, check: bool) -> Any | None:
+    """The decision for several machines; None: `hardware` is one machine."""
+    from gateway.planner.service.offline import OfflinePlanner
+    from gateway.profiles.cluster_forms import network_of
+
+    planner = OfflinePlanner.from_environment()
+    cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
+    if cluster is None:
+        return None
+    if check:
+        usage_error("--check asks the engines for one machine; leave it out, or name one machine.")
+    decision = planner.decide_on_cluster(_with_engine_of_image(wish), hardware, cluster)
+    planner.profiles.documents.save()
+    return decision
 
 
 def _plan_for_snapshot(wish: Any, hardware: str) -> Any:

@@ -28,6 +28,7 @@ from gateway.engines.common.chat.parsers import ParserTable, Writing
 from gateway.engines.common.chat.template import Chosen, chosen
 from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.resources import ram_left
+from gateway.engines.common.span import Span
 from gateway.engines.common.speed.correction import Corrections
 from gateway.engines.common.speed.machine import SpeedKnowledge
 from gateway.engines.common.speed.measured import Measured
@@ -78,6 +79,8 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         is in its `wish` (`under`).
     sharing: the limits that the model accepts for other models.
     adapters: LoRA adapters of the wish.
+    alike_nodes: nodes of a cluster that equal the machine, which may have copies too.
+    span: the machine is several nodes of a cluster, for one engine over all of them.
     """
 
     spec: ModelSpec
@@ -94,6 +97,8 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     adapters: tuple[Adapter, ...] = ()
     drafter: Drafter | None = None
     hardware_name: str = "this machine"
+    alike_nodes: int = 1
+    span: Span | None = None
     # Clocks of planner/copies.py, by work and GPUs.
     clocks: dict[Hashable, Any] = field(default_factory=dict)
     _groups: dict[tuple[int, ...], GroupMemory] = field(default_factory=dict)

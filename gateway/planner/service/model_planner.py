@@ -173,7 +173,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         """
         engines = self.engines if engines is None else engines
         inputs = self.base.changed(**changes)
-        decision = decide(inputs, engines, self.profiles.rules(engines))
+        decision = self._decided(inputs, engines)
         verdicts = {row.verdict for row in decision.rejected}
         if (
             not decision.plans
@@ -182,6 +182,14 @@ class ModelPlanning(FrozenRecord, frozen=True):
         ):
             raise NeedsRemoteCode.for_source(inputs.spec.source, inputs.spec.remote_code)
         return decision
+
+    def _decided(self, inputs: PlanningInput, engines: Sequence[Engine]) -> Decision:
+        rules, cluster = self.profiles.rules(engines), self.request.cluster
+        if cluster is None:
+            return decide(inputs, engines, rules)
+        from gateway.planner.nodes.over_nodes import decide_over_nodes  # not for one machine
+
+        return decide_over_nodes(inputs, cluster, engines, rules)
 
     def decision(self) -> Decision:
         """The whole answer to the request: with offers of other models, or with alternatives."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack
 
 from gateway.domain import (
     ChatTemplate,
+    Cluster,
     Decision,
     Engine,
     EngineRef,
@@ -131,6 +132,13 @@ class OfflinePlanner:
         from gateway.machine.probe import probe
 
         return "this machine", allowed_devices(Path.cwd(), self._settings).mark(probe(Path.cwd()))
+
+    def decide_on_cluster(self, wish: Wish, name: str, cluster: Cluster) -> Decision:
+        """The decision for the nodes of a cluster. name: of the cluster, for the decision."""
+        request = PlanRequest(
+            wish, cluster.nodes[0].hardware, name, include_uninstalled=True, cluster=cluster
+        )
+        return self._prepare(request, None, ()).decision()
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions for the wish on this machine."""

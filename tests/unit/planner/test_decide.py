@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.domain import Choice, Decision, EngineRef, Fact, IntChoice, ModelSpec, Plan
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadFlag, FitserveError
-from gateway.planner.decide import _ranked
+from gateway.planner.decide import ranked
 from gateway.profiles.profiles import Profiles
 from tests.support.examples import quicker
 from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
@@ -416,9 +416,9 @@ def first(sound: int, weak: int, **wished: Any) -> EngineRef:
         base.evolve(engine=ref, max_model_len=IntChoice(value=tokens, reason="", source=""))
         for ref, tokens in ((WEAK, weak), (SOUND, sound))
     ]
-    found: EngineRef = _ranked(
-        PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER
-    )[0].engine
+    found: EngineRef = ranked(PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER)[
+        0
+    ].engine
     return found
 
 

@@ -19,7 +19,7 @@ from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadModel, FitserveError
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
-from gateway.planner.decide import _ranked
+from gateway.planner.decide import ranked
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, LEAST_USEFUL
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.tables import shipped
@@ -506,6 +506,6 @@ def test_which_of_two_plans_is_better_does_not_depend_on_a_third(
         spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace
     )
     shuffled = data.draw(st.permutations(kept))
-    assert [plan.fingerprint for plan in _ranked(known, shuffled, order)] == [
+    assert [plan.fingerprint for plan in ranked(known, shuffled, order)] == [
         plan.fingerprint for plan in kept
     ]

@@ -15,9 +15,11 @@ from typing import NamedTuple
 
 from gateway.domain import Gpu, Link, Value
 from gateway.domain.base import Field
+from gateway.domain.hardware import Network
 from gateway.domain.record import FrozenRecord
 from gateway.domain.release import release
 from gateway.engines.common.kernels.cards import Card, CardTable
+from gateway.engines.common.span import Span
 from gateway.engines.common.speed.measured import Measured, Reduce, reach
 
 
@@ -46,6 +48,8 @@ class Machine(FrozenRecord, frozen=True):
 
     memory: bytes/s. flops: FLOP/s by format, without sparsity. source: origin of the figures.
     launch: the CPU's time to launch a kernel, relative to the reference machine.
+    between_nodes: the connection of the nodes, if the engine spans several. crossings: borders of
+    stages that lie between nodes.
     """
 
     memory: float
@@ -53,6 +57,8 @@ class Machine(FrozenRecord, frozen=True):
     wire: Wire | None
     source: str
     launch: float = 1.0
+    between_nodes: Wire | None = None
+    crossings: int = 0
 
 
 class Part(Value):
@@ -141,6 +147,9 @@ class SpeedTable(Value):
     begin together. small_cache: for attention on an 8-bit KV cache. narrow: share of FLOP/s with
     heads of 64 elements or fewer.
 
+    rdma, sockets: all-reduces between nodes, with RDMA and without. None: no speed of an engine
+    over nodes is known.
+
     stage_s: of a message to the next stage. stage_wait: slowdown of stages that work together.
     band: relative error of the figures; docs/speed.md has the distribution. reference: if missing,
     measurements of a GPU are not comparable.
@@ -168,6 +177,8 @@ class SpeedTable(Value):
     nvlink: WirePart
     p2p: WirePart
     host: WirePart
+    rdma: WirePart | None = None
+    sockets: WirePart | None = None
     stage_s: float
     stage_wait: float = Field(ge=0)
     band: float
@@ -254,6 +265,39 @@ def machine_of(
     slower = launch.value / reference.launch_s if launch and reference else 1.0
     days = {**slowest.measured, **({"all-reduce": reduce.day} if reduce else {})}
     return Machine(slowest.memory, slowest.flops, wire, _source(slowest, days, wire), slower)
+
+
+def node_wire(network: Network, table: SpeedTable) -> Wire | None:
+    """The connection between nodes; None: its bandwidth is not known.
+
+    Without a word about RDMA, messages pass through sockets. The table's latency is that of the
+    engine's part, to which a measured one is added.
+    """
+    part = table.rdma if network.rdma in ("infiniband", "roce") else table.sockets
+    if network.bytes_s is None or part is None:
+        return None
+    latency_s = part.latency_s + (network.latency_s or 0.0)
+    return Wire(network.bytes_s * part.part, latency_s, part.more_s)
+
+
+def machine_of_span(
+    machine: Machine, span: Span, tp: int, pp: int, table: SpeedTable
+) -> Machine | None:
+    """The machine of a group of ranks as a part of several nodes.
+
+    machine: of one group of ranks. None: nothing is known of the network, on which the speed
+    depends.
+    """
+    wire = node_wire(span.network, table)
+    if wire is None:
+        return None
+    crosses = tp > span.gpus_each
+    return machine.evolve(
+        wire=wire if crosses else machine.wire,
+        between_nodes=wire,
+        crossings=span.crossings(tp, pp),
+        source=f"{machine.source}; network as stated",
+    )
 
 
 def _ends(a: Gpu, b: Gpu) -> frozenset[int]:

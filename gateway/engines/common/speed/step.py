@@ -67,7 +67,7 @@ class StepClock:
         # pace.
         decode_s = sum(seconds) if self.other_stages else stages * seconds[0]
         passed = stages * max(seconds) * self._waiting if requests > 1 else decode_s
-        return passed + (stages - 1) * self.table.stage_s
+        return passed + (stages - 1) * self.table.stage_s + self._crossed_s(part)
 
     def step_s(self, requests: float, context: float) -> float:
         """Of this stage alone, for so many requests."""
@@ -104,10 +104,14 @@ class StepClock:
             batches * item + count * clock.pairs_s(length)
             for item, clock in zip(seconds, clocks, strict=True)
         )
+        crossed_s = self._crossed_s(batch)
+        if crossed_s:
+            # The network is a stage too.
+            computed = max(computed, batches * crossed_s / self.machine.crossings)
         other_s = (
             sum(seconds) - max(seconds) if self.other_stages else (self.work.pp - 1) * seconds[0]
         )
-        fill = other_s + (self.work.pp - 1) * self.table.stage_s
+        fill = other_s + (self.work.pp - 1) * self.table.stage_s + crossed_s
         return computed * (self._waiting if batches > 1 else 1) + fill + count * self.table.admit_s
 
     def batch_s(self, tokens: float, logits: float, *, launched: bool = True) -> float:
@@ -187,6 +191,18 @@ class StepClock:
             seconds += work.expert_layers * self._exchange_s(gathered)
         return seconds
 
+    def _crossed_s(self, tokens: float) -> float:
+        """Seconds in which so many tokens pass all borders of stages that lie between nodes.
+
+        Hidden states and residuals: make_empty_intermediate_tensors in
+        vllm/model_executor/models/llama.py.
+        """
+        wire = self.machine.between_nodes
+        if wire is None or not self.machine.crossings:
+            return 0.0
+        message_s = wire.latency_s + 2 * tokens * self.work.hidden_bytes / wire.bytes_s
+        return self.machine.crossings * message_s
+
     def _gathered(self, tokens: float) -> float:
         """Tokens that meet in the layers with experts, where each group of ranks has so many. A
         lone request has no company."""
@@ -195,7 +211,7 @@ class StepClock:
     def _exchange_s(self, tokens: float) -> float:
         """Seconds in which all ranks get all tokens, and the sums of their experts come back: an
         all-gather and a reduce-scatter, which are the halves of an all-reduce."""
-        wire, ranks = self.machine.wire, self.work.tp * self.work.dp
+        wire, ranks = self.machine.between_nodes or self.machine.wire, self.work.tp * self.work.dp
         return 0.0 if wire is None else wire.all_reduce_s(ranks, tokens * self.work.hidden_bytes)
 
     def _reduce_s(self, tokens: float) -> float:

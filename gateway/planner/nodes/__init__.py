@@ -1,0 +1,1 @@
+"""Plans over the nodes of a cluster."""

@@ -1,0 +1,78 @@
+"""Nodes of a cluster that equal each other, which are planned once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+
+from gateway.domain import Gpu, Hardware, Node
+from gateway.domain.record import FrozenRecord
+from gateway.engines.common.planning_input import available_bytes
+
+# Free memory counts as equal within this part of a GPU.
+_STEPS = 64
+
+
+class NodeKind(FrozenRecord, frozen=True):
+    """Nodes with equal machines, those to prefer first.
+
+    hardware, claims: of the first node, with the least free memory of all.
+    """
+
+    nodes: tuple[Node, ...]
+    hardware: Hardware
+    claims: Mapping[str, int]
+
+
+def node_kinds(nodes: Sequence[Node], claims: Mapping[str, int], source: str) -> list[NodeKind]:
+    """The kinds of these nodes. Nodes that have the weights of the model `source` come first.
+
+    claims: bytes of each GPU, by UUID, that are promised to other engines.
+    """
+    ordered = sorted(nodes, key=lambda node: source not in node.weights)
+    kinds: dict[Hashable, list[Node]] = {}
+    for node in ordered:
+        kinds.setdefault(_identity(node.hardware, claims), []).append(node)
+    return [_kind(group, claims) for group in kinds.values()]
+
+
+def _identity(machine: Hardware, claims: Mapping[str, int]) -> Hashable:
+    gpus = tuple(
+        (
+            gpu.index,
+            gpu.name,
+            gpu.capability,
+            gpu.total_bytes,
+            gpu.memory_kind,
+            gpu.mig,
+            gpu.host_bytes,
+            gpu.lost is None and gpu.kept is None,
+            _step(gpu, claims),
+        )
+        for gpu in machine.gpus
+    )
+    links = tuple((link.a, link.b, link.nvlinks, link.p2p) for link in machine.links)
+    ram = machine.ram_total_bytes if not gpus else 0
+    return machine.arch, machine.driver, machine.cpu_features, gpus, links, ram
+
+
+def _step(gpu: Gpu, claims: Mapping[str, int]) -> int | None:
+    if not gpu.total_bytes:
+        return None
+    return available_bytes(gpu, claims) * _STEPS // gpu.total_bytes
+
+
+def _kind(nodes: Sequence[Node], claims: Mapping[str, int]) -> NodeKind:
+    first = nodes[0].hardware
+    if len(nodes) == 1:
+        return NodeKind((nodes[0],), first, claims)
+    columns = list(zip(*(node.hardware.gpus for node in nodes), strict=True))
+    gpus = tuple(
+        gpus[0].evolve(free_bytes=min(free)) if (free := _free(gpus)) else gpus[0]
+        for gpus in columns
+    )
+    most = {gpus[0].uuid: max(claims.get(gpu.uuid, 0) for gpu in gpus) for gpus in columns}
+    return NodeKind(tuple(nodes), first.evolve(gpus=gpus), most)
+
+
+def _free(gpus: Sequence[Gpu]) -> list[int]:
+    return [gpu.free_bytes for gpu in gpus if gpu.free_bytes is not None]

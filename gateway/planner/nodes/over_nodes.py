@@ -1,0 +1,171 @@
+"""The planner for a cluster: copies on alike nodes, and engines over several nodes. Pure.
+
+decide_over_nodes(inputs, cluster, engines, rules) -> Decision
+
+Each kind of node is planned once, by the planner of one machine. An engine over several nodes is
+planned the same way, on those nodes as one machine. The best of all plans wins, and names the node
+of every rank. A plan holds for all of its nodes, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gateway.domain import Cluster, Decision, Engine, Hardware, Network, Node, Plan, Wish
+from gateway.domain.units import gib
+from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.planning_input import PlanningInput, available_bytes
+from gateway.errors import BadRequest
+from gateway.planner.comparison import gpu_comparison
+from gateway.planner.decide import decide, engine_order, ranked
+from gateway.planner.nodes.kinds import NodeKind, node_kinds
+from gateway.planner.nodes.placement import on_nodes, over_groups
+from gateway.planner.nodes.spans import Networks, NodeGroups, node_groups
+from gateway.planner.nodes.words import node_reason
+from gateway.planner.parallel import freed
+
+_MOST_NAMED = 4
+
+
+def decide_over_nodes(
+    inputs: PlanningInput,
+    cluster: Cluster,
+    engines: Sequence[Engine],
+    rules: Mapping[str, EngineRules] | None = None,
+) -> Decision:
+    """All plans for a cluster, best first; with one node those of its machine.
+
+    inputs: of any of the nodes; each node's machine takes the place of theirs. Raises as `decide`.
+    """
+    nodes = _wished(cluster.nodes, inputs.wish)
+    wish = inputs.wish.evolve(gpus="all") if isinstance(inputs.wish.gpus, tuple) else inputs.wish
+    inputs = inputs.changed(wish=wish)
+    if len(cluster.nodes) == 1:
+        return decide(inputs.changed(hardware=nodes[0].hardware), engines, rules)
+    decision = _decide(inputs, cluster, nodes, engines, rules)
+    if decision.plans or not inputs.claims:
+        return decision
+    empty = tuple(node.evolve(hardware=freed(node.hardware, inputs.claims)) for node in nodes)
+    later = _decide(inputs.changed(claims={}), cluster, empty, engines, rules)
+    if not later.plans:
+        return decision
+    return decision.evolve(waits=_waiting(later.plans[0], nodes, inputs.claims))
+
+
+def _decide(
+    inputs: PlanningInput,
+    cluster: Cluster,
+    nodes: Sequence[Node],
+    engines: Sequence[Engine],
+    rules: Mapping[str, EngineRules] | None,
+) -> Decision:
+    networks = Networks(cluster, inputs.pace.table if inputs.pace else None)
+    ports_in_use = {node.name: frozenset(node.ports) for node in nodes}
+    plans: list[Plan] = []
+    decisions: list[Decision] = []
+    used: dict[int, Network] = {}
+    for kind in node_kinds(nodes, inputs.claims, inputs.spec.versioned_source):
+        of_kind = inputs.changed(
+            hardware=kind.hardware, claims=kind.claims, alike_nodes=len(kind.nodes)
+        )
+        decisions.append(decide(of_kind, _able(engines, kind), rules))
+        plans += [on_nodes(plan, kind) for plan in decisions[-1].plans]
+        for groups in node_groups(kind, networks, inputs):
+            decisions.append(_decide_span(inputs, groups, engines, rules))
+            placed = [over_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans]
+            plans += _least_traffic(placed, groups) if networks.is_unknown(groups) else placed
+            used |= {id(plan): groups.span.network for plan in placed}
+    whole = inputs.changed(hardware=_all_gpus(nodes), alike_nodes=1)
+    best = ranked(whole, plans, engine_order(engines))
+    rejected = tuple(row for decision in decisions for row in decision.rejected)
+    return Decision(
+        model=inputs.spec.source,
+        hardware=inputs.hardware_name,
+        plans=tuple(plan.evolve(rank=number) for number, plan in enumerate(best, start=1)),
+        why_gpus=gpu_comparison(best, rejected),
+        why_nodes=node_reason(best, used.get(id(best[0]), cluster.network)) if best else "",
+        rejected=rejected,
+        gaps=tuple(dict.fromkeys(gap for decision in decisions for gap in decision.gaps)),
+    )
+
+
+def _least_traffic(plans: list[Plan], groups: NodeGroups) -> list[Plan]:
+    """The plans with stages between nodes, where there are such: they need least of a network that
+    nobody measured."""
+    size = groups.span.gpus_each
+    stages = [
+        plan
+        for plan in plans
+        if plan.tensor_parallel.value <= size and plan.data_parallel.value == 1
+    ]
+    return stages or plans
+
+
+def _decide_span(
+    inputs: PlanningInput,
+    groups: NodeGroups,
+    engines: Sequence[Engine],
+    rules: Mapping[str, EngineRules] | None,
+) -> Decision:
+    of_span = inputs.changed(
+        hardware=groups.machine,
+        claims=groups.claims,
+        span=groups.span,
+        alike_nodes=len(groups.groups),
+    )
+    able = [engine for engine in engines if engine.device == "cuda"]
+    return decide(of_span, able, rules)
+
+
+def _able(engines: Sequence[Engine], kind: NodeKind) -> list[Engine]:
+    """The engines for this kind of node: those for GPUs where it has some."""
+    device = "cuda" if kind.hardware.gpus else "cpu"
+    return [engine for engine in engines if engine.device == device]
+
+
+def _all_gpus(nodes: Sequence[Node]) -> Hardware:
+    """A machine with the GPUs of all nodes, of which only the number counts."""
+    gpus = tuple(gpu for node in nodes for gpu in node.hardware.gpus)
+    return nodes[0].hardware.evolve(gpus=gpus, links=())
+
+
+def _wished(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
+    """The nodes with the GPUs that the wish names, by UUID or `node/index`. Raises BadRequest."""
+    if not isinstance(wish.gpus, tuple):
+        return nodes
+    names = {
+        name: gpu.uuid
+        for node in nodes
+        for gpu in node.hardware.gpus
+        for name in (gpu.uuid, f"{node.name}/{gpu.index}")
+    }
+    if missing := [name for name in wish.gpus if name not in names]:
+        raise BadRequest(
+            f"There is no GPU {missing[0][:100]} in the cluster.",
+            hint="Name GPUs as NODE/NUMBER or by UUID.",
+            param="gpus",
+        )
+    uuids = {names[name] for name in wish.gpus}
+    chosen = (
+        node.evolve(hardware=node.hardware.select_gpus(lambda gpu: gpu.uuid in uuids))
+        for node in nodes
+    )
+    return tuple(node for node in chosen if node.hardware.gpus)
+
+
+def _waiting(plan: Plan, nodes: Sequence[Node], claims: Mapping[str, int]) -> str:
+    """The GPUs with too little free memory for this plan, in words."""
+    promised, shortages = plan.memory.promised_bytes, []
+    by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
+    used = {uuid for row in plan.nodes for uuid in row.gpus}
+    for uuid in sorted(used, key=list(by_uuid).index):
+        node, gpu = by_uuid[uuid]
+        free = available_bytes(gpu, claims)
+        if free < promised:
+            shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free)}")
+    names = list(dict.fromkeys(row.node for row in plan.nodes))
+    more = f" and {len(shortages) - _MOST_NAMED} more" if len(shortages) > _MOST_NAMED else ""
+    return (
+        f"A plan over {', '.join(names[:_MOST_NAMED])} needs {gib(promised)} of each GPU at once;"
+        f" {', '.join(shortages[:_MOST_NAMED])}{more}. It starts when other engines have left."
+    )

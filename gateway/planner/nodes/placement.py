@@ -1,0 +1,94 @@
+"""The nodes, GPUs and ports of every rank of a plan. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from gateway.domain import Hardware, NodeRanks, Plan
+from gateway.engines.common.planning_input import available_bytes
+from gateway.planner.nodes.kinds import NodeKind
+from gateway.planner.nodes.spans import NodeGroups
+from gateway.planner.parallel import GpuGroups
+
+# The ports at which nodes meet: the engine's own group of processes, and the groups of ranks with
+# requests of their own. SGLang takes the ports behind the first too: PortArgs in
+# sglang/srt/server_args.py.
+_FIRST_PORT, _LAST_PORT, _PORTS_EACH = 29600, 32700, 64
+RENDEZVOUS, GROUPS = "rendezvous", "groups"
+
+
+def on_nodes(plan: Plan, kind: NodeKind) -> Plan:
+    """The plan with its copies on the nodes of this kind, node by node."""
+    if not plan.gpus:
+        return plan.evolve(nodes=(NodeRanks(node=kind.nodes[0].name, ranks=(0,), gpus=()),))
+    places = list(_places(plan, kind.hardware, kind.claims))
+    rows: list[NodeRanks] = []
+    for node in kind.nodes:
+        by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
+        for place in places:
+            if len(rows) < plan.replicas.value:
+                row = NodeRanks(
+                    node=node.name,
+                    copy_number=len(rows),
+                    ranks=tuple(range(len(place))),
+                    gpus=tuple(by_index[index] for index in place),
+                )
+                rows.append(row)
+    return plan.evolve(nodes=tuple(rows))
+
+
+def _places(plan: Plan, machine: Hardware, claims: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
+    """The GPUs of each copy on one node, by their indices; those of the plan come first."""
+    by_uuid = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    place = tuple(by_uuid[uuid] for uuid in plan.gpus)
+    yield place
+    free = machine.usable().select_gpus(
+        lambda gpu: available_bytes(gpu, claims) >= plan.memory.budget_bytes
+    )
+    while plan.replicas.value > 1:
+        free = _remove_gpus(free, place)
+        group = GpuGroups(free, claims).best(len(place))
+        if group is None:
+            return
+        place = tuple(gpu.index for gpu in group)
+        yield place
+
+
+def _remove_gpus(machine: Hardware, indices: Collection[int]) -> Hardware:
+    return machine.select_gpus(lambda gpu: gpu.index not in indices)
+
+
+def over_groups(
+    plan: Plan, places: NodeGroups, ports_in_use: Mapping[str, Collection[int]]
+) -> Plan:
+    """The plan with each copy on a group of nodes. ports_in_use: by node."""
+    size, machine = places.span.gpus_each, places.machine
+    used = [gpu.uuid for gpu in machine.gpus[:size]]
+    first = {gpu.uuid: gpu.index for gpu in places.groups[0][0].hardware.gpus}
+    indices = [first[uuid] for uuid in used]
+    rows = []
+    for number, group in enumerate(places.groups[: plan.replicas.value]):
+        for node_rank, node in enumerate(group):
+            by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
+            row = NodeRanks(
+                node=node.name,
+                copy_number=number,
+                node_rank=node_rank,
+                ranks=tuple(range(node_rank * size, (node_rank + 1) * size)),
+                gpus=tuple(by_index[index] for index in indices),
+                ports={} if node_rank else _ports(ports_in_use.get(node.name, ())),
+            )
+            rows.append(row)
+    return plan.evolve(nodes=tuple(rows))
+
+
+def _ports(ports_in_use: Collection[int]) -> dict[str, int]:
+    """The first free stretch of ports."""
+    starts = range(_FIRST_PORT, _LAST_PORT, _PORTS_EACH)
+    free = (
+        start
+        for start in starts
+        if not any(start <= port < start + _PORTS_EACH for port in ports_in_use)
+    )
+    start = next(free, _FIRST_PORT)
+    return {RENDEZVOUS: start, GROUPS: start + _PORTS_EACH // 2}

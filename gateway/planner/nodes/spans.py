@@ -1,0 +1,155 @@
+"""Groups of alike nodes that one engine could span, and its layouts on them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+
+from gateway.domain import Cluster, Hardware, ModelSpec, Network, Node
+from gateway.domain.record import FrozenRecord
+from gateway.engines.common.planning_input import PlanningInput, available_bytes
+from gateway.engines.common.span import Span, SpanLayout
+from gateway.engines.common.speed.machine import SpeedTable, node_wire
+from gateway.planner.nodes.kinds import NodeKind
+from gateway.planner.parallel import sufficient_ranks
+
+# Numbers of nodes of one engine.
+_SIZES = (2, 3, 4, 6, 8)
+# The fastest different networks that are planned for.
+_LEVELS = 3
+
+Quality = tuple[float, float]
+
+
+class NodeGroups(FrozenRecord, frozen=True):
+    """Disjoint groups of nodes, each the place of one copy, and one of them as a machine."""
+
+    groups: tuple[tuple[Node, ...], ...]
+    machine: Hardware
+    span: Span
+    claims: dict[str, int]
+
+
+class Networks:
+    """The network between each two nodes of a cluster."""
+
+    def __init__(self, cluster: Cluster, table: SpeedTable | None) -> None:
+        self._links = {
+            frozenset((link.a, link.b)): Network(
+                bytes_s=link.bytes_s, latency_s=link.latency_s, rdma=link.rdma
+            )
+            for link in cluster.links
+        }
+        self._network, self._table = cluster.network, table
+
+    def network(self, a: Node, b: Node) -> Network:
+        return self._links.get(frozenset((a.name, b.name)), self._network)
+
+    def quality(self, network: Network) -> Quality:
+        """More is better."""
+        wire = node_wire(network, self._table) if self._table else None
+        return (wire.bytes_s, -wire.latency_s) if wire else (0.0, 0.0)
+
+    def is_unknown(self, groups: NodeGroups) -> bool:
+        """Whether no speed follows from the network of these groups."""
+        return self.quality(groups.span.network) == (0.0, 0.0)
+
+    def levels(self, nodes: Sequence[Node]) -> list[Network]:
+        """The different networks between these nodes, the fastest first."""
+        if not self._links:
+            return [self._network]
+        networks: dict[Quality, Network] = {}
+        for a, b in combinations(nodes, 2):
+            network = self.network(a, b)
+            networks.setdefault(self.quality(network), network)
+        return [networks[quality] for quality in sorted(networks, reverse=True)[:_LEVELS]]
+
+    def groups(self, nodes: Sequence[Node], size: int, least: Network) -> list[tuple[Node, ...]]:
+        """Disjoint groups of so many nodes, each two of which have such a network or a better."""
+        if not self._links:
+            whole = len(nodes) // size * size
+            return [tuple(nodes[at : at + size]) for at in range(0, whole, size)]
+        least_quality = self.quality(least)
+        free, groups = list(nodes), list[tuple[Node, ...]]()
+        while group := self._group(free, size, least_quality):
+            groups.append(group)
+            free = [node for node in free if node not in group]
+        return groups
+
+    def _group(
+        self, nodes: Sequence[Node], size: int, least_quality: Quality
+    ) -> tuple[Node, ...] | None:
+        for first in nodes:
+            group = [first]
+            for node in nodes:
+                joined = all(
+                    self.quality(self.network(node, member)) >= least_quality for member in group
+                )
+                if node is not first and joined:
+                    group.append(node)
+                if len(group) == size:
+                    return tuple(group)
+        return None
+
+
+def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> Iterator[NodeGroups]:
+    """All spans of the nodes of one kind."""
+    machine = _with_room(kind.hardware.usable(), kind.claims)
+    gpus, limit = len(machine.gpus), inputs.wish.gpus
+    if not gpus or len({gpu.name for gpu in machine.gpus}) > 1:
+        return
+    for size in _SIZES:
+        if size > len(kind.nodes) or (isinstance(limit, int) and size * gpus > limit):
+            return
+        for network in networks.levels(kind.nodes):
+            groups = networks.groups(kind.nodes, size, network)
+            if groups:
+                span = Span(size, gpus, network, layouts(size, gpus, inputs.spec))
+                yield _merged(tuple(groups), machine, span, kind)
+
+
+def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:
+    """The layouts of a model on `gpus` GPUs of each of so many nodes.
+
+    Ranks of a layer fill whole nodes, or a node holds whole groups of them.
+    """
+    ranks = nodes * gpus
+    sizes = [
+        size
+        for size in range(ranks, 0, -1)
+        if ranks % size == 0 and (size % gpus == 0 or gpus % size == 0)
+    ]
+    result = [SpanLayout(size, ranks // size) for size in sizes]
+    if spec.experts is not None:
+        most = sufficient_ranks(spec.attention, gpus)
+        result += [SpanLayout(size, 1, ranks // size) for size in sorted({most, gpus})]
+    return tuple(result)
+
+
+def _with_room(machine: Hardware, claims: Mapping[str, int]) -> Hardware:
+    """The machine with the GPUs that have at least half of the room of its emptiest GPU."""
+    rooms = {gpu.uuid: available_bytes(gpu, claims) for gpu in machine.gpus}
+    most = max(rooms.values(), default=0)
+    return machine.select_gpus(lambda gpu: 2 * rooms[gpu.uuid] >= most)
+
+
+def _merged(
+    groups: tuple[tuple[Node, ...], ...], machine: Hardware, span: Span, kind: NodeKind
+) -> NodeGroups:
+    """The nodes of a group as one machine, whose GPUs are numbered node by node."""
+    used = [gpu.index for gpu in machine.gpus]
+    place = {index: number for number, index in enumerate(used)}
+    gpus, links, claims = [], [], dict[str, int]()
+    for number, node in enumerate(groups[0]):
+        by_index = {gpu.index: gpu for gpu in node.hardware.gpus}
+        for model in machine.gpus:
+            uuid = by_index[model.index].uuid
+            index = number * len(used) + place[model.index]
+            gpus.append(model.evolve(index=index, uuid=uuid))
+            claims[uuid] = kind.claims.get(model.uuid, 0)
+        links += [
+            link.evolve(a=number * len(used) + place[link.a], b=number * len(used) + place[link.b])
+            for link in machine.links
+        ]
+    whole = machine.evolve(gpus=tuple(gpus), links=tuple(links))
+    return NodeGroups(groups, whole, span, claims)

@@ -1,0 +1,82 @@
+"""Nodes, ranks and networks of plans in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.domain import Network, Plan
+from gateway.planner.comparison import layout_of
+
+_KINDS = {"roce": "RoCE", "infiniband": "InfiniBand", "none": "TCP"}
+
+
+def network_words(network: Network) -> str:
+    """`200 Gbit/s, 2 us, RoCE`; what nobody measured is called unknown."""
+    bandwidth = (
+        "bandwidth unknown" if network.bytes_s is None else f"{network.bytes_s * 8 / 1e9:,g} Gbit/s"
+    )
+    latency = "latency unknown" if network.latency_s is None else f"{network.latency_s * 1e6:,g} us"
+    kind = "RDMA unknown" if network.rdma is None else _KINDS[network.rdma]
+    return f"{bandwidth}, {latency}, {kind}"
+
+
+def node_reason(plans: Sequence[Plan], network: Network) -> str:
+    """Why the first plan has so many nodes for a copy; "": there is no plan."""
+    if not plans:
+        return ""
+    best = plans[0]
+    words = network_words(network)
+    if best.span == 1:
+        nodes = len({row.node for row in best.nodes})
+        where = "one node" if nodes == 1 else f"{nodes} nodes, each copy on one"
+        return f"{where}: {_figures(best)}{_span_figures(plans)}"
+    single = next((plan for plan in plans if plan.span == 1), None)
+    why = "no single node can hold it" if single is None else f"one node gives {_figures(single)}"
+    unknown = (
+        ""
+        if best.speed
+        else "; without a known network, stages are taken, which send least"
+        if best.pipeline_parallel.value > 1
+        else "; the network is not known, and neither is the speed"
+    )
+    return f"{best.span} nodes by {layout_of(best)} over {words}: {_figures(best)}; {why}{unknown}"
+
+
+def _span_figures(plans: Sequence[Plan]) -> str:
+    span_plan = next((plan for plan in plans if plan.span > 1), None)
+    return (
+        f"; {span_plan.span} nodes by {layout_of(span_plan)} give {_figures(span_plan)}"
+        if span_plan
+        else ""
+    )
+
+
+def _figures(plan: Plan) -> str:
+    context = f"{plan.max_model_len.value:,} tokens of context"
+    if plan.speed is None:
+        return f"speed unknown, {context}"
+    stream, total = plan.speed.stream.value, plan.speed.total.value
+    return f"{stream:,g} tokens/s alone, {total:,g} in all, {context}"
+
+
+def node_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """The node of every rank: copy, node, ranks, GPUs, ports."""
+    return [
+        (
+            str(row.copy_number + 1),
+            row.node,
+            _range(row.ranks),
+            _first(row.gpus),
+            ", ".join(f"{use} {port}" for use, port in row.ports.items()),
+        )
+        for row in plan.nodes
+    ]
+
+
+def _first(gpus: tuple[str, ...]) -> str:
+    more = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
+    return f"{gpus[0]}{more}" if gpus else "CPU"
+
+
+def _range(ranks: tuple[int, ...]) -> str:
+    return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
