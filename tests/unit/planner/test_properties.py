@@ -159,9 +159,8 @@ def sound(plan: Plan, asked: Wish) -> None:
     ):
         assert plan.max_model_len.value <= (asked.max_context or plan.max_model_len.value)
     assert len(set(plan.gpus)) == len(plan.gpus)
-    assert (
-        not plan.gpus or len(plan.gpus) == plan.tensor_parallel.value * plan.pipeline_parallel.value
-    )
+    stages = plan.tensor_parallel.value * plan.pipeline_parallel.value
+    assert not plan.gpus or len(plan.gpus) == stages * plan.data_parallel.value
     assert all(row.status not in ("none", "crash") for row in plan.kernels)
     assert all(row.status != "none" for row in plan.attention)
 
