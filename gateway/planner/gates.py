@@ -5,7 +5,7 @@ The first gate that refuses decides the verdict.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.peers import NCCL, failing_links
@@ -20,6 +20,7 @@ from gateway.domain import (
     str_choice,
 )
 from gateway.domain.release import release
+from gateway.domain.units import gib
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.chat import template
 from gateway.engines.common.kernels.compiled import capabilities, runs
@@ -40,6 +41,10 @@ _SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 # Flags that keep a vision tower whole on every rank: vllm/config/multimodal.py, ServerArgs of
 # SGLang.
 _WHOLE_TOWER: dict[str, str | bool] = {"mm-encoder-tp-mode": "data", "mm-enable-dp-encoder": True}
+
+# The trait of engines that refuse ranks with unlike free memory: _check_tp_memory_balance in
+# srt/distributed/bootstrap.py of SGLang 0.5.23, init_torch_distributed in model_runner.py before.
+UNBALANCED = "balanced_ranks"
 
 # Tensors that belong to quantized layers of every format.
 _PACKED = (
@@ -369,7 +374,9 @@ def gate_devices(
         raise Refused(
             "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
         )
-    group = groups.best(ranks) or (groups.unlike(pp) if tp * variant.dp == 1 else None)
+    # Unlike GPUs hold stages, or the ranks of one stage.
+    one_split = variant.dp == 1 and 1 in (tp, pp)
+    group = groups.best(ranks) or (groups.unlike(ranks) if one_split else None)
     if group is None:
         raise Refused("no_device", f"there are no {ranks} GPUs of one kind", "probe")
     if group[0].total_bytes is None:
@@ -425,6 +432,30 @@ def _computed_for(engine: Engine, gpu: Gpu) -> None:
         raise Refused("no_kernel", reason, engine.sources.get("compiled", f"profile {engine.ref}"))
 
 
+def gate_balance(engine: Engine, tp: int, free_bytes: Collection[int]) -> None:
+    """Refuse ranks with unlike free memory where the engine does."""
+    if tp < 2 or UNBALANCED not in engine.traits:
+        return
+    if 10 * min(free_bytes) < 9 * max(free_bytes):
+        reason = (
+            f"{engine.ref} refuses ranks where one GPU has less than nine tenths of another's free"
+            f" memory: {gib(min(free_bytes))} and {gib(max(free_bytes))} are free"
+        )
+        raise Refused("no_device", reason, "sglang/srt, _check_tp_memory_balance")
+
+
+def gate_same_kernels(first: VariantEvidence, second: VariantEvidence, gpus: Sequence[Gpu]) -> None:
+    """Refuse ranks of one stage whose kernels differ: all processes ask the first visible GPU."""
+    for mine, other in zip(first.kernels, second.kernels, strict=True):
+        if mine.kernel != other.kernel:
+            names = " and ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus)
+            reason = (
+                f"ranks on {names} would need different kernels for {mine.layer}: {mine.kernel} and"
+                f" {other.kernel}. All ranks ask the first GPU"
+            )
+            raise Refused("no_kernel", reason, "vllm/platforms/cuda.py", layer=mine.layer)
+
+
 def gate_alike(first: VariantEvidence, second: VariantEvidence, gpu: Gpu) -> None:
     """Refuse stages with different caches: the engine counts blocks once for all stages."""
     first_backends, theirs = (
@@ -437,7 +468,7 @@ def gate_alike(first: VariantEvidence, second: VariantEvidence, gpu: Gpu) -> Non
     )
     if first_backends != theirs:
         reason = (
-            f"its stages would keep their caches unlike: on {gpu.name}"
+            f"its GPUs would keep their caches unlike: on {gpu.name}"
             f" {', '.join(theirs.values())}, else {', '.join(first_backends.values())}"
         )
         raise Refused("no_backend", reason, "planner")

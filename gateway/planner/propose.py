@@ -398,11 +398,18 @@ def _load_warnings(candidate: Candidate) -> list[str]:
         )
     if len({gpu.name for gpu in candidate.group}) > 1:
         names = ", ".join(gpu.name for gpu in candidate.group)
-        details = "each has as many layers, so the smallest and slowest GPU limits all"
-        if layers := candidate.variant.layers:
+        if candidate.variant.tp > 1:
+            details = (
+                "the KV cache is as large as on the one with the least memory, and the slowest sets"
+                " the pace"
+            )
+        elif layers := candidate.variant.layers:
             details = f"they have {', '.join(map(str, layers))} layers"
+        else:
+            details = "each has as many layers, and the smallest and slowest sets the pace"
+        parts = "ranks" if candidate.variant.tp > 1 else "stages"
         warnings.append(
-            f"The pipeline stages are on different GPUs ({names}): {details}. Kernels are listed"
+            f"Its {parts} are on different GPUs ({names}): {details}. Kernels are listed"
             f" for {candidate.group[0].name}."
         )
     if candidate.inputs.adapters and candidate.inputs.pace:

@@ -48,6 +48,7 @@ from gateway.planner.asked import evidence_of, gaps
 from gateway.planner.flags import canonical
 from gateway.planner.gates import (
     gate_alike,
+    gate_balance,
     gate_devices,
     gate_driver,
     gate_dtype,
@@ -57,6 +58,7 @@ from gateway.planner.gates import (
     gate_method,
     gate_model,
     gate_peers,
+    gate_same_kernels,
     refused_before,
     stands_in,
 )
@@ -479,6 +481,8 @@ class Search:
         gate_groups(inputs, engine, self.rules, variant)
         group = gate_devices(inputs, engine, built, variant, self.layouts.groups)
         gate_peers(inputs, engine, group)
+        if len({gpu.name for gpu in group}) > 1:
+            gate_balance(engine, variant.tp, [inputs.available[gpu.uuid] for gpu in group])
         dtype = gate_dtype(inputs, engine, group, self.canonical, variant)
         return Candidate(
             inputs,
@@ -522,6 +526,8 @@ class Search:
             on_gpu = self._predicted(placed.evolve(group=(gpu,))).evidence
             gate_kernels(on_gpu, engine, inputs.facts, gpu.capability)
             gate_alike(evidence, on_gpu, gpu)
+            if variant.tp > 1:
+                gate_same_kernels(evidence, on_gpu, (group[0], gpu))
         return placed.evolve(speculation=speculation, evidence=evidence)
 
     def _proposed(self, candidate: Candidate, batch: Batch) -> Plan:

@@ -397,6 +397,49 @@ def test_of_unlike_gpus_the_fullest_bounds_the_share_and_each_must_compute_its_s
     assert on_5090_and_3090(1, capability="7.5").plans == ()
 
 
+def ranks_on(ref: str, quant: str = "", **changes: Any) -> Decision:
+    """Two ranks on a pair of unlike GPUs, of which the second is changed."""
+    engines, pair = [PROFILES.engine(ref)], PROFILES.hardware("3090+4090")
+    gpus = (pair.gpus[0], pair.gpus[1].evolve(**changes))
+    block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
+    return decide(
+        published("qwen3-8b", **block),
+        pair.evolve(gpus=gpus),
+        engines,
+        wish(tensor_parallel=2),
+        rules=PROFILES.rules(engines),
+    )
+
+
+@pytest.mark.parametrize("quant", ["", "awq"])
+def test_ranks_on_unlike_gpus_have_the_cache_of_the_smaller_one_and_say_so(quant: str) -> None:
+    small: dict[str, Any] = {"total_bytes": 16 << 30, "free_bytes": 15 << 30}
+    alike, unlike = ranks_on(VLLM_REF, quant), ranks_on(VLLM_REF, quant, **small)
+    best, smaller = alike.plans[0], unlike.plans[0]
+    assert (best.tensor_parallel.value, len(best.gpus)) == (2, 2)
+    assert any("Its ranks are on different GPUs" in one for one in best.warnings)
+    assert best.memory
+    assert smaller.memory
+    assert smaller.memory.budget_bytes <= 15 << 30 < best.memory.budget_bytes
+    assert "--disable-custom-all-reduce" in best.argv
+
+
+def test_ranks_that_would_need_different_kernels_are_refused() -> None:
+    """FP8 is computed from 8.9 on. Processes ask the first GPU which kernel they need."""
+    refused = ranks_on(VLLM_REF, "fp8-dynamic").rejected[0]
+    assert (refused.verdict, "would need different kernels" in refused.reasons[0]) == (
+        "no_kernel",
+        True,
+    )
+
+
+def test_sglang_refuses_ranks_with_unlike_free_memory() -> None:
+    assert ranks_on(SGLANG_REF).plans
+    small: dict[str, Any] = {"total_bytes": 16 << 30, "free_bytes": 15 << 30}
+    refused = ranks_on(SGLANG_REF, **small).rejected[0]
+    assert (refused.verdict, "nine tenths" in refused.reasons[0]) == ("no_device", True)
+
+
 def test_stages_that_would_keep_their_caches_unlike_are_refused() -> None:
     row = LayerAttention(
         kind="full", layers=8, head_dim=128, backend="FLASH_ATTN", status="ok", block=16
