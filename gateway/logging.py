@@ -93,7 +93,9 @@ class LineFormatter(logging.Formatter):
 
 
 def _format_value(value: object) -> str:
-    return value if isinstance(value, str) and value and " " not in value else repr(value)
+    """A value in one piece: with its quotes where a space, or the end of a line, would split it."""
+    is_word = isinstance(value, str) and value and not any(letter.isspace() for letter in value)
+    return str(value) if is_word else repr(value)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

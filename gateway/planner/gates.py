@@ -446,14 +446,14 @@ def gate_balance(engine: Engine, tp: int, free_bytes: Collection[int]) -> None:
 
 def gate_same_kernels(first: VariantEvidence, second: VariantEvidence, gpus: Sequence[Gpu]) -> None:
     """Refuse ranks of one stage whose kernels differ: all processes ask the first visible GPU."""
-    for mine, other in zip(first.kernels, second.kernels, strict=True):
-        if mine.kernel != other.kernel:
+    for layer, counterpart in zip(first.kernels, second.kernels, strict=True):
+        if layer.kernel != counterpart.kernel:
             names = " and ".join(f"{gpu.name} ({gpu.capability})" for gpu in gpus)
             reason = (
-                f"ranks on {names} would need different kernels for {mine.layer}: {mine.kernel} and"
-                f" {other.kernel}. All ranks ask the first GPU"
+                f"ranks on {names} would need different kernels for {layer.layer}: {layer.kernel}"
+                f" and {counterpart.kernel}. All ranks ask the first GPU"
             )
-            raise Refused("no_kernel", reason, "vllm/platforms/cuda.py", layer=mine.layer)
+            raise Refused("no_kernel", reason, "vllm/platforms/cuda.py", layer=layer.layer)
 
 
 def gate_alike(first: VariantEvidence, second: VariantEvidence, gpu: Gpu) -> None:

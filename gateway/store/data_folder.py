@@ -15,6 +15,7 @@ import fcntl
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,9 @@ log = Logger("fitserve.store")
 
 _FOREIGN_ACCESS = 0o077
 _SHARED = ("models", "engines")
+# Longest wait for the lock of a dead owner, and its rest between two tries.
+_DEATH_S = 10.0
+_LOCK_POLL_S = 0.05
 
 
 def in_use(data: Path, proc: Path = Path("/proc")) -> bool:
@@ -80,20 +84,40 @@ def close_data_folder(data: Path) -> None:
 
 
 def lock(data: Path) -> int:
-    """Lock the data folder for this process. Raises SettingsError if another gateway has it."""
+    """Lock the data folder for this process. Raises SettingsError if another gateway has it.
+
+    A program that a gateway was starting at its death shares the lock until it runs by itself. So
+    the lock of a dead owner is awaited for some seconds.
+    """
     file = data / "gateway.lock"
-    try:
-        descriptor = hold(file)
-    except BlockingIOError:
-        owner = re.sub(r"\D", "", file.read_text(errors="replace")[:32]) or "unknown"
-        busy = SettingsError(
-            f"Another gateway (process {owner}) uses the data folder {data}.",
-            hint="Stop that gateway, or set another FITSERVE_DATA_DIR.",
-        )
-        busy.exit_code = 3
-        raise busy from None
+    deadline = time.monotonic() + _DEATH_S
+    while True:
+        try:
+            descriptor = hold(file)
+            break
+        except BlockingIOError:
+            owner = re.sub(r"\D", "", file.read_text(errors="replace")[:32])
+            if _exists(owner) or time.monotonic() > deadline:
+                busy = SettingsError(
+                    f"Another gateway (process {owner or 'unknown'}) uses the data folder {data}.",
+                    hint="Stop that gateway, or set another FITSERVE_DATA_DIR.",
+                )
+                busy.exit_code = 3
+                raise busy from None
+        time.sleep(_LOCK_POLL_S)
     own_lock(descriptor)
     return descriptor
+
+
+def _exists(pid: str) -> bool:
+    """Whether there is such a process; True where the text names none."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except (PermissionError, ValueError):
+        return True
+    return True
 
 
 def own_lock(descriptor: int) -> None:

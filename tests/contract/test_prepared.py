@@ -34,6 +34,8 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prepared process is looked after in each pass."""
     monkeypatch.setattr(pool, "TEND_S", 0.0)
     monkeypatch.setattr(pool, "RESTART_S", 0.0)
+    # A busy machine takes longer to fork. Only starts beside a stopped process wait for so long.
+    monkeypatch.setattr(fork_client, "PATIENCE_S", 10.0)
 
 
 @pytest.fixture

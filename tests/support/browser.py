@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +24,8 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, 
 from tests.support.patience import HANG_S
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+# A browser that has shown nothing for so long hangs.
+_START_S = HANG_S
 # Where pictures of the states go, when somebody wants to look.
 _PICTURES = os.environ.get("PAGE_PICTURES")
 # The rules that WCAG 2.2 AA demands, and axe-core's own best practices.
@@ -49,12 +53,41 @@ def chromium() -> Iterator[Browser]:
         if os.environ.get("REQUIRE_CHROMIUM"):
             pytest.fail("there is no chromium (scripts/docker-up installs it on Debian)")
         pytest.skip("needs chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=found, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield browser
-        browser.close()
+    with contextlib.ExitStack() as stack:
+        yield _started(found, stack)
+
+
+def _started(program: str, stack: contextlib.ExitStack) -> Browser:
+    """A browser that has shown an empty tab. One that hangs at its start is replaced."""
+    for is_last in (False, False, True):
+        attempt, timer = contextlib.ExitStack(), threading.Timer(_START_S, _kill_driver)
+        timer.start()
+        try:
+            playwright = attempt.enter_context(sync_playwright())
+            browser = playwright.chromium.launch(
+                executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+            )
+            attempt.callback(browser.close)
+            browser.new_page().close()
+        except Exception:
+            with contextlib.suppress(Exception):
+                attempt.close()
+            if is_last:
+                raise
+            continue
+        finally:
+            timer.cancel()
+        stack.push(attempt)
+        return browser
+    raise AssertionError
+
+
+def _kill_driver() -> None:
+    """Kill the driver of the browser, which ends with it."""
+    for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        with contextlib.suppress(OSError):
+            if b"playwright" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(int(child), signal.SIGKILL)
 
 
 @dataclass

@@ -66,6 +66,16 @@ def test_a_terminal_gets_lines_to_read_without_those_of_the_web_server(
     assert re.fullmatch(r"\d\d:\d\d:\d\d warning: low", second)
 
 
+def test_no_value_begins_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forged line would look like one of the gateway."""
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("info")
+    Logger("fitserve.of-this-test").info("removed", model="m\n10:00:00\tkeys=none", key="\u2028k")
+    (line,) = stream.getvalue().splitlines()
+    assert line.endswith(r"model='m\n10:00:00\tkeys=none'  key='\u2028k'".replace("  ", " "))
+
+
 def test_json_has_what_was_said_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [json.loads(line) for line in speak(monkeypatch, io.StringIO()).splitlines()]
     assert [lines[0]["line"], lines[0]["names"], lines[1]["event"]] == [

@@ -5,15 +5,18 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gateway.errors import SettingsError
-from gateway.store.data_folder import close_data_folder, in_use
+from gateway.store import data_folder
+from gateway.store.data_folder import close_data_folder, in_use, lock
 from gateway.store.database import Database
 from tests.support.log_lines import capture_logs
+from tests.support.patience import Clock
 
 
 @pytest.fixture(autouse=True)
@@ -103,3 +106,46 @@ def test_a_folder_is_in_use_while_its_lock_is_held_and_looking_takes_no_lock(
         fcntl.flock(file, fcntl.LOCK_UN)
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
         assert not in_use(tmp_path)
+
+
+def shared_lock(folder: Path, owner: int, seconds: str) -> subprocess.Popen[bytes]:
+    """A program that has the lock of a gateway, for so long."""
+    with (folder / "gateway.lock").open("w") as file:
+        file.write(str(owner))
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return subprocess.Popen(["sleep", seconds], pass_fds=(file.fileno(),))
+
+
+def dead_pid() -> int:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+        return process.pid
+
+
+def test_the_lock_of_a_dead_gateway_is_awaited(tmp_path: Path) -> None:
+    """A program that it was starting at its death has it for a moment."""
+    with shared_lock(tmp_path, dead_pid(), "0.3"):
+        os.close(lock(tmp_path))
+    assert (tmp_path / "gateway.lock").read_text() == str(os.getpid())
+
+
+def test_a_lock_that_is_never_free_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_folder, "_DEATH_S", 0.1)
+    pid = dead_pid()
+    with shared_lock(tmp_path, pid, "600") as program:
+        with pytest.raises(SettingsError, match=f"process {pid}"):
+            lock(tmp_path)
+        program.kill()
+
+
+def test_the_lock_of_a_gateway_that_lives_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_folder, "time", Clock())
+    with shared_lock(tmp_path, os.getpid(), "600") as program:
+        with pytest.raises(SettingsError, match="Another gateway"):
+            lock(tmp_path)
+        program.kill()
