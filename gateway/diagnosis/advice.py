@@ -272,7 +272,7 @@ def _verb(sentence: str, match: re.Match[str], name: str) -> str | None:
         plain = name.strip("-").lower()
         is_switch = plain.startswith(("disable", "no-")) or match["value2"] or match["value"]
         return "set" if is_switch or match["variable"] else "omit"
-    if verb in ("omit",) and name.startswith("--") and name[2:].startswith("no-"):
+    if verb == "omit" and name.startswith("--no-"):
         return "set"
     return verb
 

@@ -92,13 +92,7 @@ class Hardware(Value):
     links: tuple[Link, ...] = ()
     notes: tuple[str, ...] = Field((), description="what could not be read, and why")
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        serialize_by_alias=True,
-        defer_build=True,
-    )
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     def usable(self) -> Hardware:
         """The machine without GPUs that are lost or reserved for others."""
@@ -158,13 +152,7 @@ class Cluster(Value):
     links: tuple[NodeLink, ...] = ()
     network: Network = Network()
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        serialize_by_alias=True,
-        defer_build=True,
-    )
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
 
 class Xid(Value):

@@ -514,13 +514,7 @@ class Decision(Value):
         None, description="the start of the first plan; None: this machine starts none"
     )
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        populate_by_name=True,
-        serialize_by_alias=True,
-        defer_build=True,
-    )
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
 
 class Rival(Value):

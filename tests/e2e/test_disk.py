@@ -151,14 +151,21 @@ def test_room_that_is_made_heals_a_running_gateway(small: tuple[Gateway, Path]) 
     serves(gateway)
 
 
+def bind_read_only(disk: Path) -> None:
+    """Mount the folder read-only over itself.
+
+    Files that are open for writing keep a file system from becoming read-only, and engines write
+    their logs.
+    """
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
+
+
 def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Path]) -> None:
     gateway, disk = small
     before = engines(gateway)
     gateway.kill()
-    # Files that are open for writing keep a file system from becoming read-only, and engines write
-    # their logs: bind it instead.
-    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
-    subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
+    bind_read_only(disk)
     try:
         gateway.start()
         gateway.until("m", "ready")
@@ -310,8 +317,7 @@ def read_only(gateway: Gateway, disk: Path) -> Iterator[str]:
     """The gateway starts on the read-only folder, and is killed before the end: no model could be
     removed from a gateway that began with a copy."""
     gateway.kill()
-    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
-    subprocess.run(["mount", "-o", "remount,ro,bind", str(disk)], check=True)
+    bind_read_only(disk)
     try:
         gateway.start()
         gateway.until("m", "ready")

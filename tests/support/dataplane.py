@@ -313,3 +313,15 @@ async def streams_for_ever(call: Call) -> None:
 
 async def never_answers(call: Call) -> None:
     await call.closed.wait()
+
+
+async def connect_without_reading(
+    port: int,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A client that takes some kilobytes of answers, and reads none before it resumes."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
+    connection.connect(("127.0.0.1", port))
+    reader, writer = await asyncio.open_connection(sock=connection)
+    reader._transport.pause_reading()  # type: ignore[attr-defined]
+    return reader, writer

@@ -63,7 +63,7 @@ def _decide(
     ports_in_use = {node.name: frozenset(node.ports) for node in nodes}
     plans: list[Plan] = []
     decisions: list[Decision] = []
-    used: dict[int, Network] = {}
+    networks_used: list[tuple[Plan, Network]] = []
     for kind in node_kinds(nodes, inputs.claims, inputs.spec.versioned_source):
         of_kind = inputs.changed(
             hardware=kind.hardware, claims=kind.claims, alike_nodes=len(kind.nodes)
@@ -74,16 +74,19 @@ def _decide(
             decisions.append(_decide_span(inputs, groups, engines, rules))
             placed = [over_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans]
             plans += _least_traffic(placed, groups) if networks.is_unknown(groups) else placed
-            used |= {id(plan): groups.span.network for plan in placed}
+            networks_used += [(plan, groups.span.network) for plan in placed]
     whole = inputs.changed(hardware=_all_gpus(nodes), alike_nodes=1)
     best = ranked(whole, plans, engine_order(engines))
+    network = next(
+        (one for plan, one in networks_used if best and plan is best[0]), cluster.network
+    )
     rejected = tuple(row for decision in decisions for row in decision.rejected)
     return Decision(
         model=inputs.spec.source,
         hardware=inputs.hardware_name,
         plans=tuple(plan.evolve(rank=number) for number, plan in enumerate(best, start=1)),
         why_gpus=gpu_comparison(best, rejected),
-        why_nodes=node_reason(best, used.get(id(best[0]), cluster.network)) if best else "",
+        why_nodes=node_reason(best, network),
         rejected=rejected,
         gaps=tuple(dict.fromkeys(gap for decision in decisions for gap in decision.gaps)),
     )

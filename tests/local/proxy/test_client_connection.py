@@ -36,6 +36,7 @@ from tests.support.dataplane import (
     Gateway,
     Hog,
     answers,
+    connect_without_reading,
     event,
     http_client,
     local,
@@ -912,11 +913,7 @@ async def test_unread_lists_ahead_hold_a_piece_of_one_list() -> None:
     async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
         names = [f"{'m' * 90}{number}" for number in range(5000)]
         plane.routes.table = RouteTable({name: model(upstream.url, name=name) for name in names})
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
-        connection.connect(("127.0.0.1", port))
-        reader, writer = await asyncio.open_connection(sock=connection)
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        reader, writer = await connect_without_reading(port)
         writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 8)
         await until(lambda: bool(plane.connections))
         (front,) = plane.connections
@@ -958,11 +955,7 @@ async def test_as_many_requests_as_may_wait_are_all_answered_from_bounded_bytes(
     async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
         names = [f"{'m' * 90}{number}" for number in range(3000)]
         plane.routes.table = RouteTable({name: model(upstream.url, name=name) for name in names})
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
-        connection.connect(("127.0.0.1", port))
-        reader, writer = await asyncio.open_connection(sock=connection)
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        reader, writer = await connect_without_reading(port)
         count = guard.PIPELINED + 1
         writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode() * count)
         await until(lambda: any(one.write_paused for one in plane.connections))
@@ -993,11 +986,7 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
     """Kept answers are bounded. Its requests are answered once it reads, up to the request that was
     too far ahead."""
     async with Upstream(answers) as upstream, local(upstream.url) as (plane, port):
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
-        connection.connect(("127.0.0.1", port))
-        reader, writer = await asyncio.open_connection(sock=connection)
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        reader, writer = await connect_without_reading(port)
         asked = 0
         one = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
         front: ClientConnection | None = None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,6 +25,7 @@ from tests.support.dataplane import (
     Gateway,
     Hog,
     answers,
+    connect_without_reading,
     event,
     http_client,
     local,
@@ -343,11 +343,7 @@ async def full(
 
     async with Upstream(script) as upstream, local(upstream.url) as (plane, port):
         plane_.append(plane)
-        connection = socket.socket()
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
-        connection.connect(("127.0.0.1", port))
-        reader, writer = await asyncio.open_connection(sock=connection)
-        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        _reader, writer = await connect_without_reading(port)
         writer.write(raw_request(json.dumps({**ASK, "user": "fills"}).encode()) + ahead)
         await until(
             lambda: bool(fronts) and fronts[0].write_paused and not plane.routes.total_in_flight
