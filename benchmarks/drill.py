@@ -252,7 +252,7 @@ def together(drill: Drill) -> Figures:
     return {**found, "seconds": elapsed_s(began)}
 
 
-def _hurt(drill: Drill, number: signal.Signals) -> Figures:
+def _injure(drill: Drill, number: signal.Signals) -> Figures:
     start = drill.add("large", "large")
     with drill.constant_requests("large") as answers:
         drill.wait("an answer", lambda: answers)
@@ -280,12 +280,12 @@ def _hurt(drill: Drill, number: signal.Signals) -> Figures:
 
 def kill(drill: Drill) -> Figures:
     """SIGKILL to the process that computes."""
-    return _hurt(drill, signal.SIGKILL)
+    return _injure(drill, signal.SIGKILL)
 
 
 def freeze(drill: Drill) -> Figures:
     """SIGSTOP to it: out of the routes, and replaced."""
-    return _hurt(drill, signal.SIGSTOP)
+    return _injure(drill, signal.SIGSTOP)
 
 
 def power(drill: Drill) -> Figures:
@@ -301,7 +301,7 @@ def power(drill: Drill) -> Figures:
     return found
 
 
-def removed(drill: Drill) -> Figures:
+def remove_while_starting(drill: Drill) -> Figures:
     """`rm` of a model whose engine starts."""
     drill.begin("large", "large")
     drill.wait("its engine starts", lambda: engines(drill.gateway))
@@ -420,7 +420,7 @@ def traffic(drill: Drill) -> Figures:
 # With the GPUs that each needs.
 CASES: dict[Callable[[Drill], Figures], int] = {
     alone: 1, together: 1, sleep: 1, foreign: 1, pair: 2, kill: 1, freeze: 1, replicas: 2, power: 1,
-    removed: 1,
+    remove_while_starting: 1,
     traffic: 1,
 }  # fmt: skip
 

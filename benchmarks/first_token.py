@@ -40,7 +40,7 @@ def main() -> None:
         cloned = time.monotonic() - began
         for name, before in (("cold", [("git clone", cloned)]), ("warm", [])):
             load = os.getloadavg()[0]
-            steps = [*before, *_served(checkout, environment)]
+            steps = [*before, *_time_service(checkout, environment)]
             words = ", ".join(f"{what} {seconds:.1f} s" for what, seconds in steps)
             print(
                 f"{name}: {len(steps)} steps, {sum(seconds for _, seconds in steps):.1f} s (load"
@@ -49,7 +49,7 @@ def main() -> None:
             )
 
 
-def _served(checkout: str, environment: dict[str, str]) -> list[tuple[str, float]]:
+def _time_service(checkout: str, environment: dict[str, str]) -> list[tuple[str, float]]:
     """Steps and seconds: until the model serves, and until the printed line has answered."""
     began = time.monotonic()
     command = [f"{checkout}/scripts/serve"]

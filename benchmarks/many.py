@@ -26,7 +26,7 @@ from gateway.domain import Wish
 from gateway.store.recovery import open_store
 from tests.local.controller.fleet.test_fleet import ADMIN, fill
 from tests.support.running import model_folder
-from tests.support.served import Served, served
+from tests.support.served import Served, serve_models
 from tests.support.upstream import Call, Upstream
 
 IDLE_S = 10
@@ -82,7 +82,7 @@ async def measure(keys: int, models: int, state: str) -> None:
             if state == "stopped":
                 stop_all(Path(folder) / "data", models)
             began = time.monotonic()
-            running = served(Path(folder), {}, ADMIN)
+            running = serve_models(Path(folder), {}, ADMIN)
             gateway = await asyncio.to_thread(running.__enter__)
             started_s = time.monotonic() - began
             async with httpx.AsyncClient(

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from gateway.domain.units import GIB
-from tests.unit.engines.vllm.test_memory import MEASURED, predicted
+from tests.unit.engines.vllm.test_memory import MEASURED, best_plan
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     )
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for name, row in MEASURED.items():
-        plan = predicted(name)
+        plan = best_plan(name)
         size = plan.memory
         if size is None or "kv_gib" not in row:
             continue

@@ -23,7 +23,7 @@ from pathlib import Path
 import httpx
 
 from tests.support.dataplane import ASK, CHAT, answers
-from tests.support.served import Served, served
+from tests.support.served import Served, serve_models
 from tests.support.upstream import Call, Upstream
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -63,7 +63,7 @@ async def files(gateway: Served) -> None:
 
 
 @contextlib.asynccontextmanager
-async def opened(gateway: Served, count: int) -> AsyncIterator[None]:
+async def open_pages(gateway: Served, count: int) -> AsyncIterator[None]:
     """So many pages, which read all that they are sent."""
     port, writers, readers = gateway.port, [], []
 
@@ -94,7 +94,7 @@ async def ask(gateway: Served, per_s: float) -> None:
 
 async def share(gateway: Served, pages: int, seconds: float, *, asked: bool = False) -> float:
     """Of one core, in percent."""
-    async with opened(gateway, pages):
+    async with open_pages(gateway, pages):
         asking = asyncio.create_task(ask(gateway, 20)) if asked else None
         await asyncio.sleep(3)
         began, before = time.monotonic(), cpu_s(gateway)
@@ -117,7 +117,9 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with Upstream(engine) as upstream:
             models = {f"m{number}": [f"{upstream.url}/v1"] for number in range(args.models)}
-            starting = served(Path(folder), models, FITSERVE_MAX_CONNECTIONS_PER_ADDRESS="4096")
+            starting = serve_models(
+                Path(folder), models, FITSERVE_MAX_CONNECTIONS_PER_ADDRESS="4096"
+            )
             gateway = await asyncio.to_thread(starting.__enter__)
             try:
                 await files(gateway)

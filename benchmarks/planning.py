@@ -161,7 +161,9 @@ def main() -> None:
         decide(given, chosen, rules)
         return (time.process_time() - began) * 1000
 
-    def unseen(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
+    def time_new_model(
+        spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]
+    ) -> float:
         for remembered in (_blueprint, _schemes, layer_kernels, choose_backend):
             remembered.cache_clear()
         return cpu_ms(spec, chosen, machine)
@@ -176,12 +178,12 @@ def main() -> None:
         (
             "one plan, one engine version, 2x3090",
             15,
-            [min(unseen(m, newest) for _ in range(args.rounds)) for m in models[::5]],
+            [min(time_new_model(m, newest) for _ in range(args.rounds)) for m in models[::5]],
         ),
         (
             f"one plan, all {len(engines)} engine versions",
             40,
-            [min(unseen(m, engines) for _ in range(args.rounds)) for m in models[::5]],
+            [min(time_new_model(m, engines) for _ in range(args.rounds)) for m in models[::5]],
         ),
         (
             f"one plan, all {len(engines)} engine versions, of a model that was planned before",
@@ -191,13 +193,17 @@ def main() -> None:
         (
             "a large model on eight GPUs, one engine version",
             15,
-            [min(unseen(m, newest, h) for _ in range(args.rounds)) for m in large() for h in eight],
+            [
+                min(time_new_model(m, newest, h) for _ in range(args.rounds))
+                for m in large()
+                for h in eight
+            ],
         ),
         (
             f"a large model on eight GPUs, all {len(engines)} engine versions",
             40,
             [
-                min(unseen(m, engines, h) for _ in range(args.rounds))
+                min(time_new_model(m, engines, h) for _ in range(args.rounds))
                 for m in large()
                 for h in eight
             ],

@@ -249,7 +249,7 @@ class Fitserve:
             self._client.post(f"/admin/models/{name}/start").raise_for_status()
         else:
             self._add(name)
-        view = self._trial.wait("ready", lambda: self._settled(name))
+        view = self._trial.wait("ready", lambda: self._wait_until_settled(name))
         ready = time.time() - began
         if view["state"] != "ready":
             self._stop(name)
@@ -259,7 +259,7 @@ class Fitserve:
             record for record in self._running() if record.name not in known or kind == "first"
         )
         figures = self._figures(name, record, began, seen)
-        self._await_prepared()
+        self._wait_for_prepared_process()
         self._stop(name)
         return {"ready_s": round(ready, 2), "answer_s": answer, **figures}
 
@@ -309,7 +309,7 @@ class Fitserve:
     def _is_added(self, name: str) -> bool:
         return self._client.get(f"/admin/models/{name}").is_success
 
-    def _settled(self, name: str) -> Any:
+    def _wait_until_settled(self, name: str) -> Any:
         view = self._client.get(f"/admin/models/{name}").json()
         return view["state"] in ("ready", "no_plan", "quarantined") and view
 
@@ -338,7 +338,7 @@ class Fitserve:
             after = more[-1]["id"]
         return found
 
-    def _await_prepared(self) -> PreparedView | None:
+    def _wait_for_prepared_process(self) -> PreparedView | None:
         """The prepared process, once engines teach it nothing more; None: it takes too long."""
         seen: PreparedView | None = None
         pid = 0

@@ -26,7 +26,7 @@ import httpx
 
 from tests.contract.process_harness import free_port
 from tests.support.model_files import CONFIG, model, safetensors, write
-from tests.support.served import Served, served
+from tests.support.served import Served, serve_models
 
 KEY = "a-key-of-the-streams-that-nobody-guesses"
 BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": true}'
@@ -198,7 +198,7 @@ async def run(streams: int, seconds: float, folder: Path) -> None:
                     f"http://127.0.0.1:{port}/pace?chunks={chunks}&interval_ms={INTERVAL_MS}"
                 )
             ).raise_for_status()
-        with served(folder, {"m": [f"http://127.0.0.1:{port}/v1"]}, KEY) as gateway:
+        with serve_models(folder, {"m": [f"http://127.0.0.1:{port}/v1"]}, KEY) as gateway:
             clients = Clients(gateway.port, streams)
             await asyncio.sleep(2)
             await measure_beside_plans(gateway, clients, None, seconds)

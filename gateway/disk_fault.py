@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 ROOM_BYTES = 1024 * 1024
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _NO_PERMISSION = frozenset({errno.EACCES, errno.EPERM})
-# SQLITE_FULL of sqlite3, which a plan does not load.
-_SQLITE_FULL = 13
+# Of sqlite3, which a plan does not load.
+_SQLITE_FULL, _SQLITE_IOERR = 13, 10
 # Numbers of errors of the system that a disk causes.
-DISK_ERRORS = _NO_SPACE | _NO_PERMISSION | {errno.EROFS, errno.EIO}
+DISK_ERRORS = _NO_SPACE | _NO_PERMISSION | {errno.EROFS, errno.EIO, errno.EFBIG}
+# Bytes of a write that shows why a disk refuses another one.
+_TRIAL_BYTES = 64 * 1024
 
 
 class DiskFault(NamedTuple):
@@ -38,6 +40,8 @@ def disk_fault(folder: Path, error: BaseException | None = None) -> DiskFault | 
     number = error.errno if isinstance(error, OSError) else None
     if (getattr(error, "sqlite_errorcode", 0) & 0xFF) == _SQLITE_FULL:
         number = errno.ENOSPC
+    elif (getattr(error, "sqlite_errorcode", 0) & 0xFF) == _SQLITE_IOERR:
+        number = _trial(folder)
     if number == errno.EROFS or (number is None and _is_read_only(folder)):
         return DiskFault(
             f"the file system of {folder} is read-only",
@@ -52,7 +56,32 @@ def disk_fault(folder: Path, error: BaseException | None = None) -> DiskFault | 
             f"the user of the gateway (uid {os.geteuid()}) has no permission to write in {folder}",
             f"Repair owner and permissions of {folder}",
         )
+    if number == errno.EFBIG:
+        return DiskFault(
+            f"a file in {folder} has reached the size that this process may write",
+            "Raise that limit (`ulimit -f`, LimitFSIZE of a unit)",
+        )
+    if number == errno.EIO:
+        return DiskFault(
+            f"the disk of {folder} answers with input/output errors",
+            f"Repair or replace the disk of {folder} (`dmesg` has the reason)",
+        )
     return None
+
+
+def refused_write(error: OSError) -> StoreError | None:
+    """The error in words of a file that a disk did not take; None: the disk is not the cause."""
+    if error.errno not in DISK_ERRORS:
+        return None
+    if isinstance(error.filename, str | bytes):
+        path = Path(os.fsdecode(error.filename))
+        return unwritten(f"{path} could not be written", path.parent, error, "")
+    if error.errno in _NO_PERMISSION:  # of a connection as well
+        return None
+    return StoreError(
+        f"A file could not be written: {error.strerror}.",
+        hint="Free disk space, or repair the disk, then try again.",
+    )
 
 
 def unwritten(
@@ -64,6 +93,19 @@ def unwritten(
     fault = disk_fault(folder, error)
     cause, cure = fault or (f"{reason} in {folder}", f"Repair the disk of {folder}")
     return StoreError(f"{thing}: {cause}. {effect}".rstrip(), hint=f"{cure}, then try again.")
+
+
+def _trial(folder: Path) -> int | None:
+    """The number of the error that a write into the folder meets now; None: it succeeds."""
+    import tempfile  # not before there is a fault
+
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            file.write(b"\0" * _TRIAL_BYTES)
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno
+    return None
 
 
 def _is_read_only(folder: Path) -> bool:

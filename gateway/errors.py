@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 # Request timeout, conflict, too many requests: a retry may succeed.
@@ -173,10 +173,21 @@ class MethodNotAllowed(FitserveError):
     code = "method_not_allowed"
 
 
+def near_name(name: str, names: Iterable[str]) -> str:
+    """The name that was probably meant; "": none is near."""
+    return next(iter(difflib.get_close_matches(name[:_LONGEST], list(names), 1)), "")
+
+
+def near_name_hint(name: str, names: Iterable[str]) -> str:
+    """The words behind an unknown name: ` (did you mean NAME?)`, or nothing."""
+    near = near_name(name, names)
+    return f" (did you mean {near}?)" if near else ""
+
+
 def no_such_model(name: str, models: Mapping[str, str]) -> NotFound:
     """The error for an unknown name. models: the main name of each model by all its names."""
-    near = difflib.get_close_matches(name[:_LONGEST], models, 1)
-    hint = f"Did you mean {models[near[0]]}? " if near else ""
+    near = near_name(name, models)
+    hint = f"Did you mean {models[near]}? " if near else ""
     return NotFound(
         f"There is no model {name[:_LONGEST]}.", hint=f"{hint}`fitserve ps` lists the models."
     )
@@ -188,6 +199,14 @@ class Conflict(FitserveError):
     status = 409
     type = "invalid_request_error"
     code = "conflict"
+
+    @classmethod
+    def of_model(cls, name: str, *, is_leaving: bool) -> Self:
+        if is_leaving:
+            hint = "Try again in a few seconds."
+            return cls(f"The model {name} is still being removed.", hint=hint)
+        hint = f"Remove it first (`fitserve rm {name}`), or use another name."
+        return cls(f"The model {name} exists already.", hint=hint)
 
 
 class TooLarge(FitserveError):
@@ -294,6 +313,12 @@ class ForeignInstance(HostError):
 
     status = 409
     code = "foreign_instance"
+
+
+class AgentAway(HostError):
+    """The agent, or a machine of the cluster, does not answer, or stopped answering."""
+
+    code = "agent_away"
 
 
 class AgentRefusal(HostError):

@@ -61,8 +61,13 @@ class FileReader(Generic[Result]):
             error = raised
 
         def finish() -> None:
-            if not call.done():
-                call.set_result(result) if error is None else call.set_exception(error)
+            if call.done():
+                return
+            if error is None:
+                call.set_result(result)
+            else:
+                call.set_exception(error)
+                call.exception()  # seen: a caller that no longer waits misses nothing
 
-        with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no task waits
             loop.call_soon_threadsafe(finish)

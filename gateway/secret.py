@@ -153,7 +153,7 @@ def _without_word(text: str, value: str, label: str) -> str:
     return f"words with {label}, which are not shown" if pattern.search(text) else text
 
 
-def _folded(text: str) -> str:
+def _fold_case(text: str) -> str:
     """The text in one case, with as many letters."""
     folded = text.casefold()
     if len(folded) == len(text):
@@ -164,8 +164,8 @@ def _folded(text: str) -> str:
 
 def _without_parts(text: str, value: str, label: str) -> str:
     """The text with the label for each run of characters that the value has too."""
-    forms_text = "\n".join(map(_folded, _forms(value)))
-    lower_text, lower_label = _folded(text), _folded(label)
+    forms_text = "\n".join(map(_fold_case, _forms(value)))
+    lower_text, lower_label = _fold_case(text), _fold_case(label)
     hidden = bytearray(len(text))
     for start in range(len(text) - _PART + 1):
         part = lower_text[start : start + _PART]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import difflib
 import ipaddress
 import os
 import re
@@ -24,7 +23,7 @@ from gateway.domain.base import (
 from gateway.domain.facts import EVENT_KINDS
 from gateway.domain.units import FOR_EVER
 from gateway.domain.value import Duration
-from gateway.errors import BadFlag, SettingsError, without_typed_password
+from gateway.errors import BadFlag, SettingsError, near_name, without_typed_password
 from gateway.secret import Secret, shown_address
 
 # Variables that are no setting: the settings file, and the command line's gateway.
@@ -34,7 +33,7 @@ _ENDPOINT_KEY = "FITSERVE_ENDPOINT_KEY"
 # The header `Origin` of browsers (RFC 6454, section 6.2). Apps have other schemes.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,?#@]+", re.IGNORECASE)
 
-_MEDIA_HOST = re.compile(r"[A-Za-z0-9._*-]+|[0-9A-Fa-f:.]+")
+_MEDIA_HOST = re.compile(r"[A-Za-z0-9._*][A-Za-z0-9._*-]*|[0-9A-Fa-f:.]+")
 
 
 class Settings(BaseModel):
@@ -99,11 +98,11 @@ class Settings(BaseModel):
     hf_endpoint: Secret | None = Field(
         None, description="another Hugging Face Hub; default: the public one"
     )
-    host_kind: Literal["auto", "docker", "agent", "process"] = Field(
+    host_kind: Literal["auto", "docker", "agent", "process", "cluster"] = Field(
         "auto",
         description=(
             "where engines run; auto: Docker if it runs, else processes; agent: Docker through the"
-            " agent"
+            " agent; cluster: processes of all machines of `fitserve cluster`"
         ),
     )
     agent_socket: Path | None = Field(
@@ -447,6 +446,16 @@ class Settings(BaseModel):
         return tuple(host for host in _split(self.media_hosts) if host != "none")
 
     @property
+    def engine_media_hosts(self) -> tuple[str, ...]:
+        """The exact hosts that engines may fetch media from; (): no list of names can say it."""
+        hosts = self.hosts_of_media
+        if any(host == "public" or "*" in host for host in hosts):
+            return ()
+        # No host has this name (RFC 6761), and engines take an empty list for any host.
+        named = tuple(f"[{host}]" if ":" in host else host for host in hosts) or ("none.invalid",)
+        return tuple(host.lower() for host in named)
+
+    @property
     def models(self) -> Path:
         return (self.models_dir or _hub_cache()).expanduser().absolute()
 
@@ -455,9 +464,16 @@ class Settings(BaseModel):
         return (self.agent_socket or self.data / "agent.sock").expanduser().absolute()
 
     @property
+    def runs_processes(self) -> bool:
+        """Whether engines are processes for certain; False for `auto`."""
+        return self.host_kind in ("process", "cluster")
+
+    @property
     def shared_models(self) -> str | None:
         """The volume that engines in containers mount at `models`; None: each model's folder."""
-        return self.models_source or (str(self.models) if self.host_kind == "agent" else None)
+        return self.models_source or (
+            str(self.models) if self.host_kind in ("agent", "cluster") else None
+        )
 
     @property
     def own_url(self) -> str:
@@ -493,10 +509,10 @@ def load_settings() -> Settings:
         name for name in os.environ if name.startswith("FITSERVE_") and name not in names
     )
     for name in (name for name in unknown if not f"{name}_".startswith(f"{_ENDPOINT_KEY}_")):
-        near = difflib.get_close_matches(name, names, 1)
+        near = near_name(name, names)
         raise SettingsError(
             f"There is no setting {name}.",
-            hint=(f"Did you mean {near[0]}? " if near else "")
+            hint=(f"Did you mean {near}? " if near else "")
             + "`fitserve serve --help` lists the settings.",
         )
     try:
@@ -574,7 +590,7 @@ def _place(error: Exception) -> str:
     return f"{where}: {problem}" if problem else where
 
 
-def listed() -> list[tuple[str, str]]:
+def list_variables() -> list[tuple[str, str]]:
     """Every variable with its description and default."""
     rows = []
     for name, field in Settings.model_fields.items():

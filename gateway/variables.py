@@ -254,14 +254,14 @@ def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | N
     if engine is not None and (name in engine.env or name == engine.key_env):
         return f"{closed}the gateway sets it.", "Leave it out."
     form = next((form for names, form in _OPEN.items() if name in names.split()), None)
-    if form is None and (why := _closed(name)):
+    if form is None and (why := _closing_reason(name)):
         return f"{closed}{why}.", "Leave it out."
     if form is None and re.match("VLLM_|SGLANG_|SGL_", name):
         return _refuse_engine_variable(engine, name, value)
     if form is None and _any_of(_OPEN_PATTERNS).fullmatch(name):
         form = _PLAIN, "numbers and words"
     if form is None:
-        return _unknown(engine, name)
+        return _suggest_name(engine, name)
     pattern, words = form
     if pattern.fullmatch(value) and ".." not in value:
         return None
@@ -296,13 +296,13 @@ def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tup
     if why is not None:
         return f"The variable {name} cannot be given to engines: {why}.", "Leave it out."
     if engine is not None and not name.startswith(engine.open_switches):
-        return _unknown(engine, name)
+        return _suggest_name(engine, name)
     if sglang and not _SWITCH.fullmatch(value):
         return f"{name} takes a number or a switch.", "Correct the value."
     return None
 
 
-def _closed(name: str) -> str | None:
+def _closing_reason(name: str) -> str | None:
     return next((why for why, names in CLOSED.items() if _any_of(names).fullmatch(name)), None)
 
 
@@ -319,7 +319,7 @@ def _closed_word(name: str, table: Mapping[str, str]) -> str | None:
     )
 
 
-def _unknown(engine: Engine | None, name: str) -> tuple[str, str]:
+def _suggest_name(engine: Engine | None, name: str) -> tuple[str, str]:
     names: Iterable[str] = (
         *(engine.user_env if engine is not None else ()),
         *(open_name for names in _OPEN for open_name in names.split()),

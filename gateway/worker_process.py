@@ -52,9 +52,20 @@ async def kill(child: asyncio.subprocess.Process) -> int:
     for pipe in filter(None, map(transport.get_pipe_transport, range(3))):
         pipe.close()
     try:
-        return await child.wait()
+        return await _wait(child)
     except asyncio.CancelledError:
         with suppress(TimeoutError):
             async with asyncio.timeout(_DYING_S):
-                await child.wait()
+                await _wait(child)
         raise
+
+
+async def _wait(child: asyncio.subprocess.Process) -> int:
+    """Wait for the end of the child. Returns its exit code."""
+    code = await child.wait()
+    if child.stdin is not None:
+        # Python 3.11.2 logs the error of a pipe with unread bytes, unless something asks for it.
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_DYING_S):
+                await child.stdin.wait_closed()
+    return code

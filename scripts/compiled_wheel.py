@@ -22,8 +22,8 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # What a request and a chunk run through. msgspec reads the types of fields, which a compiled class
 # does not keep: modules with what it decodes stay out.
 MODULES = (
-    *("answered_request", "client_connection", "data_plane", "exchange", "head_cache", "heads"),
-    *("incoming_request", "meter", "queue_wait", "request_reader"),
+    *("client_answer", "client_connection", "data_plane", "engine_request", "exchange"),
+    *("head_cache", "heads", "meter", "queue_wait", "request_reader", "upload"),
     *("upstream_connection", "upstream_pool"),
     *("api/endpoints", "api/protocol", "bodies/request_body"),
     *("metrics/access_log", "metrics/counters", "metrics/usage_counter"),

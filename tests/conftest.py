@@ -16,8 +16,7 @@ from tests.support.examples import examples
 
 TIERS = ("unit", "conformance", "local", "contract", "e2e")
 HERE = Path(__file__).parent
-# SHARD=1/2 runs the first half of the test files, SHARD=2/2 the second. A file stays in its half
-# when others come and go. Without the lowest bit of the checksum both halves take the same time.
+# SHARD=1/2 runs the first half of the test files, SHARD=2/2 the second.
 SHARD, SHARDS = map(int, os.environ.get("SHARD", "1/1").split("/"))
 
 # How long an example takes says nothing on a busy machine.
@@ -32,11 +31,17 @@ left_processes.watch()
 kept_work.keep()
 
 
+def shard_of(path: str, shards: int) -> int:
+    """The part, from 1, that a file below tests/ belongs to. It stays there when others come and
+    go. Without the lowest bit of the checksum two parts take the same time."""
+    return zlib.crc32(path.encode()) // 2 % shards + 1
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files of the other shards, and with `-m TIER` the folders of other tiers: the
     import of openai and anthropic alone takes seconds."""
     path = collection_path.relative_to(HERE).as_posix() if HERE in collection_path.parents else ""
-    if path.endswith(".py") and zlib.crc32(path.encode()) // 2 % SHARDS != SHARD - 1:
+    if path.endswith(".py") and shard_of(path, SHARDS) != SHARD:
         return True
     wanted = set(str(config.option.markexpr).split()) - {"or"}
     other = collection_path.parent == HERE and collection_path.name in set(TIERS) - wanted
@@ -77,5 +82,5 @@ def blamed_for_what_it_leaves(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.path.relative_to(HERE).parts[0] not in ("unit", "conformance"):
         gc.collect()
-        processes = left_processes.left()
+        processes = left_processes.remaining()
         assert not processes, f"the event loop ended before {', '.join(processes)}"

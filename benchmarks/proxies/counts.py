@@ -39,7 +39,7 @@ class Counted(targets.Where):
         return super().launch([*valgrind, *command, *alone], **environment)
 
 
-def counted(subject: parts.Subject, folder: Path, *load: str) -> float:
+def instructions_each(subject: parts.Subject, folder: Path, *load: str) -> float:
     """Instructions of a load, by its requests or chunks."""
     pid = subject.process.pid
     subprocess.run(["callgrind_control", "-i", "on", str(pid)], check=True, capture_output=True)
@@ -78,7 +78,7 @@ def main() -> None:
             try:
                 subject = parts.Subject(name, started.url, started.process, engine)
                 subject.load("plain", "--connections", "8", "--count", "300", "--seconds", "600")
-                request = counted(
+                request = instructions_each(
                     subject,
                     folder,
                     "plain",
@@ -90,7 +90,7 @@ def main() -> None:
                     "600",
                 )
                 subject.pace(CHUNKS, PACE_MS)
-                chunk = counted(
+                chunk = instructions_each(
                     subject,
                     folder,
                     "stream",

@@ -33,14 +33,14 @@ def answer(value: object) -> bytes:
     )
 
 
-def chunked(event: bytes) -> bytes:
+def chunk(event: bytes) -> bytes:
     data = b"data: " + event + b"\n\n"
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def event(delta: dict[str, str], finish_reason: str | None) -> bytes:
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    return chunked(
+    return chunk(
         json.dumps({**HEAD, "object": "chat.completion.chunk", "choices": [choice]}).encode()
     )
 
@@ -74,7 +74,7 @@ STREAM = (
     b" chunked\r\n\r\n"
 )
 CHUNK = event({"content": " hello"}, None)
-END = event({}, "stop") + chunked(b"[DONE]") + b"0\r\n\r\n"
+END = event({}, "stop") + chunk(b"[DONE]") + b"0\r\n\r\n"
 
 
 class Pace:

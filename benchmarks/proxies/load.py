@@ -113,7 +113,7 @@ class Load:
         self.error: str | None = None
         self.opening = asyncio.Semaphore(OPENING)
 
-    def failed(self, why: object) -> None:
+    def handle_failure(self, why: object) -> None:
         self.errors += 1
         self.error = self.error or str(why)[:300]
 
@@ -138,13 +138,13 @@ class Load:
                     assert connection.done is not None
                     await asyncio.wait_for(connection.done, 120)
                 except (OSError, TimeoutError, httptools.HttpParserError) as error:
-                    self.failed(repr(error))
+                    self.handle_failure(repr(error))
                     connection = None
                     continue
                 if connection.status == 200:
                     self.seconds.append(connection.ended_at - connection.began)
                 else:
-                    self.failed(f"status {connection.status}: {connection.last!r}")
+                    self.handle_failure(f"status {connection.status}: {connection.last!r}")
 
         await asyncio.gather(*(one_after_the_other() for _ in range(connections)))
 
@@ -164,7 +164,7 @@ class Load:
                     self.seconds.append(connection.ended_at - connection.began)
                     self.first_seconds.append(connection.first_at - connection.began)
                 else:
-                    self.failed(
+                    self.handle_failure(
                         f"status {connection.status}, {connection.chunks} of {chunks + 2} events,"
                         f" {connection.last!r}"
                     )
@@ -178,7 +178,7 @@ class Load:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, BaseException):
-                self.failed(
+                self.handle_failure(
                     f"not done within {deadline_s:g} s"
                     if isinstance(outcome, asyncio.CancelledError)
                     else repr(outcome)
@@ -204,7 +204,7 @@ class Load:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
-                self.failed(repr(outcome))
+                self.handle_failure(repr(outcome))
         print(
             json.dumps({"open": len(held), "errors": self.errors, "error": self.error}), flush=True
         )

@@ -23,7 +23,7 @@ def table(results: Results, size: Size, about: Mapping[str, str]) -> str:
             f" ({value / reference:.2f}x)" if value is not None and reference else ""
         )
 
-    def added(figures: Figures) -> str:
+    def added_text(figures: Figures) -> str:
         value, reference = (
             figures.get("latency_p50_ms"),
             results.get("nginx", {}).get("latency_p50_ms"),
@@ -40,7 +40,7 @@ def table(results: Results, size: Size, about: Mapping[str, str]) -> str:
     rows: dict[str, Callable[[Figures], str]] = {
         "CPU per request, us (x nginx)": lambda f: ratio(f, "request_us", 1),
         "CPU per streamed chunk, us (x nginx)": lambda f: ratio(f, "chunk_us", 1),
-        "p50 at one connection, ms (over nginx)": added,
+        "p50 at one connection, ms (over nginx)": added_text,
         "requests/s, 32 connections": lambda f: number(f.get("requests_per_s"), 0),
         f"{size.many:,} streams x 20 chunks/s x {size.many_s:g} s: errors": lambda f: number(
             f.get("streams_errors"), 0

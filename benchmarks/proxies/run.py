@@ -181,7 +181,7 @@ def text_of(run: Run, command: str) -> str:
     return "\n".join(lines + [f"* {line}" for line in report.verdicts(results)])
 
 
-def chosen(text: str, known: list[str], what: str) -> list[str]:
+def choose_targets(text: str, known: list[str], what: str) -> list[str]:
     asked = [name for name in text.split(",") if name] or known
     if unknown := sorted(set(asked) - set(known)):
         raise SystemExit(f"There is no {what} {', '.join(unknown)}; known are {', '.join(known)}.")
@@ -215,10 +215,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.before:
         targets.STARTERS["before"] = partial(targets.fitserve, tree=options.before.resolve())
-    names = chosen(
+    names = choose_targets(
         options.only or (QUICKLY if options.quick else ""), [*targets.STARTERS, DIRECT], "target"
     )
-    wanted = chosen(options.parts, [*parts.IN_TURN, *parts.ALONE], "part")
+    wanted = choose_targets(options.parts, [*parts.IN_TURN, *parts.ALONE], "part")
     size = parts.QUICK if options.quick else parts.FULL
     size = replace(size, rounds=options.rounds) if options.rounds else size
     files = processes.raise_file_limit()

@@ -96,7 +96,7 @@ class Where:
                 start_new_session=True,
             )
 
-    def started(
+    def start_process(
         self,
         process: subprocess.Popen[bytes],
         ready: str,
@@ -170,7 +170,7 @@ def fitserve(where: Where, workers: int = 1, tree: Path = ROOT) -> Started:
         FITSERVE_ADMIN_KEY=KEY + "-admin",
         FITSERVE_API_KEY=KEY,
     )
-    started = where.started(process, "/healthz", "")
+    started = where.start_process(process, "/healthz", "")
     model = {"name": "m", "endpoints": [f"http://127.0.0.1:{where.engine}/v1"]}
     connection = http.client.HTTPConnection("127.0.0.1", where.port, timeout=10)
     headers = {"authorization": f"Bearer {KEY}-admin", "content-type": "application/json"}
@@ -207,7 +207,9 @@ def nginx(where: Where) -> Started:
         [program, "-c", str(where.folder / "nginx.conf"), "-e", str(where.folder / "nginx.err")]
     )
     shown = subprocess.run([program, "-v"], capture_output=True, text=True, check=True).stderr
-    return where.started(process, "/health", f"{shown.rpartition('/')[2].split()[0]}, one worker")
+    return where.start_process(
+        process, "/health", f"{shown.rpartition('/')[2].split()[0]}, one worker"
+    )
 
 
 def rust_router(name: str, command: list[str]) -> Callable[[Where], Started]:
@@ -243,7 +245,7 @@ def rust_router(name: str, command: list[str]) -> Callable[[Where], Started]:
             ]
         )
         # /health says 200 before a worker is taken in; an answered question does not.
-        started = where.started(process, "/health", f"{version(name)}, metrics on")
+        started = where.start_process(process, "/health", f"{version(name)}, metrics on")
         deadline = time.monotonic() + 60
         while not _answers(where.port):
             if time.monotonic() > deadline:
@@ -275,7 +277,7 @@ def litellm(where: Where) -> Started:
         NO_DOCS="True",
         LITELLM_LOCAL_MODEL_COST_MAP="True",
     )
-    return where.started(
+    return where.start_process(
         process, "/health/liveliness", f"{version('litellm')}, one worker, no keys", seconds=180
     )
 

@@ -39,7 +39,7 @@ class Timed(NamedTuple):
         return StepClock(self.work, self.machine, table.for_kind(kind), graphs)
 
 
-def timed(
+def time_kernels(
     config: Mapping[str, Any],
     hardware: Hardware,
     engine: str,
@@ -56,12 +56,13 @@ def timed(
     given = PlanningInput(spec, hardware, wish, gpus=PROFILES.gpus, pace=PROFILES.pace)
     plans = decide(given, [found], rules).plans
     plan = next(
-        (one for one in plans if not one.halved and one.pipeline_parallel.value == pp), None
+        (one for one in plans if not one.quantizes_weights and one.pipeline_parallel.value == pp),
+        None,
     )
-    return None if plan is None else _timed(plan, spec, hardware)
+    return None if plan is None else _time_kernels(plan, spec, hardware)
 
 
-def _timed(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
+def _time_kernels(plan: Plan, spec: ModelSpec, hardware: Hardware) -> Timed | None:
     engine = PROFILES.engine(str(plan.engine))
     group = [gpu for gpu in hardware.gpus if gpu.uuid in plan.gpus]
     tp, pp = plan.tensor_parallel.value, plan.pipeline_parallel.value

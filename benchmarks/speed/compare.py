@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gateway.engines.common.speed.machine import SpeedTable
 from speed import models
-from speed.clocks import PROFILES, Timed, timed
+from speed.clocks import PROFILES, Timed, time_kernels
 from speed.grid import LOADS
 
 RESULTS = [
@@ -52,7 +52,7 @@ class Point(NamedTuple):
     timed: Timed
     most: int
 
-    def expected(self, table: SpeedTable) -> float:
+    def expected_figure(self, table: SpeedTable) -> float:
         clock, load = self.timed.clock(table), LOAD[self.load]
         if self.what == "ttft":
             return clock.first_token_s(load.tokens_in, self.most)
@@ -80,7 +80,7 @@ def by_setting(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return list(groups.values())
 
 
-def counted(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+def best_passes(rows: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     """The best pass of each figure over all lines of a setting. In the others single
     requests waited for kernels that were built
     meanwhile, or for a CPU core that had other work."""
@@ -120,12 +120,14 @@ def points(rows: list[dict[str, Any]]) -> list[Point]:
             int(args.pop("tensor-parallel-size", 1)),
             int(args.pop("pipeline-parallel-size", 1)),
         )
-        made = timed(models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args)
+        made = time_kernels(
+            models.config(row["model"]), hardware, row.get("engine", VLLM), tp, pp, args
+        )
         if made is None or "data-parallel-size" in args:
             print("no plan:", row["model"], row["setting"])
             continue
         most = made.plan.max_num_batched_tokens.value
-        figures = counted(group).items()
+        figures = best_passes(group).items()
         found += [
             Point(row["model"], row["setting"], name, what, value, made, most)
             for (name, what), value in figures
@@ -184,7 +186,7 @@ def show(
         f" {'':>7} {'aiconf.':>10} {'':>7}"
     )
     for one in all_points:
-        expected = one.expected(table)
+        expected = one.expected_figure(table)
         ratio = expected / one.measured - 1
         errors.setdefault(f"{one.load} {one.what}", []).append(abs(ratio))
         said = estimates.get((one.model, one.setting), {}).get("loads", {}).get(one.load, {})
@@ -217,9 +219,9 @@ def show(
             f"where both say something: ours median {statistics.median(ours_there):.1%},"
             f" aiconfigurator's {statistics.median(others):.1%}, of {len(others)}"
         )
-    far = [one for one in all_points if abs(one.expected(table) / one.measured - 1) > 0.25]
+    far = [one for one in all_points if abs(one.expected_figure(table) / one.measured - 1) > 0.25]
     known = sum(
-        log_error(one.expected(table), one.measured)
+        log_error(one.expected_figure(table), one.measured)
         <= chance.get((one.model, one.load, one.what), 0.0)
         for one in far
     )
@@ -233,16 +235,19 @@ def show(
             f" {math.expm1(size):.1%}"
         )
     told = "settings of one model in the right order, of pairs that differ by more than 5 %"
-    print(f"{told}:", *ordered(all_points, table))
+    print(f"{told}:", *count_ordered_pairs(all_points, table))
     print(
         f"{told}, and by more than the same setting measured again:",
-        *ordered(all_points, table, chance=chance),
+        *count_ordered_pairs(all_points, table, chance=chance),
     )
-    print(f"{told}, and are expected to differ by 2 % or more:", *ordered(all_points, table, 0.02))
+    print(
+        f"{told}, and are expected to differ by 2 % or more:",
+        *count_ordered_pairs(all_points, table, 0.02),
+    )
     best(all_points, table, chance)
 
 
-def ordered(
+def count_ordered_pairs(
     all_points: list[Point],
     table: SpeedTable,
     least: float = 0.0,
@@ -258,7 +263,7 @@ def ordered(
         groups.setdefault((one.model, one.load, one.what), []).append(one)
     for group in groups.values():
         for a, b in combinations(group, 2):
-            mine, other = a.expected(table), b.expected(table)
+            mine, other = a.expected_figure(table), b.expected_figure(table)
             more = (chance or {}).get((a.model, a.load, a.what), 0.0)
             if (
                 abs(a.measured / b.measured - 1) > 0.05
@@ -280,7 +285,7 @@ def best(
     print()
     parts: list[tuple[float, float, bool]] = []
     for model in dict.fromkeys(one.model for one in all_points):
-        planned = timed(models.config(model), PROFILES.hardware("8xh200"), VLLM, 1, 1, {})
+        planned = time_kernels(models.config(model), PROFILES.hardware("8xh200"), VLLM, 1, 1, {})
         here = [one for one in all_points if one.model == model and len(one.timed.plan.gpus) == 1]
         if planned is None or len({one.setting for one in here}) < 2:
             continue
@@ -297,7 +302,7 @@ def best(
             parts.append(
                 (
                     mine.measured / first.measured,
-                    mine.expected(table) / first.expected(table),
+                    mine.expected_figure(table) / first.expected_figure(table),
                     alike,
                 )
             )
@@ -349,7 +354,9 @@ def fit(all_points: list[Point], table: SpeedTable) -> SpeedTable:
 
     def cost(tried: dict[str, Any]) -> float:
         made = SpeedTable.model_validate(tried)
-        return sum(min(1.0, log_error(one.expected(made), one.measured)) for one in all_points)
+        return sum(
+            min(1.0, log_error(one.expected_figure(made), one.measured)) for one in all_points
+        )
 
     best = cost(values)
     width = 0.4

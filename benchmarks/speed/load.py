@@ -103,7 +103,7 @@ def process(
     results.put((began, time.time(), [tuple(answer) for answer in answers]))
 
 
-def shared(whole: int, parts: int) -> list[int]:
+def equal_shares(whole: int, parts: int) -> list[int]:
     return [whole // parts + (number < whole % parts) for number in range(parts)]
 
 
@@ -122,8 +122,8 @@ def measure(
     children = [
         context.Process(target=process, args=(barrier.wait, results, port, streams,
             seed * 100 + number, (asked, tokens_in, tokens_out, vocabulary)))
-        for number, (streams, asked) in enumerate(zip(shared(concurrency, parts), shared(requests,
-            parts), strict=True))
+        for number, (streams, asked) in enumerate(zip(equal_shares(concurrency, parts),
+            equal_shares(requests, parts), strict=True))
     ]  # fmt: skip
     for child in children:
         child.start()

@@ -27,9 +27,9 @@ from gateway.domain import Gpu, Hardware, Link
 from gateway.engines.common.layers.build import build
 from gateway.errors import FitserveError
 from gateway.models.spec import read_model
-from speed.clocks import PROFILES, Timed, timed
+from speed.clocks import PROFILES, Timed, time_kernels
 from tests.conformance.layer_cases import QUANTS
-from tests.support.outside import Figure, Measured, published
+from tests.support.outside import Figure, Measured, published_figures
 from tests.support.paths import MODELS
 
 # How the quantizations of the table are written in a config.json; of others the config itself says
@@ -181,7 +181,7 @@ def clock_of(one: Measured, configs: Path | None) -> Timed | None:
         if one.kv_dtype != "auto"
         else {}
     )
-    return timed(
+    return time_kernels(
         read,
         machine(one.gpu, one.count),
         LATEST[one.engine],
@@ -193,7 +193,7 @@ def clock_of(one: Measured, configs: Path | None) -> Timed | None:
 
 def rows(configs: Path | None) -> Iterator[Row | str]:
     """Figures with what is expected; of setups that cannot be planned why."""
-    for one in published():
+    for one in published_figures():
         try:
             made = clock_of(one, configs)
         except FitserveError as error:
@@ -240,7 +240,7 @@ def unlike(figure: Figure) -> bool:
     return (read % 64 > 0 and read % 10 > 0) or figure.concurrency != int(figure.concurrency)
 
 
-def ordered(found: list[Row]) -> tuple[int, int]:
+def count_ordered_pairs(found: list[Row]) -> tuple[int, int]:
     """Pairs of setups with the same load whose figures differ by more than 10 %: how many are in
     the right order."""
     right = pairs = 0
@@ -291,7 +291,7 @@ def main() -> None:
         print(f"within the band of {band:.0%}, {name}: {inside} of {len(some)}")
     print(
         "setups with one load in the right order, of pairs that differ by more than 10 %:",
-        *ordered(found),
+        *count_ordered_pairs(found),
     )
     for one in sorted(found, key=lambda row: -abs(row.error))[: given.worst]:
         at = one.measured

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gateway.domain import Fact
 from gateway.engines.common.kernels.cards import Card
-from gateway.engines.common.speed.measured import Number, fitted
+from gateway.engines.common.speed.measured import Number, fit_reduce
 from gateway.profiles.profiles import Profiles
 
 
@@ -46,7 +46,7 @@ def reference(facts: Iterable[Fact], card: Card, source: str) -> dict[str, Any]:
         "memory": round(statistics.median(values["memory"]) / card.memory_gb_s / 1e9, 3),
     }
     found["flops"] = flops
-    if (wire := fitted(sizes, 2)) is not None and card.nvlink_gb_s:
+    if (wire := fit_reduce(sizes, 2)) is not None and card.nvlink_gb_s:
         part = round(wire.bytes_s / card.nvlink_gb_s / 1e9, 3)
         found["nvlink"] = {"part": part, "latency_s": float(f"{wire.latency_s:.3g}")}
     found["launch_s"] = float(f"{statistics.median(values['launch']) / 1e9:.3g}")

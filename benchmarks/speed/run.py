@@ -76,7 +76,7 @@ class Standing:
         self.engines, self.starting = engines, engines
         self.change, self.loads = threading.Condition(), threading.Lock()
 
-    def started(self) -> None:
+    def note_start(self) -> None:
         """This engine stands, or will not."""
         with self.change:
             self.starting -= 1
@@ -308,7 +308,7 @@ class Run:
         try:
             self.until_ready(engine, port, log, began + limit_s)
         finally:
-            standing.started()
+            standing.note_start()
         result["ready_s"] = round(time.time() - began, 1)
         if sizes := KV_TOKENS.findall(log.read_text(errors="replace")):
             result["kv_tokens"] = int(sizes[-1].replace(",", ""))

@@ -31,7 +31,13 @@ _PATIENCE_S = 120.0
 _NO_TEXT = "An argument is not valid UTF-8."
 
 
-def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = _PATIENCE_S) -> Any:
+Answer = dict[str, Any]
+"""A JSON object with the fields of the route's class."""
+
+
+def call(
+    method: str, path: str, body: Any = None, *, timeout_s: float | None = _PATIENCE_S
+) -> Answer:
     """The JSON answer. timeout_s None: no time limit. Raises the gateway's own error, or NotReady
     when nothing answers."""
     import httpx
@@ -45,7 +51,8 @@ def call(method: str, path: str, body: Any = None, *, timeout_s: float | None = 
             raise BadRequest(_NO_TEXT, hint="Type it again.") from None
         if response.is_error:
             raise _reported_error(response.status_code, response.content)
-        return response.json()
+        answer: Answer = response.json()
+        return answer
 
 
 def get_text(path: str) -> str:
@@ -158,7 +165,7 @@ def _client(timeout_s: float | None = _PATIENCE_S) -> httpx.Client:
     url, key = address()
     verify: ssl.SSLContext | bool = True
     if url.startswith("http://"):
-        # Nobody is trusted, and no file of certificate authorities is read: 20 ms of a command.
+        # No authority is trusted, and no file of authorities is read: 20 ms of a command.
         verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     elif url.startswith("https://") and not os.environ.get("FITSERVE_URL"):
         # The gateway of this machine: only its own certificate is trusted, for any host name.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from gateway.cli.tables import print_paragraph, print_table
@@ -9,45 +11,56 @@ from gateway.cli.terminal import say
 from gateway.domain.units import words as size
 
 
-def show_disk(usage: Any) -> None:
+def show_disk(usage: Mapping[str, Any]) -> None:
     """Print the disk usage of weights and engines."""
-    import datetime
+    _show_revisions(usage["revisions"])
+    _show_engines(usage["engines"])
+    _show_totals(usage)
 
-    def day(time_s: float) -> str:
-        return datetime.datetime.fromtimestamp(time_s, tz=datetime.UTC).astimezone().strftime("%F")
 
+def _show_revisions(revisions: Sequence[Mapping[str, Any]]) -> None:
     rows = [
         (
             revision["repo"],
             revision["commit"][:12],
             size(revision["bytes"]),
-            day(revision["last_used"]),
+            _day(revision["last_used"]),
             ", ".join(revision["models"])
             or ("no model" if revision["ours"] else "no model, brought by another program"),
         )
-        for revision in usage["revisions"]
+        for revision in revisions
     ]
-    print_table(("REPOSITORY", "COMMIT", "BYTES", "LAST USED", "NEEDED BY"), rows)
-    for revision in usage["revisions"]:
+    print_table(
+        ("REPOSITORY", "COMMIT", "BYTES", "LAST USED", "NEEDED BY"),
+        rows,
+        empty="No repository was downloaded.",
+    )
+    for revision in revisions:
         if missing := revision["missing"]:
             rest = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
             print_paragraph(
                 f"{revision['repo']} at {revision['commit'][:12]} is damaged: {missing[0]}{rest} is"
                 f" gone from the cache. `fitserve pull {revision['repo']}` downloads it again."
             )
-    engines = [
+
+
+def _show_engines(engines: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
         (
             engine["name"],
             size(engine["bytes"]),
             size(engine["caches_bytes"]),
-            day(engine["last_used"]),
+            _day(engine["last_used"]),
             ", ".join(engine["models"]) or "no model",
         )
-        for engine in usage["engines"]
+        for engine in engines
     ]
-    if engines:
+    if rows:
         say("")
-        print_table(("ENGINE", "BYTES", "COMPILED", "LAST USED", "NEEDED BY"), engines)
+        print_table(("ENGINE", "BYTES", "COMPILED", "LAST USED", "NEEDED BY"), rows)
+
+
+def _show_totals(usage: Mapping[str, Any]) -> None:
     unfinished = (
         f", {size(usage['unfinished_bytes'])} of unfinished downloads"
         if usage["unfinished_bytes"]
@@ -64,6 +77,11 @@ def show_disk(usage: Any) -> None:
             " `fitserve rm NAME --weights` deletes a model with its revisions; `hf cache rm`"
             " deletes those of other programs."
         )
+
+
+def _day(time_s: float) -> str:
+    """The local date of a Unix time."""
+    return datetime.fromtimestamp(time_s, tz=UTC).astimezone().strftime("%F")
 
 
 def removal_text(answer: Any) -> str:

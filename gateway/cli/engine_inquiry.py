@@ -26,7 +26,7 @@ def inquirer(*, image: str | None = None, python: Path | None = None) -> Inquire
 def allowed_images() -> AllowedImages | None:
     """The images that may be started. None where engines are processes."""
     settings = load_settings()
-    if settings.host_kind == "process":
+    if settings.runs_processes:
         return None
     return Profiles(settings.profiles_dir).allowed_images(settings.allowed_images)
 
@@ -45,7 +45,7 @@ def inquiry_host(
         from gateway.hosts.agent.host import AgentHost
 
         return AgentHost(settings.agent)
-    if kind == "process" and image is None:
+    if kind in ("process", "cluster") and image is None:
         return ProcessHost(settings.data)
     from gateway.hosts.docker.client import listening
     from gateway.hosts.docker.host import DockerHost

@@ -16,6 +16,7 @@ from gateway.cli.client import gateway_url
 from gateway.cli.options import MISTYPED, mistyped_message
 from gateway.cli.registry import SectionedGroup
 from gateway.cli.terminal import print_message, say
+from gateway.disk_fault import refused_write
 from gateway.errors import FitserveError
 from gateway.version import __version__
 
@@ -45,6 +46,11 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)
+    except OSError as error:
+        if (refusal := refused_write(error)) is None:
+            raise
+        print_message(f"fitserve: {refusal}")
+        sys.exit(refusal.exit_code)
 
 
 def _print_version(requested: bool) -> None:

@@ -86,7 +86,7 @@ _GRADES = {
 
 
 def expected_start_text(start: Any) -> str:
-    """How long a start takes that has not begun, or that nobody knows. start: of a decision."""
+    """The expected duration of a start that has not begun. start: of a decision."""
     expectation = {"phase": None, "expected": start["time"], "conditions": start["conditions"]}
     words = start_text(expectation)
     if start["time"] is None:

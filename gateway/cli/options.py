@@ -16,7 +16,8 @@ import typer
 
 from gateway.cli.terminal import print_message
 from gateway.domain.record import FrozenRecord
-from gateway.errors import BadRequest
+from gateway.domain.units import token_count
+from gateway.errors import BadRequest, near_name_hint
 
 ModelName = Annotated[str, typer.Argument(help="Name of the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -90,15 +91,11 @@ Loras = Annotated[
     ),
 ]
 Context = Annotated[
-    int | None,
-    typer.Option(min=1, help="Wanted context in tokens; plans that reach it come first."),
+    str | None,
+    typer.Option(help="Context that the model will have: 8192, 32k. Default: what fits."),
 ]
-MinContext = Annotated[
-    int | None, typer.Option(min=1, help="Refuse plans with a shorter context, in tokens.")
-]
-MaxContext = Annotated[
-    int | None, typer.Option(min=1, help="Never plan a longer context, in tokens.")
-]
+MinContext = Annotated[str | None, typer.Option(help="Refuse plans with a shorter context.")]
+MaxContext = Annotated[str | None, typer.Option(help="Never plan a longer context.")]
 Args = Annotated[
     list[str] | None,
     typer.Option("--arg", help="Engine flag that overrides the plan, FLAG=VALUE; repeatable."),
@@ -185,10 +182,10 @@ class WishOptions(FrozenRecord, frozen=True):
                 "gpus": _gpus(self.gpus, self.gpu),
                 "aliases": self.alias or None,
                 "dtype": self.dtype,
-                "context": self.context,
+                "context": read_tokens("--context", self.context),
                 "tensor_parallel": self.tp,
-                "min_context": self.min_context,
-                "max_context": self.max_context,
+                "min_context": read_tokens("--min-context", self.min_context),
+                "max_context": read_tokens("--max-context", self.max_context),
                 "text_only": self.text_only,
                 "loras": _loras(self.lora) or None,
                 "chat_template": _template(template) if template is not None else None,
@@ -210,6 +207,11 @@ def without_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+_GPUS_FORMS = "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs"
+# NVML's UUIDs of a GPU, and of a part of one.
+_UUIDS = ("GPU-", "MIG-")
+
+
 def _gpus(text: str | None, identifiers: list[str] | None) -> str | int | list[str] | None:
     if identifiers:
         if text is not None:
@@ -218,9 +220,12 @@ def _gpus(text: str | None, identifiers: list[str] | None) -> str | int | list[s
     if text is None or text in ("all", "few"):
         return text
     if not text.isdecimal():
-        return [part.strip() for part in text.split(",")]
+        identifiers = [part.strip() for part in text.split(",")]
+        if not all(part.isdecimal() or part.upper().startswith(_UUIDS) for part in identifiers):
+            usage_error(f"{_GPUS_FORMS}, not {text[:80]!r}{near_name_hint(text, ('all', 'few'))}.")
+        return identifiers
     if int(text) < 1:
-        usage_error("--gpus takes all, few, a number of at least 1, or comma-separated UUIDs.")
+        usage_error(f"{_GPUS_FORMS}.")
     return int(text)
 
 
@@ -336,6 +341,14 @@ def read_wish(**fields: Any) -> Any:
         raise BadRequest(
             f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options."
         ) from None
+
+
+def read_tokens(option: str, text: str | None) -> int | None:
+    """The tokens of an option's value. Ends the command where the value is no number of tokens."""
+    try:
+        return None if text is None else token_count(text)
+    except ValueError as error:
+        usage_error(f"{option}: {error}; {text!r} does not.")
 
 
 def usage_error(message: str) -> NoReturn:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import line_width as _width
 from gateway.cli.terminal import say
 from gateway.visible import visible_line
+
+if TYPE_CHECKING:
+    from gateway.engines.common.kernels.cards import Card
 
 UNREHEARSED = "The check before the start leaves out"
 
@@ -28,17 +32,9 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     if decision.plans:
         show_plan(decision.plans[0], decision.why_gpus, decision.start)
         _show_nodes(decision)
-    elif not decision.rejected and decision.engines:
-        print_paragraph("No engine for this model can be started here.")
     else:
-        print_paragraph(
-            "Allow another engine version, a shorter context or more GPUs; `fitserve matrix`"
-            " compares machines and versions."
-        )
-    if remedies := explain.ways_out(decision):
-        print_paragraph(f"{remedies}.")
-    for line in explain.would_fit(decision):
-        print_paragraph(line, indent=4 if line.startswith("  ") else 0)
+        for line in decision.refusal:
+            print_paragraph(line, indent=4 if line.startswith("  ") else 0)
     if missing := explain.not_here(decision):
         say("\nEngines that are not installed")
         for line in missing:
@@ -75,6 +71,12 @@ def _show_nodes(decision: Any) -> None:
     for line in (rest, decision.why_nodes):
         if line:
             print_paragraph(f"{line}.", indent=2, first="  ")
+    if plan.span == 1:
+        return
+    say("\nFlags of each node, behind those of the engine")
+    for row in plan.nodes[:_MOST_ROWS]:
+        words = [*(f"{name}={shlex.quote(value)}" for name, value in row.env.items()), *row.argv]
+        say(visible_line(f"{row.node}: {' '.join(words)}"))
 
 
 _MOST_ROWS = 16
@@ -99,6 +101,24 @@ def show_matrix(cells: Any, *, as_json: bool) -> None:
         for cell in cells
     ]
     print_table(("MODEL", "HARDWARE", "ENGINE", "STATE", "GPUS", "CONTEXT", "WHY"), rows)
+
+
+def show_hardware_names(machines: Iterable[str], cards: Iterable[Card]) -> None:
+    """Print the machines and cards that `--hardware` knows by name."""
+    from gateway.domain.units import gib
+
+    print_paragraph(f"Machines: {', '.join(machines)}", indent=10)
+    say()
+    rows = [
+        (card.name, gib(card.memory_mib << 20) if card.memory_mib else "the host's")
+        for card in cards
+    ]
+    print_table(("CARD", "MEMORY"), rows)
+    say()
+    print_paragraph(
+        "A card's own words are enough, with a count: h100, 6x4090, 'rtx pro 6000', a100-80g,"
+        " 3090+4090. Several machines: 2xgb10, 2x(8xh100)."
+    )
 
 
 def _or_as_above(text: str, reasons: list[str]) -> str:

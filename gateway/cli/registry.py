@@ -19,6 +19,7 @@ SECTIONS = {
         "serve": "serve.serve",
         "demo": "serve.demo",
         "agent": "serve.agent",
+        "cluster": "cluster.app",
         "doctor": "machine.doctor",
     },
     "Plan, without a gateway": {
@@ -98,13 +99,13 @@ class CommandWithSettings(PlainCommand):
 
     # The base class names the parameter `ctx`.
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
-        from gateway.settings import listed
+        from gateway.settings import list_variables
 
         with formatter.section(
             "Settings: environment variables, or keys without FITSERVE_ in the YAML file that"
             " FITSERVE_CONFIG names"
         ):
-            formatter.write_dl(listed())
+            formatter.write_dl(list_variables())
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

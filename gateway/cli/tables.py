@@ -21,16 +21,19 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
     say("\n".join(lines) if lines else begin.rstrip())
 
 
-def print_table(head: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    """Print columns without a frame.
+def print_table(
+    head: tuple[str, ...], rows: Iterable[tuple[object, ...]], *, empty: str = ""
+) -> None:
+    """Print columns without a frame. empty: the sentence without any row, in place of the head.
 
     In a narrow terminal the last column wraps or moves below its row, then the other columns wrap.
     Rows that do not fit even so become paragraphs.
     """
-    lines = [
-        [visible_line(cell) for cell in row]
-        for row in ([head] if any(head) else []) + [tuple(row) for row in rows]
-    ]
+    cells = [tuple(row) for row in rows]
+    if empty and not cells:
+        print_paragraph(empty)
+        return
+    lines = [[visible_line(cell) for cell in row] for row in ([head] if any(head) else []) + cells]
     if not lines:
         return
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]

@@ -9,6 +9,7 @@ from typing import Any
 _TEXTS = {
     "arg": "FLAG=VALUE",
     "by": "COLUMNS",
+    "context": "TOKENS",
     "drafter": "MODEL",
     "endpoint": "URL",
     "endpoint_key": "PLACE",
@@ -17,6 +18,8 @@ _TEXTS = {
     "keep_alive": "DURATION",
     "last": "DATE",
     "lora": "NAME=SOURCE",
+    "max_context": "TOKENS",
+    "min_context": "TOKENS",
     "speculative": "METHOD",
     "system": "MESSAGE",
     "timeout": "DURATION",

@@ -37,27 +37,27 @@ class Endpoints:
     async def look(self, model: ManagedModel) -> None:
         """Start and close watchers, so that each endpoint of the wish has one."""
         key = EndpointKey(self._keys, model.wish.endpoint_key)
-        if model.deleting or [(one.endpoint, one.key) for one in model.endpoints] == [
-            (one, key) for one in model.wish.endpoints
+        if model.deleting or [(watcher.endpoint, watcher.key) for watcher in model.endpoints] == [
+            (url, key) for url in model.wish.endpoints
         ]:
             return
-        before = {one.endpoint: one for one in model.endpoints}
+        former_watchers = {watcher.endpoint: watcher for watcher in model.endpoints}
         watched = (self._client, self._interval_s, self._stretch, self._wake, key)
         model.endpoints = []
         for endpoint in model.wish.endpoints:
-            watched_before = before.get(endpoint)
-            if watched_before is not None and watched_before.key == key:
-                model.endpoints.append(before.pop(endpoint))
+            former_watcher = former_watchers.get(endpoint)
+            if former_watcher is not None and former_watcher.key == key:
+                model.endpoints.append(former_watchers.pop(endpoint))
                 continue
             model.endpoints.append(EndpointWatcher(model.wish.name, endpoint, *watched))
             # Requests go on until the endpoint was checked with the new key.
-            if watched_before is not None:
+            if former_watcher is not None:
                 model.endpoints[-1].replica, model.endpoints[-1].state = (
-                    watched_before.replica,
-                    watched_before.state,
+                    former_watcher.replica,
+                    former_watcher.state,
                 )
-        for one in before.values():
-            await one.close()
+        for watcher in former_watchers.values():
+            await watcher.close()
 
     def _stretch(self) -> float:
         return max(

@@ -87,30 +87,45 @@ class Evictor:
             self._clear_eviction(model, models_by_instance)
         snapshot = self._loaded_models(models, demand, models_by_instance)
         self._fleet.eviction_order = eviction_order(snapshot, now)
-        self._fleet.unasked = {one.name for one in snapshot if not one.is_requested}
+        self._fleet.unasked = {
+            loaded_model.name for loaded_model in snapshot if not loaded_model.is_requested
+        }
         for model in models:
             self._note_requests(model, has_requests=model.wish.name in demand)
-        for model, one in ((self._fleet.models[one.name], one) for one in snapshot):
+        for model, loaded_model in (
+            (self._fleet.models[loaded_model.name], loaded_model) for loaded_model in snapshot
+        ):
             model.unused = (
-                (model.unused or one.state in ("out", "asleep"))
-                and not one.is_requested
+                (model.unused or loaded_model.state in ("out", "asleep"))
+                and not loaded_model.is_requested
                 and model.used_at != wall
             )
         loaded_models = self._loaded_models(models, demand, models_by_instance)
         moves = decide_evictions(loaded_models, now)
-        transitions = {one.name for one in loaded_models if one.in_transition}
+        transitions = {
+            loaded_model.name for loaded_model in loaded_models if loaded_model.in_transition
+        }
         self.in_progress = bool(transitions or moves.evictions or moves.first)
         for place, eviction in moves.evictions.items():
             self._evict(place, eviction)
-        for model, one in ((self._fleet.models[one.name], one) for one in loaded_models):
-            model.hold = moves.holds.get(one.name, "")
-            model.is_next = moves.first == one.name
+        for model, loaded_model in (
+            (self._fleet.models[loaded_model.name], loaded_model) for loaded_model in loaded_models
+        ):
+            model.hold = moves.holds.get(loaded_model.name, "")
+            model.is_next = moves.first == loaded_model.name
             leaves = any(replica.leaving for replica in model.replicas)
-            asked_for = model.on_request or one.keep_alive_s >= 0 or one.gave_way or not one.room
-            model.on_request = (asked_for or one.name in moves.holds or leaves) and is_loadable(
-                one, transitions
+            asked_for = (
+                model.on_request
+                or loaded_model.keep_alive_s >= 0
+                or loaded_model.gave_way
+                or not loaded_model.room
             )
-        self._order = {one.name: load_order(one) for one in loaded_models}
+            model.on_request = (
+                asked_for or loaded_model.name in moves.holds or leaves
+            ) and is_loadable(loaded_model, transitions)
+        self._order = {
+            loaded_model.name: load_order(loaded_model) for loaded_model in loaded_models
+        }
         await self._write_use()
 
     def in_order(self, awake: Iterable[ManagedModel]) -> list[ManagedModel]:
@@ -140,7 +155,7 @@ class Evictor:
                 continue
             stays = replica.asleep and not (replica.leaving.ends or model.deleting)
             is_running = replica.attempt is not None or any(
-                one.instance_name in models_by_instance for one in replica.attempts
+                attempt.instance_name in models_by_instance for attempt in replica.attempts
             )
             if stays or not is_running:
                 replica.leaving, replica.looks_again, model.gave_way = None, True, True
@@ -154,14 +169,16 @@ class Evictor:
         """
         stops = model.needs
         copies = (
-            one
+            copy_of_giver
             for name, index in stops
             if (giver := self._fleet.models.get(name))
-            for one in giver.replicas[index:][:1]
+            for copy_of_giver in giver.replicas[index:][:1]
         )
-        is_idle = not any(one.leaving for one in copies)
+        is_idle = not any(copy.leaving for copy in copies)
         is_overdue = any(
-            time.monotonic() - one.blocked_at > LEAST_S for one in model.replicas if one.takes
+            time.monotonic() - waiting_replica.blocked_at > LEAST_S
+            for waiting_replica in model.replicas
+            if waiting_replica.takes
         )
         may_evict = has_requests or model.wish.policy.pinned
         # A copy may be evicted now that could not when the model was planned.
@@ -208,7 +225,7 @@ class Evictor:
             replace(
                 copy,
                 entered_at=self._times.steady(name, copy.entered_at),
-                watched=self._watched(replica),
+                watched=self._is_watched(replica),
             )
             for replica in model.replicas
             for copy in (_copy(model, replica),)
@@ -245,7 +262,7 @@ class Evictor:
             unused=model.unused,
         )
 
-    def _watched(self, replica: ReplicaState) -> bool:
+    def _is_watched(self, replica: ReplicaState) -> bool:
         return replica.attempt is not None and self._measures(replica.attempt.plan.gpus)
 
     @staticmethod

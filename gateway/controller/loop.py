@@ -1,4 +1,4 @@
-"""The control loop: the only writer. It compares wishes with reality and steps every replica.
+"""The control loop, the only writer: steps of every replica from reality to the wish.
 
 Events only wake the loop. Each pass works from the present state, so a crash at any point costs one
 more pass. An unexpected error stays with the replica or model that met it.
@@ -17,16 +17,18 @@ from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_rest import RestingModels
-from gateway.controller.fleet.remembered import remembered
+from gateway.controller.fleet.remembered import load_models
 from gateway.controller.fleet.route_table import route_table
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.loop_health import LoopHealth
 from gateway.controller.orders import Orders
 from gateway.controller.orphan_engines import OrphanEngines
+from gateway.controller.plan_input_watch import PlanInputWatch
 from gateway.controller.plan_preview import PlanPreview
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.change_steps import ChangeSteps
 from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.plan_input_reader import PlanInputReader
 from gateway.controller.steps.plan_steps import PlanSteps
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.controller.steps.proof_steps import ProofSteps
@@ -95,14 +97,12 @@ class Loop:
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.starts = StartRecord(store)
-        self.prepared = launcher.host.prepared
+        self.prepared = launcher.host.prepared_views
         self.passed: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
-        self._gpus = gpus
-        self._lost = gpus.lost
-        self._routes = routes
+        self._gpus, self._lost = gpus, gpus.lost
+        self._routes, self._launcher = routes, launcher
         self._running = RunningEngines(settings.data)
-        self._launcher = launcher
         self._wake = asyncio.Event()
         self._looked_at = time.monotonic()
         """The time of the last look at the database."""
@@ -115,8 +115,9 @@ class Loop:
         attempts = Attempts(
             store, self._running, launcher, self._gate, signatures, self.fleet.ports, self.starts
         )
+        reader = PlanInputReader(planner.hardware, store.fact_texts, settings.data)
         self._steps = ReplicaSteps(
-            self._effects(replica_planner, planner, attempts),
+            self._effects(replica_planner, reader, planner, attempts),
             self.fleet,
             launcher,
             gpus,
@@ -135,29 +136,34 @@ class Loop:
         self._resting = RestingModels()
         self._resting_routes: dict[str, ModelRoute] = {}
         """The routes of models at rest, as they were last published."""
+        self._inputs = PlanInputWatch(self.fleet, reader, self.wake)
         self.plan_preview = PlanPreview(planner, self.fleet)
-        self.orders = Orders(store, self.fleet, wishes, self._admitted, self.wake)
+        self.orders = Orders(store, self.fleet, wishes, self._publish_new_model, self.wake)
         routes.demanded = self.wake
 
     def _effects(
-        self, replica_planner: ReplicaPlanner, planner: PlannerPort, attempts: Attempts
+        self,
+        replica_planner: ReplicaPlanner,
+        reader: PlanInputReader,
+        planner: PlannerPort,
+        attempts: Attempts,
     ) -> Effects:
         launcher, patience_s = self._launcher, self._settings.start_timeout_s
         return Effects(
-            PlanSteps(replica_planner, attempts, launcher, self._gpus),
+            PlanSteps(replica_planner, reader, attempts, launcher, self._gpus),
             StartSteps(
                 replica_planner, attempts, launcher, self._running, self._gate, planner.hardware
             ),
             ProofSteps(self._store, patience_s),
             attempts,
             ShrinkSteps(replica_planner, attempts, self._drains),
-            SleepSteps(self._store, planner, launcher, self._gate, replica_planner.planning),
+            SleepSteps(self._store, planner, launcher, self._gate, replica_planner.turns),
         )
 
     def wake(self) -> None:
         self._wake.set()
 
-    def _admitted(self) -> None:
+    def _publish_new_model(self) -> None:
         """Publish a new model at once, so that it is not unknown to its first client."""
         if self._instances is not None:
             self._publish_routes(self._instances)
@@ -202,6 +208,7 @@ class Loop:
 
     async def close(self) -> None:
         """Stop watching, without waiting for starts. Engines run on."""
+        await self._inputs.close()
         for model in self.fleet.models.values():
             for endpoint in model.endpoints:
                 await endpoint.close()
@@ -247,20 +254,27 @@ class Loop:
             log.warning(
                 "the database was empty, running engines were recorded again", attempts=restored
             )
-        self.fleet.models.update(remembered(self._store))
+        self.fleet.models.update(load_models(self._store))
 
     async def _pass(self) -> None:
         """One look at the world and, for every replica, the next step."""
-        before, instances = self._instances or [], await self._host.list()
+        former_instances, instances = self._instances or [], await self._host.list()
         self._instances = instances
         self.health.host_problem, problem = None, await self._store_problem()
-        ended = {one.name for one in before if one.state == "running"} - {
-            one.name for one in instances if one.state == "running"
+        ended = {
+            former_instance.name
+            for former_instance in former_instances
+            if former_instance.state == "running"
+        } - {
+            running_instance.name
+            for running_instance in instances
+            if running_instance.state == "running"
         }
         if ended or self._lost is not self._gpus.lost:
             # Other GPUs or freed memory: a replica without a plan may find one.
             self._lost = self._gpus.lost
             self.fleet.unblock()
+        self._inputs.begin()
         awake = self._awaken(instances, demand := self._routes.demand())
         # First of all, engines that are gone or evicted get no more requests.
         was_in_progress = self.evictor.in_progress
@@ -387,19 +401,24 @@ class Loop:
             return True
         if attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps:
             # Until the larger engine is gone, no reading of the GPU shows the gift.
-            larger = {one.instance_name for one in replica.attempts if one.id != attempt.id}
+            larger = {
+                past_attempt.instance_name
+                for past_attempt in replica.attempts
+                if past_attempt.id != attempt.id
+            }
             return not any(
-                one.name in larger and one.state == "running" for one in self._instances or ()
+                instance.name in larger and instance.state == "running"
+                for instance in self._instances or ()
             )
         # One copy at a time, so that the others serve.
         replaces_copy = any(
-            one.unrouted_at is not None or (one.made_room and one.attempt is not None)
-            for one in model.replicas
-            if one is not replica
+            sibling.unrouted_at is not None or (sibling.made_room and sibling.attempt is not None)
+            for sibling in model.replicas
+            if sibling is not replica
         )
         if (
             model.trial is None
-            and not model.unsettled
+            and not model.has_pending_changes
             and not replaces_copy
             and not self._gate.measures(attempt.plan.gpus, attempt.instance_name)
         ):
@@ -439,10 +458,8 @@ class Loop:
             and trial.instance_among(instances) is None
         ):
             if trial.generation != TRIAL_GENERATION:
-                replica = model.replicas[trial.index]
-                replica.history = sorted(
-                    [*replica.history, *trial.history], key=lambda attempt: attempt.id
-                )
+                for attempt in model.replicas[trial.index].remember(*trial.history):
+                    remove_logs(self._settings.data, attempt.instance_name)
             model.trial = None
 
     def _publish_routes(self, instances: list[Instance]) -> None:

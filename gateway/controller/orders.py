@@ -109,7 +109,7 @@ class Orders:
         model.pins, model.answers = {}, {}
         model.setback.clear()
         for replica in model.replicas:
-            replica.blocked = None
+            replica.blocked, replica.vain = None, None
             replica.setback.clear()
         self._wake()
         return model

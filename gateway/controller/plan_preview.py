@@ -8,8 +8,8 @@ from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.domain import Hardware, Plan, Served, Wish
-from gateway.domain.plan import UNSHARED
 from gateway.domain.plan_request import PlanRequest, PlanResult, RunningPlan
+from gateway.domain.sharing import UNSHARED
 
 
 class PlanPreview:
@@ -17,16 +17,22 @@ class PlanPreview:
         self._planner = planner
         self._fleet = fleet
 
-    async def named(self, wish: Wish) -> Wish:
+    async def resolve(self, wish: Wish) -> Wish:
         """The wish with its image and GPUs resolved, as `PlannerPort.resolve`."""
         return await self._planner.resolve(wish)
 
     async def plan(
-        self, wish: Wish, hardware: str | None = None, *, include_uninstalled: bool = False
+        self,
+        wish: Wish,
+        hardware: str | None = None,
+        *,
+        include_uninstalled: bool = False,
+        needs_weights: bool = True,
     ) -> PlanResult:
         """The plan for this wish now.
 
-        include_uninstalled: also plans of engines that are not installed.
+        include_uninstalled: also plans of engines that are not installed. needs_weights: as in
+        PlanRequest.
         """
         request = PlanRequest(
             wish if hardware else self._fleet.wish_beside_others(wish),
@@ -34,8 +40,9 @@ class PlanPreview:
             claims=self._fleet.claims(None),
             sharing=UNSHARED if hardware else self._fleet.sharing(None, wish),
             include_uninstalled=include_uninstalled,
+            needs_weights=needs_weights,
         )
-        return await self._planner.plan(request)
+        return await self._planner.preview(request)
 
     async def plan_change(self, model: ManagedModel, wish: Wish) -> PlanResult:
         """The plan for this wish in place of the model's present one."""
@@ -47,7 +54,7 @@ class PlanPreview:
             sharing=self._fleet.sharing(model, wish),
             include_uninstalled=True,
         )
-        return await self._planner.plan(request)
+        return await self._planner.preview(request)
 
     async def plan_trial(self, model: ManagedModel, wish: Wish, *, keeps_model: bool) -> PlanResult:
         """The plan for this wish beside the model's engines, or in the place of all of them. Raises
@@ -59,9 +66,9 @@ class PlanPreview:
             pins=model.pins,
             sharing=self._fleet.sharing(model, wish)._replace(offers=()),
         )
-        return await self._planner.plan(request)
+        return await self._planner.preview(request)
 
-    async def compared(
+    async def plan_against_running(
         self,
         model: ManagedModel,
         plan: Plan,
@@ -81,7 +88,7 @@ class PlanPreview:
             sharing=self._fleet.sharing(model, wish)._replace(offers=()),
             running=RunningPlan(plan, held_bytes, traffic),
         )
-        return await self._planner.plan(request)
+        return await self._planner.preview(request)
 
     def _claims_without(self, held_bytes: Mapping[str, int]) -> dict[str, int]:
         """The claims of all models, less these bytes by GPU UUID."""

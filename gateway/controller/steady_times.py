@@ -1,4 +1,4 @@
-"""Times of the wall clock on the monotonic clock, which nobody sets."""
+"""Times of the wall clock on the monotonic clock, which no user sets."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 """The advice in a message: settings to change, their limits, and packages to install. Pure.
 
 A flag or a setting counts only where a version of the engine has it, and only beside a word that
-asks for a change. Two settings with a comparison between them are a limit of each other.
+asks for a change. Two settings with a comparison between them are a limit of each other. A message
+may hold words of a model's author, so a package counts only where an engine itself names it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -100,7 +101,7 @@ _BOUND = re.compile(
     re.IGNORECASE,
 )
 _REQUIREMENT = r"[A-Za-z][\w.-]*\w(?:\[[\w,]+\])?(?:\s?(?:[<>=!~]=|[<>])\s?\d[\w.*+]*)?"
-_INSTALL = re.compile(
+INSTALL = re.compile(
     r"\b(?P<pip>(?:uv )?pip3? install)(?: -{1,2}[\w-]+)*\s+[`'\"]?(?P<first>"
     + _REQUIREMENT
     + r")(?P<rest>(?: (?!and\b|or\b|to\b|for\b|first\b|if\b)[\w.-]+(?:[<>=!~]=\S+)?)*)"
@@ -124,15 +125,14 @@ _UNEQUAL = re.compile(
     r" (?:does not match|differs from)"
     r" (?:the )?(?P<second>[A-Za-z][\w.-]*\w) version \(?(?P<version>\d[\w.]*)"
 )
-_NO_PACKAGE = frozenset(
-    {"a", "an", "the", "it", "them", "this", "that", "your", "all", "with", "missing", "required"}
-    | {"dependencies", "dependency", "packages", "package", "version", "and", "torch-c-dlpack-ext"}
-    | {"python", "cuda", "nvcc", "both", "either", "one", "from", "method", "any", "other"}
-)
 _REMOVAL = re.compile(
     r"\b(?:remov|delet|clear|clean)(?:e|ing)?\b (?:the )?[`'\"]?"
     r"(?P<path>[~$]?[\w{}.-]*/[\w./{}$-]*\w)",
     re.IGNORECASE,
+)
+_UNKNOWN_PACKAGE = (
+    "Use the engine's image, or look the package of the line up before you install it: no described"
+    " engine names it."
 )
 _MOST = 3
 # Advice stands at the beginning of a message, or in the lines after it.
@@ -162,17 +162,27 @@ class _Change(NamedTuple):
         return f"{self.verb.title()} {self.name}{f' to {self.value}' if self.value else ''}."
 
 
-def advised(message: str, flags: KnownFlags) -> tuple[str, ...]:
+def distribution_name(name: str) -> str:
+    """The name of a distribution as package registries compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def advice_of_message(
+    message: str, flags: KnownFlags, packages: Collection[str]
+) -> tuple[str, ...]:
     """The steps that a message itself asks for, at most three: limits first, then its order.
 
-    A flag with dashes counts also where the engine's version is not described.
+    packages: the names of distributions that engines name. A flag with dashes counts also where
+    the engine's version is not described.
     """
     message = message[:_LONGEST]
     limits = [*_limits(message, flags)]
     named = {change.name for change in limits}
-    changes = [one for one in _changes(message, flags) if one.name not in named]
+    changes = [
+        flag_change for flag_change in _changes(message, flags) if flag_change.name not in named
+    ]
     removals = (f"Remove {match['path']}." for match in _REMOVAL.finditer(message))
-    several = [*map(str, limits), *_packages(message), *map(str, changes), *removals]
+    several = [*map(str, limits), *_packages(message, packages), *map(str, changes), *removals]
     return tuple(dict.fromkeys(several))[:_MOST]
 
 
@@ -240,16 +250,16 @@ def _verb(sentence: str, match: re.Match[str], name: str) -> str | None:
     """The change that a sentence asks for with a setting; None if it asks for none."""
     if behind := _BEHIND.match(sentence[match.end() :]):
         return behind.lastgroup
-    before = sentence[: match.start()]
+    prefix = sentence[: match.start()]
     # A setting that asks for something else is the other way out.
-    if _REASON.search(before) and _REQUIRED.search(before):
+    if _REASON.search(prefix) and _REQUIRED.search(prefix):
         return "omit"
-    verbs = list(_VERB.finditer(before[-90:]))
+    verbs = list(_VERB.finditer(prefix[-90:]))
     if not verbs:
         return None
     verb, word = verbs[-1].lastgroup or "", verbs[-1][0].lower()
-    to_verb = before[: len(before) - len(before[-90:]) + verbs[-1].start()]
-    if _CONDITION.search(before):
+    to_verb = prefix[: len(prefix) - len(prefix[-90:]) + verbs[-1].start()]
+    if _CONDITION.search(prefix):
         bound = word in ("using", "with", "enabling") and _REFUSAL.search(sentence)
         return "omit" if bound else None
     if _VAIN.search(to_verb):
@@ -277,26 +287,32 @@ def _verb(sentence: str, match: re.Match[str], name: str) -> str | None:
     return verb
 
 
-def _packages(message: str) -> Iterator[str]:
+def _packages(message: str, packages: Collection[str]) -> Iterator[str]:
     """The step that installs what a message names."""
     for match in _UNEQUAL.finditer(message):
-        yield f"Install {match['first']} in the version of {match['second']}, {match['version']}."
+        if all(distribution_name(match[name]) in packages for name in ("first", "second")):
+            yield (
+                f"Install {match['first']} in the version of {match['second']}, {match['version']}."
+            )
     names: list[str] = []
     for match in _VERSION_NEEDED.finditer(message):
         name = match["name"] or match["name2"]
         names.append(f"{name}{match['bound'] or match['bound2']}".replace(" ", ""))
-    for match in _INSTALL.finditer(message):
-        first = match["first"] or match["named"]
-        names += [first, *(match["rest"] or "").split()]
-    bounded = {
-        re.split(r"[<>=!~\[]", name)[0].lower() for name in names if re.search(r"[<>=]", name)
-    }
+    has_command = False
+    for match in INSTALL.finditer(message):
+        has_command = has_command or match["pip"] is not None
+        names += [match["first"] or match["named"], *(match["rest"] or "").split()]
+    several = [name for name in names if distribution_name(_bare(name)) in packages]
+    bounded = {_bare(name).lower() for name in several if re.search(r"[<>=]", name)}
     several = [
-        name
-        for name in names
-        if name.lower() not in _NO_PACKAGE
-        and not (re.fullmatch(r"[\w.-]+", name) and name.lower() in bounded)
-        and "_" not in name[:1]
+        name for name in several if not (re.fullmatch(r"[\w.-]+", name) and name.lower() in bounded)
     ]
     if several:
         yield f"Install {' '.join(dict.fromkeys(several[:4]))} in the engine's environment."
+    elif has_command:
+        yield _UNKNOWN_PACKAGE
+
+
+def _bare(requirement: str) -> str:
+    """The name in a requirement, without extras and versions."""
+    return re.split(r"[<>=!~\[]", requirement)[0]

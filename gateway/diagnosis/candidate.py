@@ -57,6 +57,11 @@ class FailureCandidate:
             self.shape = self.shape._replace(message=message)
         return whole, spaced
 
+    def quote(self, proof: tuple[FailureSignature, dict[str, Scalar]], text: str) -> None:
+        """Take the proof of an exception in the message, which is nearer to the cause."""
+        self.row, self.culprit = proof
+        self.shape = self.shape._replace(message=text)
+
     def set_phase(self, phase: str) -> None:
         self.phase, self.shape = phase, self.shape._replace(phase=phase)
 
@@ -77,10 +82,12 @@ class FailureCandidate:
 @dataclass
 class ProcessTrace:
     """frames, files: functions of the traceback, and `file:function`, the innermost last.
-    indent: columns before its frames. assertion, source: its last `assert` and line of code."""
+    codes: the line of code of each. indent: columns before its frames. assertion, source: its last
+    `assert` and line of code."""
 
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
     files: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
+    codes: deque[str] = field(default_factory=lambda: deque(maxlen=MESSAGE_LINES))
     file: str = ""
     layer: str = ""
     indent: int = 0

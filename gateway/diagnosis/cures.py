@@ -11,15 +11,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis import remedy
-from gateway.diagnosis.advice import KnownFlags, advised
+from gateway.diagnosis.advice import KnownFlags, advice_of_message
+from gateway.diagnosis.clues.folders import ComponentFolders
+from gateway.diagnosis.clues.switches import off_switch
+from gateway.diagnosis.code_history import CodeHistory
+from gateway.diagnosis.code_versions import code_versions
 from gateway.diagnosis.flags import refused_flag
 from gateway.diagnosis.lines.pattern_index import IndexedRows
 from gateway.diagnosis.reasons import reasons
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import (
     Circumstance,
+    ComponentFolder,
     Cure,
     CureStep,
+    EnginePackages,
     FailureSignature,
     Lever,
     Remedy,
@@ -46,14 +52,25 @@ FAULTS = frozenset(
         "ZeroDivisionError",
     }
 )
+# Kinds of failure that the engine's Python code decides, and those of which it decides the faults.
+_BY_CODE = frozenset(
+    {"engine_bug", "lora", "config_refused", "forced_choice_invalid", "illegal_parallelism"}
+    | {"weights_corrupt", "weights_missing", "no_backend", "no_kernel", "unsupported_architecture"}
+    | {"unsupported_quantization", "unsupported_dtype"}
+)
+_BY_FAULT = frozenset({"kernel_runtime", "multimodal", "tokenizer", "unknown"})
 _MOST_NAMED = 3
+# The innermost frames that may name the component that failed, and the part of the engine.
+_INNERMOST, _NEAREST = 8, 3
 # A step that names settings, and no change of them.
 _VAGUE = re.compile(
     r"Change or omit (?:what the line names: )?(?P<flags>--[\w-]+(?:, --[\w-]+)*)[:.]"
 )
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
+_INSTALLED = re.compile(r"(?:site|dist)-packages/([A-Za-z]\w*)/")
 _VARIABLE = re.compile(r"\b(?:VLLM|SGLANG|NCCL|CUDA|HF|TORCH|PYTORCH|FLASHINFER)_[A-Z0-9_]{2,}\b")
+_SETTING_OF_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+=[\w.]*\w")
 _SETTING = re.compile(
     r"(?<![\w.'/])(?:max|num|enable|disable|min|kv|block|page|tensor|pipeline|data|gpu|mem|chunked"
     r"|speculative|quantization|attention|cuda|long|rope|tokenizer|dtype|mamba|moe)"
@@ -65,7 +82,8 @@ class CureRows(NamedTuple):
     """The rows of cures, by file, and the versions of each kind of engine that are described.
 
     names: the names in a field (`flags`, `architectures`) of an engine's described versions, by
-    version.
+    version. history: of an engine's code. packages: the distributions that engines name, which a
+    message may ask to install.
     """
 
     remedies: tuple[Remedy, ...] = ()
@@ -73,17 +91,31 @@ class CureRows(NamedTuple):
     circumstances: tuple[Circumstance, ...] = ()
     versions: Mapping[str, tuple[str, ...]] = {}
     names: Callable[[str, str], Mapping[str, frozenset[str]]] = lambda _, __: {}
+    history: Callable[[str], CodeHistory] = lambda _: CodeHistory(())
+    packages: tuple[EnginePackages, ...] = ()
+    folders: tuple[ComponentFolder, ...] = ()
 
 
 class Cures:
-    """The rows of cures, compiled."""
+    """The rows of cures, compiled. is_narrowed: only versions for one machine are named."""
 
     def __init__(self, rows: CureRows) -> None:
         self.rows = rows
+        self.is_narrowed = False
         self.remedies = {row.kind: row for row in reversed(rows.remedies)}
+        self._packages = frozenset(name for row in rows.packages for name in row.names)
         self._lines = IndexedRows((row, row.pattern) for row in rows.circumstances if row.pattern)
-        self._frames = _compiled((row, row.frames) for row in rows.circumstances)
-        self._messages = _compiled((row, row.message) for row in rows.circumstances)
+        self._frames = _compile_patterns((row, row.frames) for row in rows.circumstances)
+        self._messages = _compile_patterns((row, row.message) for row in rows.circumstances)
+        self._codes = _compile_patterns((row, row.code) for row in rows.circumstances)
+        self._folders = ComponentFolders(rows.folders)
+
+    def for_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Cures:
+        """The same rows, which name only these versions of each kind of engine."""
+        narrowed = Cures.__new__(Cures)
+        vars(narrowed).update(vars(self))
+        narrowed.rows, narrowed.is_narrowed = self.rows._replace(versions=versions), True
+        return narrowed
 
     def cure(self, case: Case) -> Cure:
         """Where the cure of a case lies: by its kind, or as one of its levers says."""
@@ -97,24 +129,52 @@ class Cures:
         """The circumstances that a line of a start shows."""
         return _read_groups(self._lines.candidates(text), text)
 
-    def in_shape(self, shape: Shape) -> dict[str, Scalar]:
-        """The circumstances that the traceback and the message of a failure show."""
-        frames = "\n".join(shape.frames)
+    def reads_line(self, text: str) -> bool:
+        """Whether a line may show a circumstance."""
+        return self._lines.has_candidates(text)
+
+    def in_shape(self, shape: Shape, libraries: Sequence[str] = ()) -> dict[str, Scalar]:
+        """The circumstances that the traceback and the message of a failure show.
+
+        libraries: files of compiled code on the stack of a crash.
+        """
+        frames = "\n".join((*libraries, *shape.frames))
         values = _read_groups(self._frames, frames) if frames else {}
         values |= _read_groups(self._messages, shape.message)
+        values |= _read_groups(self._codes, shape.source) if shape.source else {}
         settings = _settings(shape.message)
         # An assertion that names settings checks them.
         if shape.exception in FAULTS and not (shape.exception == "AssertionError" and settings):
             values["fault"] = shape.exception
             if shape.exception != "AssertionError":
                 values["program_fault"] = "yes"
-        if shape.frames and _ENGINE_CODE.search(shape.frames[-1]):
+                values |= _raising_package(shape)
+        if _ends_in_engine(shape):
             values["engine_code"] = "yes"
+        values |= self._folders.locate(shape.message, shape.frames[-_INNERMOST:])
         return values | settings | reasons(shape.message)
+
+    def off_switch(self, engine: str | None, version: str, shape: Shape) -> dict[str, Scalar]:
+        """The variable of the engine that switches off the part that failed, as `switch`.
+
+        `switch_named`: the message names the part, and not only a file of the traceback. The
+        variables of a version that is not described are those of the next older one.
+        """
+        by_version = self.rows.names(engine, "user_env") if engine else {}
+        if not by_version:
+            return {}
+        if version not in by_version:
+            older = [one for one in by_version if version and release(one) < release(version)]
+            version = max(older or by_version, key=release)
+        files = [frame.rpartition(":")[0].rpartition("/")[2] for frame in shape.frames[-_NEAREST:]]
+        if switch := off_switch(shape.message, (), by_version[version]):
+            return {"switch": switch, "switch_named": "yes"}
+        switch = off_switch("", files, by_version[version])
+        return {"switch": switch} if switch else {}
 
     def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
         """The flags of an engine's described versions that can stand for a refused one."""
-        flags = self.rows.names(engine, "flags") if engine else {}
+        flags = self._named_by_version(engine, "flags", version) if engine else {}
         values = refused_flag(message, version, flags)
         if "flag_in" in values:
             values["flag_in"] = f"{engine}=={values['flag_in']}"
@@ -128,8 +188,8 @@ class Cures:
         """
         values: dict[str, Scalar] = {}
         for kind in sorted({*self.rows.versions} & {*ENGINES}):
-            names = self.rows.names(kind, "architectures")
-            having = [one for one, several in names.items() if architecture in several]
+            names = self._named_by_version(kind, "architectures", version if kind == engine else "")
+            having = [candidate for candidate, several in names.items() if architecture in several]
             # An engine that has the architecture failed for another reason.
             if kind == engine and version in having:
                 return {}
@@ -138,11 +198,21 @@ class Cures:
                 values.setdefault(name, f"{kind}=={max(having, key=release)}")
         return values or {"model_nowhere": "yes"}
 
-    def advised(self, engine: str | None, version: str, message: str) -> tuple[str, ...]:
+    def _named_by_version(self, kind: str, field: str, failing: str) -> dict[str, frozenset[str]]:
+        """The names in a field, by version that may be named, and of the failing version."""
+        versions = {*self.rows.versions.get(kind, ()), failing}
+        return {
+            version: names
+            for version, names in self.rows.names(kind, field).items()
+            if version in versions
+        }
+
+    def advice_of_message(self, engine: str | None, version: str, message: str) -> tuple[str, ...]:
         """The steps that a message itself asks for, with the flags that the engine has."""
         flags = self.rows.names(engine, "flags") if engine else {}
         several = flags.get(version) or frozenset[str]().union(*flags.values())
-        return advised(message, KnownFlags(several, complete=version in flags))
+        engine_flags = KnownFlags(several, complete=version in flags)
+        return advice_of_message(message, engine_flags, self._packages)
 
     def own_settings(self, engine: str | None, shape: Shape, settings: Scalar) -> dict[str, Scalar]:
         """The settings that a message names, as `settings`: flags of the engine first.
@@ -165,25 +235,52 @@ class Cures:
         )
         return {"settings": ", ".join((*flags, *rest))} if flags or rest else {}
 
+    def flag_of_setting(self, engine: str | None, setting: str) -> dict[str, Scalar]:
+        """The flag of the engine that sets a variable of its program, as `exceeded_flag`."""
+        flag = setting.replace("_", "-")
+        names = self.rows.names(engine, "flags").values() if engine else ()
+        return {"exceeded_flag": f"--{flag}"} if any(flag in flags for flags in names) else {}
+
     def known_versions(self, engine: str | None, version: str) -> dict[str, Scalar]:
         """The neighbours of an engine's version among the described ones, as `newer` and `older`.
 
         Without a version the newest one is `newest`.
         """
-        several = sorted(self.rows.versions.get(engine or "", ()), key=release)
+        described = self.rows.versions.get(engine or "")
+        several = sorted(described or (), key=release)
         if not several:
-            return {}
+            # Of an engine that is not known, some version may run here.
+            return {"no_version_here": "yes"} if self.is_narrowed and described == () else {}
         if not version:
             return dict.fromkeys(("newest", "others"), f"{engine}=={several[-1]}")
         now = release(version)
-        newer = [one for one in several if release(one) > now]
-        older = [one for one in several if release(one) < now]
+        newer = [candidate for candidate in several if release(candidate) > now]
+        older = [candidate for candidate in several if release(candidate) < now]
         values: dict[str, Scalar] = {"engine_version": f"{engine} {version}"}
         # The next version may have the fault too; the newest one is the least likely to.
         values |= {"newer": f"{engine}=={newer[-1]}"} if newer else {}
         values |= {"older": f"{engine}=={older[-1]}"} if older else {}
         versions = [str(values[name]) for name in ("newer", "older") if name in values]
-        return values | ({"others": " or ".join(versions)} if versions else {})
+        if versions:
+            values["others"] = " or ".join(versions)
+        elif self.is_narrowed:
+            values["no_version_here"] = "yes"
+        return values
+
+    def code_versions(
+        self, engine: str | None, version: str, failure: str, shape: Shape
+    ) -> dict[str, Scalar]:
+        """The versions with other code where a failure was raised (code_versions.py).
+
+        Empty where packages, compiled code or the machine decide, which may differ by versions too.
+        """
+        kind = (engine or "").partition("-")[0]
+        is_fault = shape.exception in FAULTS and _ends_in_engine(shape)
+        by_code = failure in _BY_CODE or (failure in _BY_FAULT and is_fault)
+        if kind not in ENGINES or not version or not by_code:
+            return {}
+        known_versions = self.rows.versions.get(kind, ())
+        return code_versions(self.rows.history(kind), f"{kind}=={version}", shape, known_versions)
 
     def describe(
         self, row: FailureSignature | Remedy, case: Case
@@ -195,7 +292,7 @@ class Cures:
         kind = self.remedies.get(row.kind, _NO_REMEDY)
         levers = [lever for lever in self.rows.levers if _holds(lever, case)]
         lever_message = next(
-            (text for one in levers if (text := remedy.fill(one.message, case.values))), ""
+            (text for entry in levers if (text := remedy.fill(entry.message, case.values))), ""
         )
         lever_message = (
             lever_message or remedy.fill("The engine's own reasons: {reasons}.", case.values) or ""
@@ -205,16 +302,17 @@ class Cures:
             or remedy.fill(kind.message, case.values)
             or "The engine failed."
         )
-        row_advice = remedy.fill(row.advice, case.values)
+        row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), None)
         by_text = isinstance(row, TextSignature)
         own_steps = remedy.fill_steps(row.steps, case)
-        general = remedy.fill_steps(kind.steps, case)
+        is_replaced = any(lever.replaces for lever in levers)
+        general = () if is_replaced else remedy.fill_steps(kind.steps, case)
         leading, raised = (
             tuple(
                 step
-                for one in levers
-                if one.leads is leads
-                for step in remedy.fill_steps(one.steps, case)
+                for entry in levers
+                if entry.leads is leads
+                for step in remedy.fill_steps(entry.steps, case)
             )
             for leads in (True, False)
         )
@@ -269,6 +367,24 @@ def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {"others_bytes": other_bytes} if 0 < process < total and other_bytes > 2 * 2**30 else {}
 
 
+def _raising_package(shape: Shape) -> dict[str, Scalar]:
+    """The installed package whose code raised a fault, as `raising_package`, and on its stack an
+    engine of another name."""
+    packages = [
+        match[1]
+        for frame in shape.frames
+        if (match := _INSTALLED.search(frame)) is not None and match[1] != "torch"
+    ]
+    callers = {name for name in packages if name in ENGINES}
+    is_other = bool(packages) and bool(callers - {packages[-1]})
+    return {"raising_package": packages[-1]} if is_other else {}
+
+
+def _ends_in_engine(shape: Shape) -> bool:
+    """Whether the engine's own code raised it."""
+    return bool(shape.frames) and _ENGINE_CODE.search(shape.frames[-1]) is not None
+
+
 def _holds(lever: Lever, case: Case) -> bool:
     if lever.kinds and case.kind not in lever.kinds:
         return False
@@ -299,7 +415,7 @@ def _settings(message: str) -> dict[str, Scalar]:
     return {"settings": ", ".join(names[:_MOST_NAMED])} if names else {}
 
 
-def _compiled(
+def _compile_patterns(
     patterns: Iterable[tuple[Circumstance, str]],
 ) -> list[tuple[Circumstance, re.Pattern[str]]]:
     return [(row, re.compile(pattern)) for row, pattern in patterns if pattern]
@@ -326,6 +442,16 @@ def _clause(step: str) -> str:
     return re.split(r"[,:.] |\.$", step, maxsplit=1)[0]
 
 
+def _sets_only(step: str, earlier_steps: str) -> bool:
+    """Whether a step sets only variables that the steps before set so."""
+    settings = _SETTING_OF_VARIABLE.findall(step)
+    return (
+        bool(settings)
+        and not _FLAG.search(step)
+        and all(setting in earlier_steps for setting in settings)
+    )
+
+
 def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
     """The steps without those that say nearly the same as one before, or give other reasons."""
     several: list[str] = []
@@ -333,6 +459,6 @@ def _distinct(steps: Sequence[str]) -> tuple[str, ...]:
         if not any(
             remedy.repeats((earlier_step,), step) or _clause(earlier_step) == _clause(step)
             for earlier_step in several
-        ):
+        ) and not _sets_only(step, " ".join(several)):
             several.append(step)
     return tuple(several)

@@ -18,7 +18,9 @@ def environmental(failure: Failure) -> bool:
     return failure.proves == "nothing"
 
 
-def ended(instance: Instance, phase: str, tail: Iterable[str], *, was_ready: bool) -> Failure:
+def exit_failure(
+    instance: Instance, phase: str, tail: Iterable[str], *, was_ready: bool
+) -> Failure:
     """The Failure of an engine that exited without a line that proves a cause."""
     lines = [line for line in tail if line.strip()]
     last = lines[-1] if lines else None

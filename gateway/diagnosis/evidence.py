@@ -1,38 +1,29 @@
-"""The evidence in one log: candidates for its failure, and the verdict over them. Pure.
+"""The evidence in one log: candidates for its failure, as its lines are read. Pure.
 
-failure    proven while the log still grows
-verdict    proven by a log that ended: also bare exceptions, cut off tracebacks and known texts
-diagnosis  the verdict, or the kind that words speak for: for a reader of the log, never for the
-           gateway, which would treat the engine by it
-
-The first proof is the cause, unless its row calls it a consequence. Structure comes next, then
-words (likely.py), which prove nothing.
+verdict.py decides which candidate is the cause.
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import replace
 
-from gateway.diagnosis import structure
-from gateway.diagnosis.candidate import DEATH, EngineLine, FailureCandidate, ProcessTrace
-from gateway.diagnosis.cures import ENGINES, FAULTS, held_by_others
+from gateway.diagnosis.candidate import EngineLine, FailureCandidate, ProcessTrace
+from gateway.diagnosis.crash_stack import CrashStack
+from gateway.diagnosis.cures import FAULTS
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.progress import StartProgress
-from gateway.diagnosis.remedy import Case
-from gateway.diagnosis.signature import FailureSignature, StructuralSignature, TextSignature
+from gateway.diagnosis.signature import FailureSignature, TextSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import Shape
-from gateway.domain import Failure, Scalar
+from gateway.domain import Scalar
 
 # All of these are more than any engine needs, and bounded.
 _MOST_PROCESSES = 256
 _MOST_CANDIDATES = 64
 _MOST_BARE = 8
 _MOST_COMPLAINTS = 16
-_CITED = 1000
 _RECENT = 8
 # In a log of so few lines each line is meant, even one that does not complain.
 _SHORT_LINES = 4
@@ -46,73 +37,35 @@ _WAITS, _REPEATS = "Waiting for ", 5
 # It doubles the time between lines of this kind, so two of them are a long wait.
 _RARE_WAITS = "Waiting for creating a placement group"
 _DIGITS = re.compile(r"\d+")
-# Faults of requests that are noted, and those of one place that are no chance.
-_MOST_FAULTS, _REPEATED = 16, 2
-_REQUEST_FAULTS = FAULTS | {"NotImplementedError", "RuntimeError"}
+# Faults of requests that are noted. No request decides whether the server has a template.
+_MOST_FAULTS = 16
+_REQUEST_FAULTS = FAULTS | {
+    "ChatTemplateResolutionError",
+    "NotImplementedError",
+    "RuntimeError",
+    "TemplateAssertionError",
+    "TemplateSyntaxError",
+}
+# A parser reads what the model wrote, so an answer that it cannot read is no fault of a client.
+_PARSER = re.compile(r"tool_pars|reasoning_pars|/reasoning/|_tool_parser|function_call")
+_STANDARD_LIBRARY = re.compile(
+    r"/python3(?:\.\d+)?/(?!(?:site|dist)-packages/)|\A<|json/decoder\.py"
+)
+# Lines in which an engine tells how to avoid its failure: so many are kept, for so many lines.
+_MOST_ADVICE, _NEAR = 4, 40
+_ADVISES = re.compile(
+    r"\b(?:[Ww]ork ?arounds?|[Tt]o (?:avoid|fix|solve|resolve|work)|[Pp]lease (?:try|add|set|use"
+    r"|pass|remove|increase|raise|decrease|lower|reduce|disable)|[Pp]ossible solutions?|[Cc]onsider"
+    r"|[Yy]ou (?:can|may|should)|[Tt]ry)\b"
+)
+_FLAG = re.compile(r"(?<![\w-])--[a-z]")
 # Code of an engine, or of a library that it calls, and none that only carries requests.
 _OWN_CODE = re.compile(
     r"(?:packages/|/)(?!starlette/|fastapi/|uvicorn/|anyio/|h11/|httptools/|aiohttp/|zmq/|pydantic)"
     r"(?:vllm|sglang|transformers|tokenizers|xgrammar|outlines|torch|PIL|mistral_common)/"
 )
-# The frames of a crash that matter: the outer ones only called them.
-_INNERMOST = 8
-_UNKNOWN = FailureSignature(
-    kind="unknown", message="The engine failed with an error that is not known here."
-)
-_CAUSE_ELSEWHERE = FailureSignature(
-    kind="unknown",
-    message=(
-        "A process of the engine died, and this part of its log does not tell why: the cause stands"
-        " further up, or in another rank's log."
-    ),
-    steps=(
-        "Look for the first error above this line: `fitserve diagnose` finds it in the whole log.",
-        "Of several machines or ranks read the log of each: the first that failed has the cause.",
-        (
-            "Where there is none, see `dmesg`: a process that the kernel ended for lack of memory"
-            " says nothing."
-        ),
-    ),
-)
 
 Proof = tuple[TextSignature, dict[str, Scalar]]
-
-
-class CrashStack:
-    """The first stack that a process printed as it died in compiled code. number 0: none yet."""
-
-    def __init__(self) -> None:
-        self.number = 0
-        self.line = ""
-        self._frames: list[str] = []
-        self._symbols: dict[str, None] = {}
-        self._open = True  # also a stack without its beginning
-
-    def read(self, message: str, text: str, number: int) -> None:
-        """Read one more line of the log."""
-        if frame := forms.STACK_FRAME.match(message):
-            if self._open and len(self._frames) < _INNERMOST:
-                self._frames.append(f"{frame['file']}:{frame['function']}")
-                self._begin(text, number)
-        elif native := forms.NATIVE_FRAME.match(message):
-            self._symbols[native["symbol"]] = None
-            self._begin(text, number)
-        elif self._frames:
-            self._open = False
-        elif forms.STACK.match(message):
-            self._open = True
-            self._begin(text, number)
-        elif forms.OTHER_STACK.match(message):
-            self._open = False
-
-    def _begin(self, text: str, number: int) -> None:
-        if not self.number:
-            self.number, self.line = number, text
-
-    def candidate(self, phase: str) -> FailureCandidate:
-        """The stack's frames as a traceback, and its symbols as the message."""
-        shape = Shape("", " ".join(self._symbols), tuple(reversed(self._frames)), phase)
-        return FailureCandidate(None, {}, self.line, self.number, phase, shape=shape)
 
 
 class LogEvidence:
@@ -123,6 +76,8 @@ class LogEvidence:
     death: the first line that says that a process ended, with its number.
     hint: a known text in a line that is no exception.
     quoted: an exception in the middle of a line, as quoted and as the whole line.
+    complaints: lines that complain of nothing known. warning: a known text of the last lines.
+    faults: errors of requests, by exception and place, with their number.
     is_ending: the engine itself ends.
     """
 
@@ -138,16 +93,16 @@ class LogEvidence:
         self.hint: FailureCandidate | None = None
         self.quoted: tuple[FailureCandidate, ...] = ()
         self.crash = CrashStack()
-        self._complaints: list[FailureCandidate] = []
-        self._faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
-        self._crashed: FailureCandidate | None = None
-        self._warning: FailureCandidate | None = None
+        self.complaints: list[FailureCandidate] = []
+        self.faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
+        self._advice: deque[tuple[int, str]] = deque(maxlen=_MOST_ADVICE)
+        self.crashed: FailureCandidate | None = None
+        self.warning: FailureCandidate | None = None
         self._first: list[EngineLine] = []
         self._recent: deque[EngineLine] = deque(maxlen=_RECENT)
         self._records: deque[EngineLine] = deque(maxlen=_REPEATS)
         self._signatures = signatures
-        kind, _, self._version = (engine or "").partition("==")
-        self._engine = kind or None
+        self._engine = (engine or "").partition("==")[0] or None
 
     def process(self, name: str) -> ProcessTrace:
         """The process of that name; beyond a bound the first one."""
@@ -174,11 +129,10 @@ class LogEvidence:
             return None
         return proof if proof[0].while_serving or not self.disregards(process) else None
 
-    def prove_text(self, text: str, process: ProcessTrace) -> Proof | None:
+    def prove_text(self, text: str, process: ProcessTrace | None = None) -> Proof | None:
         """The proof in a text, whether or not an exception says it."""
-        return self._signatures.match_text(
-            text, self._engine, frozenset(process.frames), line=False
-        )
+        frames = frozenset(process.frames if process is not None else ())
+        return self._signatures.match_text(text, self._engine, frames, line=False)
 
     def prove_exception(self, text: str, process: ProcessTrace) -> Proof | None:
         """The proof in the text of an exception. A request meets no failure of a start."""
@@ -236,8 +190,8 @@ class LogEvidence:
 
     def add_complaint(self, candidate: FailureCandidate) -> None:
         """Add a line that complains of nothing known, as far as there is room."""
-        if len(self._complaints) < _MOST_COMPLAINTS:
-            self._complaints.append(candidate)
+        if len(self.complaints) < _MOST_COMPLAINTS:
+            self.complaints.append(candidate)
 
     def add_hint(self, message: str, text: str, number: int, process: ProcessTrace) -> bool:
         """Add a known text in a line that is no exception. Whether the log has a hint now."""
@@ -256,6 +210,18 @@ class LogEvidence:
         if len(self._first) < _SHORT_LINES:
             self._first.append(line)
 
+    def read_advice(self, text: str, number: int) -> None:
+        """Remember a line of a start that tells how to avoid a failure."""
+        if "--" not in text or (begin := _ADVISES.search(text)) is None:
+            return
+        # One expression for both would read the rest of the line once for each such word.
+        if _FLAG.search(text, begin.end()):
+            self._advice.append((number, text))
+
+    def advice_near(self, number: int) -> tuple[str, ...]:
+        """The lines with advice that stand near a line of the log, and are not that line."""
+        return tuple(text for at, text in self._advice if 0 < abs(at - number) <= _NEAR)
+
     def end_engine(self, text: str, number: int) -> None:
         """Note that the engine ends: errors since it serves that it did not survive count now."""
         self.add_death(text, number)
@@ -268,34 +234,33 @@ class LogEvidence:
     @property
     def has_faults(self) -> bool:
         """Whether enough faults of requests are noted."""
-        return sum(number for _, number in self._faults.values()) >= _MOST_FAULTS
+        return sum(number for _, number in self.faults.values()) >= _MOST_FAULTS
 
     def note_fault(self, candidate: FailureCandidate) -> None:
         """Note an error of a request that the serving engine survives."""
         shape = candidate.shape
-        raised = shape.frames[-1] if shape.frames else ""
+        raised = next((f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), "")
         # A request can be wrong; a program's own fault is the program's.
-        if (
-            self.has_faults
-            or shape.exception not in _REQUEST_FAULTS
-            or not _OWN_CODE.search(raised)
-        ):
+        is_fault = shape.exception in _REQUEST_FAULTS or (
+            shape.exception == "JSONDecodeError" and _PARSER.search(raised)
+        )
+        if self.has_faults or not is_fault or not _OWN_CODE.search(raised):
             return
-        first, number = self._faults.get((shape.exception, raised), (candidate, 0))
-        self._faults[shape.exception, raised] = first, number + 1
+        first, number = self.faults.get((shape.exception, raised), (candidate, 0))
+        self.faults[shape.exception, raised] = first, number + 1
 
     def close(self, lines: int, *, healthy: bool) -> None:
         """End the log after so many lines. healthy: the engine had started."""
         phase = self.progress.phase
         if self.crash.number:
-            self._crashed = self.crash.candidate(phase)
+            self.crashed = self.crash.candidate(phase)
         if not self.candidates and (hang := self._hang(lines, healthy=healthy)) is not None:
             self.add(hang)
         if self.candidates or self.death is not None or healthy:
             return
         if lines <= _SHORT_LINES:
             for line in self._first:
-                self._add_pasted(line, phase)
+                self._add_pasted_line(line, phase)
         # Where the log ends in a traceback, the failure may stand before it.
         is_cut = any(item.in_traceback or item.cut_off for item in self.processes.values())
         for line in self._recent:
@@ -304,7 +269,7 @@ class LogEvidence:
                 is_cut
                 or (isinstance(known_text.row, TextSignature) and known_text.row.printed_as_warning)
             ):
-                self._warning = known_text
+                self.warning = known_text
                 return
 
     def _known_text(
@@ -330,7 +295,7 @@ class LogEvidence:
         known_text = self._known_text(last.message, last.text, last.number, last.process)
         return known_text if known_text is not None and known_text.kind == "hang" else None
 
-    def _add_pasted(self, line: EngineLine, phase: str) -> None:
+    def _add_pasted_line(self, line: EngineLine, phase: str) -> None:
         """Add one of a few pasted lines, which may lack the name of the exception."""
         code = forms.CODE.search(line.message)
         message = code[1] if code else line.message
@@ -348,215 +313,3 @@ class LogEvidence:
             self.add_complaint(FailureCandidate.unproven(line.text, line.number, shape))
         elif forms.LEVEL.match(line.text):
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
-
-    # Answers
-
-    @property
-    def failure(self) -> Failure | None:
-        """The failure that is proven so far; later lines of its message may make it clearer."""
-        return self._failure(self._proof())
-
-    @property
-    def verdict(self) -> Failure | None:
-        """The failure that the log proves if it ends here."""
-        return self._failure(self._cause())
-
-    @property
-    def diagnosis(self) -> Failure | None:
-        """The kind that words speak for where the verdict names no cause, else the verdict."""
-        cause = self._cause()
-        return self._failure(self._likely(cause) or cause) or self._fault()
-
-    def _proof(self) -> FailureCandidate | None:
-        unproven = [item for item in self._unproven() if not item.bare] if self.death else []
-        proven = [item for item in self.candidates if item.row is not None] + unproven
-        if not proven:
-            return self._death(self.progress.phase) if self.death else None
-        first = min(proven, key=lambda item: (item.rank, item.number))
-        return first if first.row is not None else self._best(unproven) or first
-
-    def _cause(self) -> FailureCandidate | None:
-        """The candidate of the verdict."""
-        proven = self._proof()
-        if proven is not None and proven.kind != "unknown":
-            return self._raised_before(proven) or proven
-        if self.serving and proven is None:
-            return None
-        unproven, quoted, cut_off = self._unproven(), [*self.quoted[:1]], self._cut_off()
-        for several in (
-            [item for item in unproven if not item.bare],
-            [self.hint] if self.hint is not None else [],
-            [item for item in unproven if item.bare],
-            cut_off,
-            quoted,
-            self._around_quote(),
-        ):
-            best = self._best(several)
-            if best is not None and best.row is not None:
-                return best
-        if self._warning is not None and not unproven:
-            return self._warning
-        return proven or next(iter([*unproven, *cut_off, *quoted]), None)
-
-    def _likely(self, cause: FailureCandidate | None) -> FailureCandidate | None:
-        """The kind that words of all unknown errors speak for, unless the verdict names a cause.
-
-        An engine that serves survived all errors but fatal ones.
-        """
-        death = cause if cause is not None and cause.rank == DEATH else None
-        if (self.serving and self.death is None) or (death is None and _is_named(cause)):
-            return None
-        raised = [*self._unproven(), *self._quoted_death(""), *self._cut_off(), *self.quoted[:1]]
-        numbers = {item.number for item in raised}
-        several = raised + [
-            item
-            for item in self._complaints
-            if item.number not in numbers and (not raised or forms.LOUD.search(item.line))
-        ]
-        several = [item for item in several if death is None or item.number < death.number]
-        if self._crashed is not None and self._signatures.guess([self._crashed.shape]):
-            several = [self._crashed]
-        if cause is not None and cause.phase == "serving":
-            several = [item for item in several if item.phase == "serving"]
-        several += self._around_quote()
-        proof = self._signatures.guess(
-            [self._signatures.shape_for_words(item.shape, self._engine) for item in several]
-        )
-        # Words of requests do not outweigh a fault that is named.
-        vague = {cause.kind, *(["unknown"] if cause.row is not None else [])} if cause else set()
-        if proof is None or proof[0].kind in vague:
-            return None
-        row, words, index = proof
-        return replace(several[index], row=row, culprit={"words": ", ".join(words)})
-
-    def _unproven(self) -> list[FailureCandidate]:
-        return [item for item in self.candidates if not item.survived and item.row is None]
-
-    def _cut_off(self) -> list[FailureCandidate]:
-        return [item.cut_off for item in self.processes.values() if item.cut_off is not None]
-
-    def _around_quote(self) -> list[FailureCandidate]:
-        """The line around a quote, where the quote alone names nothing."""
-        if len(self.quoted) < 2:
-            return []
-        shape = self.quoted[0].shape
-        names = self._signatures.match_structure(shape, self._engine)
-        return [] if names or self._signatures.guess([shape]) else [*self.quoted[1:]]
-
-    def _raised_before(self, death: FailureCandidate) -> FailureCandidate | None:
-        """The error before a process was reported dead, in a traceback without its beginning."""
-        if death.rank != DEATH:
-            return None
-        raised = [item for item in self._unproven() if item.shape.frames]
-        raised += self._quoted_death(death.phase)
-        best = self._best([item for item in raised if item.number < death.number])
-        return best if best is not None and best.row is not None else None
-
-    def _best(self, several: list[FailureCandidate]) -> FailureCandidate | None:
-        """The first with a row, also by its structure; without any the first."""
-        for item in several:
-            if item.row is not None:
-                return item
-            if proof := self._signatures.match_structure(item.shape, self._engine):
-                row, groups = proof
-                phase = row.phase or item.phase
-                return replace(
-                    item, row=row, culprit=groups | structure.culprit(item.shape), phase=phase
-                )
-        return several[0] if several else None
-
-    def _quoted_death(self, phase: str) -> list[FailureCandidate]:
-        """The error of another process that a report of its death quotes."""
-        item = self._death(phase)
-        return [item] if item.shape.message else []
-
-    def _death(self, phase: str) -> FailureCandidate:
-        """The report that a process died, at best with its error in quotes."""
-        line, number = self.death or ("", 0)
-        quote = forms.RELAYED_ERROR.search(line)
-        name = forms.EXCEPTION.match(quote[1]) if quote else None
-        message = quote[1][name.end() if name else 0 :] if quote else ""
-        if not message:
-            return FailureCandidate(_CAUSE_ELSEWHERE, {}, line, number, phase)
-        shape = Shape(name["name"] if name else "", message, (), phase)
-        item = FailureCandidate(None, {}, line, number, phase, shape=shape)
-        return self._best([item]) or item
-
-    def _failure(self, item: FailureCandidate | None) -> Failure | None:
-        if item is None:
-            return None
-        row = item.row or _UNKNOWN
-        case = self._case(row, item)
-        message, advice, steps = self._signatures.cures.describe(row, case)
-        return Failure(
-            kind=item.kind,
-            phase=item.phase,
-            message=message,
-            line=item.line[:_CITED],
-            line_number=item.number,
-            culprit=item.culprit,
-            advice=advice,
-            steps=steps,
-            proves=row.proves,
-            cure=self._signatures.cures.cure(case),
-        )
-
-    def _fault(self) -> Failure | None:
-        """The error with which several requests failed while the engine went on."""
-        first, number = max(self._faults.values(), key=lambda fault: fault[1], default=(None, 0))
-        failure = self._failure(self._best([first])) if first and number >= _REPEATED else None
-        if failure is None:
-            return None
-        message = f"{failure.message} {number} requests failed so, and the engine serves on."
-        return failure.evolve(message=message, phase="serving", proves="nothing")
-
-    def _case(self, row: FailureSignature, item: FailureCandidate) -> Case:
-        """The case that the cure of a failure depends on."""
-        cures = self._signatures.cures
-        shape = item.shape
-        if not shape.exception and shape.message not in item.line:
-            # A line that is no exception is its own message, and the next ones may belong to it.
-            shape = shape._replace(message=f"{item.line} {shape.message}")
-        elif not shape.message:
-            shape = shape._replace(message=item.line)
-        circumstances = self.circumstances | cures.in_shape(shape)
-        engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
-        version = self._version or self.progress.reported.get("version", "")
-        values = (
-            self.progress.settings
-            | circumstances
-            | cures.known_versions(engine, version)
-            | item.culprit
-        )
-        if row.kind == "bad_flag":
-            values |= cures.refused_flag(engine, version, shape.message)
-        elif settings := values.pop("settings", None):
-            values |= cures.own_settings(engine, shape, settings)
-        package = str(values.get("package", ""))
-        own_kinds = (engine.partition("-")[0],) if engine else ENGINES
-        if package.partition(".")[0] in own_kinds:
-            values["own_part"] = values.pop("package")
-        if architecture := values.get("architecture"):
-            values |= cures.having_architecture(engine, version, architecture)
-        if option := self.options.named(shape.message):
-            values["named"] = option
-        if features := self.options.features:
-            values["features"] = features
-        if related := self.options.related(" ".join((shape.message, *shape.frames[-2:]))):
-            values["related"] = related
-        if values.get("ranks") == 1:
-            del values["ranks"]
-            values["one_rank"] = "yes"
-        steps = cures.advised(engine, version, shape.message)
-        advice = tuple(step for step in steps if not self.options.rules_out(step))
-        values |= held_by_others(values)
-        return Case(row.kind, item.phase, engine, values, self.options, advice)
-
-
-def _is_named(cause: FailureCandidate | None) -> bool:
-    """Whether a verdict names a cause that outweighs words."""
-    if cause is None or cause.row is None:
-        return False
-    if isinstance(cause.row, StructuralSignature):
-        return not cause.row.yields_to_words
-    return cause.kind != "unknown"

@@ -65,7 +65,7 @@ class Likely:
         self._kinds = kinds
 
     @cached_property
-    def _compiled(
+    def _word_patterns(
         self,
     ) -> list[tuple[KindWords, re.Pattern[str], re.Pattern[str], re.Pattern[str]]]:
         # Not before it is needed: most logs are named without.
@@ -96,7 +96,7 @@ class Likely:
         raised = {shape.exception for shape in shapes}
         best: tuple[int, str, tuple[str, ...]] = (_LEAST - 1, "", ())
         phases = {shape.phase for shape in shapes}
-        for kind, sure, words, files in self._compiled:
+        for kind, sure, words, files in self._word_patterns:
             if kind.phases and phases.isdisjoint(kind.phases):
                 continue
             sentences, reports, files_seen = (

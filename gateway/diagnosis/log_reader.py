@@ -19,14 +19,17 @@ from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.lines import records
 from gateway.diagnosis.lines.carriers import Carriers
 from gateway.diagnosis.lines.line_filter import ALARMS, FATAL, SERVES, LineFilter
-from gateway.diagnosis.lines.log_lines import LogLine, clean
+from gateway.diagnosis.lines.log_lines import MAX_LINE, LogLine, clean
 from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import Shape
+from gateway.diagnosis.verdict import LogVerdict
 from gateway.domain import Failure
 
 # A terminal breaks a line into a few; a longer message has lines of its own.
 _MOST_BROKEN = 6
+# The prefix of a record is shorter.
+_HEAD = 120
 
 
 class LogReader:
@@ -39,9 +42,10 @@ class LogReader:
     def __init__(self, signatures: Signatures, engine: str | None = None) -> None:
         self.answered = False
         self._evidence = LogEvidence(signatures, engine)
+        self._verdict = LogVerdict(self._evidence, signatures, engine)
         self.progress = self._evidence.progress
         self._signatures = signatures
-        self._lines = LineFilter(self._read_raw)
+        self._lines = LineFilter(self._read_raw, self._can_match)
         self._carriers = Carriers()
         self._last_process = ""
         self._is_stopped = False
@@ -79,17 +83,26 @@ class LogReader:
     @property
     def failure(self) -> Failure | None:
         """The failure that is proven so far; later lines of its message may make it clearer."""
-        return self._evidence.failure
+        return self._verdict.failure
 
     @property
     def verdict(self) -> Failure | None:
         """The failure that a log proves once it has ended."""
-        return self._evidence.verdict
+        return self._verdict.verdict
 
     @property
     def diagnosis(self) -> Failure | None:
         """The verdict, or a likely kind where it names no cause: for a reader of the log."""
-        return self._evidence.diagnosis
+        return self._verdict.diagnosis
+
+    def _can_match(self, raw: bytes) -> bool:
+        # The level of a record stands in every one.
+        head, bracket, message = raw[:MAX_LINE].partition(b"] ")
+        return self._signatures.can_match(
+            (message if bracket and len(head) < _HEAD else raw[:MAX_LINE]).decode(
+                "utf-8", "replace"
+            )
+        )
 
     def _read_raw(self, raw: bytes) -> None:
         for line in records.carried_lines(raw):
@@ -109,11 +122,13 @@ class LogReader:
         if not self._evidence.serving:
             self._evidence.circumstances |= self._signatures.cures.in_line(text)
             self._evidence.options.read(text)
+            self._evidence.read_advice(line.text, self._lines.number)
         self._read_level(line, text, process)
         if line.quiet or self._is_stopped:
             return
         message = line.text
-        self._evidence.crash.read(message, text, self._lines.number)
+        if self._evidence.crash.read(message, text, self._lines.number):
+            self._lines.attend = MESSAGE_LINES
         is_fatal = (line.header or process.in_traceback) and self._signatures.is_ending(message)
         if is_fatal:
             self._end_engine(text, process)
@@ -209,6 +224,7 @@ class LogReader:
         process.message, process.in_traceback, process.lines_left = None, True, 0
         process.frames.clear()
         process.files.clear()
+        process.codes.clear()
         process.layer = process.assertion = process.source = ""
 
     def _read_frame(self, frame: re.Match[str], text: str, process: ProcessTrace) -> None:
@@ -217,6 +233,7 @@ class LogReader:
         process.file, process.indent = frame["file"], len(frame["indent"])
         process.frames.append(frame["function"] or "")
         process.files.append(f"{frame['file']}:{frame['function'] or ''}")
+        process.codes.append("")
         self._cut_off(text, process)
         # The traceback of a request is read as long as its faults are counted.
         evidence = self._evidence
@@ -233,6 +250,7 @@ class LogReader:
         evidence = self._evidence
         traced, ignored = process.in_traceback, process.is_ignored
         replaces, has_cause = process.replaces, process.has_cause
+        message = process.message if process.lines_left > 0 else None
         framed = traced or process.cut_off is not None
         process.close()
         if forms.BENIGN.match(line.text):
@@ -248,6 +266,7 @@ class LogReader:
             tuple(process.files),
             evidence.phase(None, process),
             process.source,
+            tuple(process.codes),
         )
         if ignored and process.ends_thread and not evidence.serving:
             # The end of a thread ends no engine, but it is the failure where nothing else is.
@@ -265,6 +284,9 @@ class LogReader:
                 evidence.add_death(text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
+        if proof and message and not traced and _quotes_cause(message, proof):
+            message.quote(proof, line.text)
+            return
         if proof is not None and proof[0].while_serving and evidence.disregards(process):
             self._end_engine(text, process)
         former = process.unproven
@@ -352,12 +374,16 @@ class LogReader:
             in_traceback and _indent(text) > process.indent
         ):
             return False
-        elif not forms.UNDERLINE.match(text):
+        elif forms.UNDERLINE.match(text):
+            return True
+        else:
             process.source = text.strip()
             if "/models/" in process.file or "/mamba/" in process.file:
                 layer = forms.LAYER.search(text)
                 if layer and layer[1] not in forms.NOT_LAYERS:
                     process.layer = layer[1]
+        if process.codes and not process.codes[-1]:
+            process.codes[-1] = text.strip()
         return True
 
     def _cut_off(self, text: str, process: ProcessTrace, exception: str = "") -> None:
@@ -427,6 +453,16 @@ class LogReader:
         self._lines.attend = max(self._lines.attend, 8 if row is None else 20)
         if row is None:
             process.unproven = candidate
+
+
+def _quotes_cause(candidate: FailureCandidate, proof: Proof) -> bool:
+    """Whether an exception in the message of another says more of the same kind of failure."""
+    return (
+        candidate.row is not None
+        and not candidate.culprit
+        and candidate.kind == proof[0].kind
+        and bool(proof[1])
+    )
 
 
 def _read_mark(text: str, process: ProcessTrace) -> bool:

@@ -9,13 +9,24 @@ from __future__ import annotations
 import re
 
 _NON_DEFAULT = re.compile(r"non-default args: (?P<all>\{.*)")
-_PAIR = re.compile(r"'(?P<name>[a-z]\w*)': (?P<value>\[\]|\{\}|'[^']*'|[^,\[\]{}]*)")
-_VALUES = re.compile(r"server_args=ServerArgs\((?P<all>.*)")
+# A text, as of a chat template, may have brackets and quotes of its own.
+_PAIR = re.compile(
+    r"(?P<bracket>[{}])|'(?P<name>[a-z]\w*)': "
+    r"(?P<value>\[\]|\{\}|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^,\[\]{}]*)"
+)
+# vLLM until 0.8 prints the value of each option, too.
+_VALUES = re.compile(r"(?:server_args=ServerArgs|args: Namespace)\((?P<all>.*)")
 # A list may hold pairs of its own, as ['name=path'] of adapters.
-_VALUE = re.compile(r"(?<!['\"])\b(?P<name>[a-z]\w*)=(?P<value>\[\]|\{\}|'[^']*'|[^,()\[\]{}]*)")
+_VALUE = re.compile(
+    r"(?P<bracket>(?!))|(?<!['\"])\b(?P<name>[a-z]\w*)="
+    r"(?P<value>\[\]|\{\}|'[^']*'|[^,()\[\]{}]*)"
+)
+# The value of an option in JSON, and the settings in it.
+_JSON = re.compile(r"\"\w+\": ?\"(?P<value>[^\"]+)\"")
 _UNSET = frozenset({"None", "False", "'auto'", "[]", "{}", "'none'", "''", "1", "0", "'null'"})
 _NAME = r"--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
 _FLAG = re.compile(_NAME)
+_SWITCH = re.compile(r"\A(?:enable|disable|use)-")
 _OMISSION = re.compile(r"\b(?:[Oo]mit|[Ww]ithout)\b")
 _OMITTED = re.compile(rf"\b(?:[Oo]mit|[Ww]ithout) (?P<flags>{_NAME}(?:(?:,| and|, and) {_NAME})*)")
 # Features of both engines that a start can do without, those that fail most often first.
@@ -113,6 +124,11 @@ _SETTINGS_MEANT = {
     "connector": ("kv-transfer-config", "kv-offloading-size"),
     "pipeline parallelism": ("pipeline-parallel-size", "pp-size"),
 }
+# A message that an engine does not know a name.
+_REFUSED_NAME = re.compile(
+    r"\b(?:[Uu]nsupported|[Uu]nknown|[Uu]nrecognized|[Ii]nvalid|[Nn]o such)\b[^:'\"]{0,40}"
+    r"(?::|['\"]) ?(?P<names>[^\s].{0,120})"
+)
 # Short forms of parallelism, as messages have them.
 _SHORT_FORMS = {"DP": "data-parallel", "EP": "expert-parallel", "DCP": "decode-context-parallel"}
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b")
@@ -123,6 +139,8 @@ class StartOptions:
 
     def __init__(self) -> None:
         self._values: dict[str, str] = {}
+        self._parts: dict[str, list[str]] = {}
+        """The values inside the value of an option."""
         self._complete = False
         """Whether an option that is not listed was not given."""
 
@@ -152,7 +170,7 @@ class StartOptions:
         flags = [f"--{flag}" for flag in _FEATURES if self.is_set(flag)]
         return ", ".join(flags[:_MOST])
 
-    def named(self, message: str) -> str:
+    def options_in(self, message: str) -> str:
         """The options of this start whose whole name stands in a message, as flags; at most
         three."""
         several = [
@@ -162,7 +180,19 @@ class StartOptions:
         ]
         return ", ".join(f"--{flag}" for flag in several[:_MOST])
 
-    def related(self, text: str) -> str:
+    def refused_value(self, message: str) -> tuple[str, str]:
+        """The value of an option that a message calls unknown, and the flag; empty without one."""
+        refused = _REFUSED_NAME.search(message)
+        if refused is None:
+            return "", ""
+        for flag, value in self._set_options().items():
+            for part in (value, *self._parts.get(flag, ())):
+                name = part.strip("'\"")
+                if len(name) >= _SHORTEST and name in refused["names"]:
+                    return name, f"--{flag}"
+        return "", ""
+
+    def options_about(self, text: str) -> str:
         """The options of this start whose name or value a text speaks of, as flags; at most
         three."""
         lower_text = text.lower()
@@ -172,7 +202,7 @@ class StartOptions:
             if not _NUMBER.fullmatch(value)
             and (
                 any(word in lower_text for word in _words(flag, value))
-                or _is_valued(value, lower_text)
+                or any(_is_valued(part, lower_text) for part in (value, *self._parts.get(flag, ())))
             )
         ]
         return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(several))[:_MOST])
@@ -226,16 +256,29 @@ class StartOptions:
         return any(map(self.is_on, named))
 
     def _add(self, pair: re.Pattern[str], text: str) -> None:
+        depth, flag = 0, ""
         for match in pair.finditer(text):
-            self._values.setdefault(match["name"].replace("_", "-"), match["value"].strip())
+            if bracket := match["bracket"]:
+                depth += 1 if bracket == "{" else -1
+                continue
+            value = match["value"].strip()
+            if depth > 1:
+                self._parts.setdefault(flag, []).append(value)
+                continue
+            flag = match["name"].replace("_", "-")
+            self._values.setdefault(flag, value)
+            if value.startswith("'{"):
+                self._parts.setdefault(flag, []).extend(_JSON.findall(value))
 
 
 def _is_named(flag: str, text: str) -> bool:
     """Whether a text has the whole name of a flag, or its short form."""
-    name = flag.replace("-", "[-_ ]")
+    # A message speaks of "expert parallelism" where --enable-expert-parallel is set.
+    part = _SWITCH.sub("", flag)
+    name = (part if part.count("-") else flag).replace("-", "[-_ ]")
     short = next((short for short, words in _SHORT_FORMS.items() if words in flag), None)
     return bool(
-        re.search(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])", text, re.IGNORECASE)
+        re.search(rf"(?<![A-Za-z0-9]){name}(?:ism)?(?![A-Za-z0-9])", text, re.IGNORECASE)
         or (short and re.search(rf"\b{short}\b", text))
     )
 

@@ -27,11 +27,15 @@ REACTIONS = {
 
 # The phrase of a step that other versions complete, wherever they are known.
 _OTHER_VERSION = re.compile(r"(?<=another engine version)(?!\[\[)")
-_VERSIONS = "[[ than {engine_version}]][[, as {others}]]"
+_VERSIONS = "[[ than {engine_version}]][[, as {others}]][[ ({code_change})]]"
+# The beginning of a step that only another version makes.
+_OTHER_VERSION_ALONE = ("Use another engine version", "Use an engine version that")
 _GROUP = re.compile(r"\{(\w+)\}")
 _PART = re.compile(r"\[\[(.*?)\]\]")
 _WORD = re.compile(r"[\w/-]{4,}|\d+")
 _LIKENESS = 0.8
+# The values of a flag that a step offers: `--moe-backend: triton, marlin`.
+_CHOICES = re.compile(r"(?P<flag>--[\w-]+): (?P<names>\w+(?:, \w+)*)(?=[);,.])")
 
 
 def fill(template: str, values: Mapping[str, Scalar]) -> str | None:
@@ -54,7 +58,8 @@ def placeholders(template: str) -> set[str]:
 class Case(NamedTuple):
     """The case that a cure is for. engine: its kind, if known. values: of the failure, of the
     engine's settings, and of circumstances by name. options: of the start, as far as the log shows
-    them. advice: the steps that the message itself asks for."""
+    them. advice: the steps that the message itself asks for. failing: the text and the frames of
+    the failure, which name what failed."""
 
     kind: str
     phase: str
@@ -62,6 +67,7 @@ class Case(NamedTuple):
     values: Mapping[str, Scalar]
     options: StartOptions = StartOptions()
     advice: tuple[str, ...] = ()
+    failing: str = ""
 
     def meets(self, step: CureStep) -> bool:
         """Whether the conditions of a step hold. An unknown engine may be any, and the build of an
@@ -86,13 +92,32 @@ def _names(engine: str) -> set[str]:
 def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     """The steps whose conditions hold and of which every value is known, in order, without those
     that change nothing."""
+    # No other version is described, or runs on this machine.
+    cannot_change = "no_version_here" in case.values
     filled = (
         fill(_OTHER_VERSION.sub(_VERSIONS, step.text), case.values)
         for step in steps
-        if case.meets(step)
+        if case.meets(step) and not (cannot_change and step.text.startswith(_OTHER_VERSION_ALONE))
     )
-    narrowed = (case.options.narrow(text) for text in filled if text)
+    offered = (_without_failing(text, case.failing) for text in filled if text)
+    narrowed = (case.options.narrow(text) for text in offered if text)
     return tuple(text for text in narrowed if text and not case.options.rules_out(text))
+
+
+def _without_failing(step: str, failing: str) -> str:
+    """The step without the values of flags that failed. Empty if it offers no other one."""
+    text = _plain(failing)
+    for match in _CHOICES.finditer(step):
+        names = match["names"].split(", ")
+        rest = [name for name in names if _plain(name) not in text]
+        if not rest:
+            return ""
+        step = step.replace(match[0], f"{match['flag']}: {', '.join(rest)}")
+    return step
+
+
+def _plain(text: str) -> str:
+    return text.replace("_", "").lower()
 
 
 def repeats(steps: Iterable[str], step: str) -> bool:

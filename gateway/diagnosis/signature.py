@@ -5,6 +5,7 @@ structures.yaml  StructuralSignature  a failure known by exception, frames and p
 remedies.yaml    Remedy               words and steps of a kind of failure
 levers.yaml      Lever                steps that a circumstance of the case calls for
 circumstances.yaml  Circumstance      what a log shows of the machine, the plan and the place
+folders.yaml     ComponentFolder      a folder of a component, and the variable that moves it
 progress.yaml    ProgressLine         a line that shows how far a start has come
 endings.yaml     EndingLine           a line that shows that the whole engine ends
 frames.yaml      FrameMark            a function that shows a phase or a kernel
@@ -156,14 +157,16 @@ class Circumstance(Value):
     """A trait of the machine, the plan, or the place of a failure, as a log shows it.
 
     pattern: searched in the lines of a start. frames: searched in the whole traceback, a
-    `file:function` a line. message: searched in the message of the failure. Each named group
-    becomes a value. implied: names that are known with it.
+    `file:function` a line. message: searched in the message of the failure. code: searched in the
+    line of code that failed, whose words say more than Python's own message of a fault. Each named
+    group becomes a value. implied: names that are known with it.
     """
 
     name: str
     pattern: Pattern = ""
     frames: Pattern = ""
     message: Pattern = ""
+    code: Pattern = ""
     implied: tuple[str, ...] = ()
     source: str = ""
     examples: tuple[str, ...] = ()
@@ -176,7 +179,8 @@ class Lever(Value):
     values, of which at least one is known; none: the phase alone decides. also: of these at least
     one is known too. unless: none of these is known. fixed: the version of the engine that has no
     such fault; the lever is none for it and for newer ones. cure: where the cure lies then. leads:
-    its steps stand before those of a row with a text of its own, too.
+    its steps stand before those of a row with a text of its own, too. replaces: the kind's own
+    steps are for another cause, and are left out.
     """
 
     kinds: tuple[str, ...] = ()
@@ -187,10 +191,25 @@ class Lever(Value):
     unless: tuple[str, ...] = ()
     fixed: str = ""
     leads: bool = False
+    replaces: bool = False
     cure: Cure | None = None
     message: str = ""
     steps: Steps
     source: str = ""
+
+
+class ComponentFolder(Value):
+    """A folder to which a component writes, and the environment variable that moves it.
+
+    path: searched in the paths of a message. frames: searched in the innermost frames.
+    local_copy: what a machine without internet needs in the folder.
+    """
+
+    variable: str
+    path: Pattern = ""
+    frames: Pattern = ""
+    local_copy: str = ""
+    source: str
 
 
 class ProgressLine(Value):
@@ -230,3 +249,13 @@ class FrameMark(Value):
     kernel_pattern: Pattern = ""
     main_loop: bool = False
     source: str = ""
+
+
+class EnginePackages(Value):
+    """The distributions that an engine names: its requirements, and texts of its code.
+
+    names: as `distribution_name` of `advice.py` writes them.
+    """
+
+    names: frozenset[str]
+    source: str

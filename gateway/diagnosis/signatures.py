@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis.cures import CureRows, Cures
@@ -52,11 +52,29 @@ class Signatures:
         self.main_loops = frozenset(row.function for row in frames if row.main_loop)
         # The words of `unknown` are those of requests: an error without a name can be anywhere.
         self._phases = {
-            one.kind: one.phases for one in reversed(words) if one.phases and one.kind != "unknown"
+            kind_words.kind: kind_words.phases
+            for kind_words in reversed(words)
+            if kind_words.phases and kind_words.kind != "unknown"
         }
         self._structure = Structure(structures, self._phases)
         self.cures = Cures(cures)
         self.frames = {row.function: row for row in reversed(frames)}
+
+    def for_versions(self, versions: Mapping[str, tuple[str, ...]]) -> Signatures:
+        """The same rows, whose cures name only these versions of each kind of engine."""
+        narrowed = Signatures.__new__(Signatures)
+        vars(narrowed).update(vars(self))
+        narrowed.cures = self.cures.for_versions(versions)
+        return narrowed
+
+    def can_match(self, text: str) -> bool:
+        """Whether a line has a part that a row of known texts, of progress or of circumstances asks
+        for."""
+        return (
+            self._texts.has_candidates(text)
+            or self._progress.has_candidates(text)
+            or self.cures.reads_line(text)
+        )
 
     def match_text(
         self, text: str, engine: str | None, frames: frozenset[str], *, line: bool

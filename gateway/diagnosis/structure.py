@@ -21,7 +21,8 @@ class Shape(NamedTuple):
     """The form of a failure.
 
     frames: `path/of/file.py:function`, the innermost last. phase: the phase of the start, by the
-    lines before. source: the line of code that failed, if the traceback has it.
+    lines before. source: the line of code that failed, if the traceback has it. codes: that of
+    each frame, or "".
     """
 
     exception: str
@@ -29,6 +30,7 @@ class Shape(NamedTuple):
     frames: tuple[str, ...]
     phase: str
     source: str = ""
+    codes: tuple[str, ...] = ()
 
     @property
     def is_bare_timeout(self) -> bool:

@@ -24,6 +24,25 @@ if TYPE_CHECKING:
         RehearsedStart,
         ResolvedSettings,
     )
+    from gateway.domain.choice import (
+        BoolChoice,
+        Choice,
+        IntChoice,
+        StrChoice,
+        bool_choice,
+        int_choice,
+        str_choice,
+    )
+    from gateway.domain.decision import (
+        Decision,
+        EngineHere,
+        ModelForm,
+        OpenQuestions,
+        Rejected,
+        Rival,
+        RuleGap,
+        WouldFit,
+    )
     from gateway.domain.engine import (
         Advisory,
         CacheDefault,
@@ -59,36 +78,18 @@ if TYPE_CHECKING:
     )
     from gateway.domain.plan import (
         AdapterRef,
-        BoolChoice,
         Cap,
-        Choice,
-        Decision,
-        EngineHere,
         Estimate,
-        Holding,
-        IntChoice,
         LayerAttention,
         LayerKernel,
         Memory,
-        ModelForm,
         ModelRef,
         NodeRanks,
-        Offer,
-        OpenQuestions,
         Plan,
         Question,
         Refusal,
-        Rejected,
-        Rival,
-        RuleGap,
-        Sharing,
         Speed,
         StartSettings,
-        StrChoice,
-        WouldFit,
-        bool_choice,
-        int_choice,
-        str_choice,
     )
     from gateway.domain.running import (
         Abilities,
@@ -104,8 +105,11 @@ if TYPE_CHECKING:
         Instance,
         LaunchSpec,
         Mount,
+        NodeLaunch,
+        NodeView,
         Observation,
     )
+    from gateway.domain.sharing import Holding, Offer, Sharing
     from gateway.domain.start import (
         ExpectedStart,
         MeasuredStart,
@@ -123,6 +127,8 @@ _NAMES = {
         "AskedAttention AskedCache AskedKernel EngineAnswer InquiryResult RehearsedStart "
         "ResolvedSettings"
     ),
+    "choice": "BoolChoice Choice IntChoice StrChoice bool_choice int_choice str_choice",
+    "decision": "Decision EngineHere ModelForm OpenQuestions Rejected Rival RuleGap WouldFit",
     "engine": "Advisory CacheDefault Engine Flag Install Method MethodRule",
     "facts": "Fact FactKind Failure Served",
     "hardware": "Cluster Gpu GpuProcess Hardware Link Network Node NodeLink Pcie",
@@ -131,15 +137,14 @@ _NAMES = {
         "Shard TensorGroup"
     ),
     "plan": (
-        "AdapterRef BoolChoice Cap Choice Decision EngineHere Estimate Holding IntChoice "
-        "LayerAttention LayerKernel Memory ModelForm ModelRef NodeRanks Offer OpenQuestions "
-        "Plan Question Refusal Rejected Rival RuleGap Sharing Speed StartSettings StrChoice "
-        "WouldFit bool_choice int_choice str_choice"
+        "AdapterRef Cap Estimate LayerAttention LayerKernel Memory ModelRef NodeRanks "
+        "Plan Question Refusal Speed StartSettings"
     ),
     "running": (
-        "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel BenchReport "
-        "EngineProcess Instance LaunchSpec Mount Observation"
+        "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel "
+        "BenchReport EngineProcess Instance LaunchSpec Mount NodeLaunch NodeView Observation"
     ),
+    "sharing": "Holding Offer Sharing",
     "start": "ExpectedStart MeasuredStart PreparedView StartConditions StartOrigin StartTime",
     "value": "MOST_BYTES EngineRef Grade Scalar Task Value",
     "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
@@ -209,8 +214,10 @@ __all__ = [
     "Mount",
     "Network",
     "Node",
+    "NodeLaunch",
     "NodeLink",
     "NodeRanks",
+    "NodeView",
     "Observation",
     "Offer",
     "OpenQuestions",

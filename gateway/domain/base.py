@@ -1,8 +1,8 @@
 """The names that declare values: those of pydantic, or stand-ins in a lean process.
 
 The import of pydantic and its schemas take longer than a plan. A lean process takes data alone that
-pydantic would take as they are (`lean_reader.py`). For all else, such as wrong input, it raises
-`NeedsPydantic`, and the program begins anew with pydantic.
+pydantic would take as they are (`lean/lean_reader.py`). For all else, such as wrong input, it
+raises `NeedsPydantic`, and the program begins anew with pydantic.
 """
 
 from __future__ import annotations
@@ -81,6 +81,6 @@ def bare(kind: type[Any], fields: dict[str, Any], names: Any = None) -> Any:
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"gateway.domain.base has no {name}")
-    value = getattr(import_module("gateway.domain.lean_value" if _lean else "pydantic"), name)
+    value = getattr(import_module("gateway.domain.lean.lean_value" if _lean else "pydantic"), name)
     globals()[name] = value
     return value

@@ -299,6 +299,13 @@ class Engine(Value):
         ),
     )
     sources: dict[str, str] = Field({}, description="where each rule was read")
+    kernels_as: dict[str, tuple[str, ...]] = Field(
+        {},
+        description=(
+            '"kind==version" with rules -> linear kernels that choose layers by the code of that'
+            " version, and not of `guessed_from`"
+        ),
+    )
     guessed_from: str | None = Field(
         None,
         description=(

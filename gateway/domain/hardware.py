@@ -70,6 +70,10 @@ class Link(Value):
     p2p_status: str | None = Field(None, description="the driver's reason when they do not")
 
 
+ASSUMED_CARD = "taken for"
+"""Begins the note on a machine's name that several cards fit."""
+
+
 class Hardware(Value):
     """A host. gpus: empty on a CPU-only machine."""
 
@@ -107,7 +111,7 @@ class Hardware(Value):
 
 
 class Network(Value):
-    """A connection between two nodes. None: nobody measured it."""
+    """A connection between two nodes. None: not measured."""
 
     bytes_s: float | None = Field(
         None, gt=0, le=1e15, description="bytes per second of one direction"
@@ -134,6 +138,11 @@ class Node(Value):
     hardware: Hardware
     address: str | None = Field(
         None, max_length=253, description="where other nodes reach it; None: not known"
+    )
+    interface: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.:@-]{1,15}$",
+        description="network interface of that address, by name; None: not known",
     )
     ports: tuple[int, ...] = Field((), description="ports that are in use there")
     weights: tuple[str, ...] = Field(

@@ -36,7 +36,7 @@ def repository(image: str) -> str:
     return _short(f"{head}{slash}{last.partition(':')[0]}")
 
 
-def tagged(image: str) -> str:
+def with_tag(image: str) -> str:
     """The name with a tag: `latest` where it has none, else Docker could read it as an id."""
     return image if "@" in image or ":" in image.rpartition("/")[2] else f"{image}:latest"
 
@@ -76,7 +76,7 @@ class AllowedImages:
             return image in self.patterns
         if not _NAME.fullmatch(image):
             return False
-        names = {repository(image), _short(tagged(image).partition("@")[0]), _short(image)}
+        names = {repository(image), _short(with_tag(image).partition("@")[0]), _short(image)}
         return any(expression.fullmatch(name) for expression in self._expressions for name in names)
 
     def refusal(self, image: str) -> tuple[str, str]:

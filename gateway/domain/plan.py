@@ -1,46 +1,18 @@
-"""The planner's answer: plans with a reason for every choice, and rejected candidates."""
+"""A plan: every choice with its reason, the start, expected memory and speed."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from functools import lru_cache
-from typing import Generic, Literal, NamedTuple
+from typing import Literal
 
-from gateway.domain.base import ConfigDict, Field
-from gateway.domain.start import ExpectedStart
-from gateway.domain.value import EngineRef, Grade, T, Task, Value
-
-
-class Choice(Value, Generic[T]):
-    """A decided value with its reason. source: of the rule: `user`, a profile, a fact."""
-
-    value: T
-    reason: str
-    source: str
-
+from gateway.domain.base import Field
+from gateway.domain.choice import BoolChoice, Choice, IntChoice, StrChoice
+from gateway.domain.units import plural
+from gateway.domain.value import EngineRef, Grade, Task, Value
 
 # The device of engines on a CPU; other devices are UUIDs of GPUs.
 RAM = "RAM"
-
-# The look-up of a parametrized model costs more than an instance.
-IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
-
-
-# Most plans of a decision share their choices, so equal choices are one object.
-@lru_cache(maxsize=1024)
-def int_choice(value: int, reason: str, source: str) -> Choice[int]:
-    return IntChoice(value=value, reason=reason, source=source)
-
-
-@lru_cache(maxsize=1024)
-def str_choice(value: str, reason: str, source: str) -> Choice[str]:
-    return StrChoice(value=value, reason=reason, source=source)
-
-
-@lru_cache(maxsize=1024)
-def bool_choice(value: bool, reason: str, source: str) -> Choice[bool]:
-    return BoolChoice(value=value, reason=reason, source=source)
 
 
 class Memory(Value):
@@ -213,46 +185,6 @@ class Cap(Value):
     models: tuple[str, ...] = Field(description="the models that have the rest, or got it")
 
 
-class Offer(Value):
-    """Memory that a replica of one model could give to another model.
-
-    surplus: KV cache that its wish does not need. sleep, stop: all memory, and the replica does not
-    serve meanwhile. A larger offer of a replica includes its smaller ones.
-    """
-
-    model: str
-    how: Literal["surplus", "sleep", "stop"]
-    gives: dict[str, int] = Field(description="bytes that come back, by the UUID of a GPU")
-    replica: int = Field(
-        0, description="the copy of the model that gives it, while the others serve"
-    )
-    keeps: int = Field(
-        0, description="of a surplus: bytes of each GPU that the model then may take"
-    )
-    tokens: int = Field(0, description="of a surplus: tokens of KV cache that stay")
-    of_tokens: int = Field(0, description="of a surplus: tokens of KV cache that there are")
-    of_bytes: int = Field(0, description="of a surplus: bytes of KV cache that there are")
-    context: int = Field(
-        0, description="of a surplus: tokens of a whole request, of which one always has room"
-    )
-    beside: int = Field(
-        0,
-        description=(
-            "of a surplus that is taken: bytes of each GPU that the one who takes it has without it"
-        ),
-    )
-    words: str = Field(description="the same for people")
-
-
-class Holding(Value):
-    """The memory of the machine's GPUs that a model's engines were promised."""
-
-    model: str
-    gives: dict[str, int] = Field(description="bytes by the UUID of a GPU")
-    pinned: bool = Field(False, description="it never leaves")
-    words: str = Field("", description="the same for people, with the numbers of the GPUs")
-
-
 class NodeRanks(Value):
     """The ranks of one copy of an engine on one node of a cluster.
 
@@ -266,6 +198,16 @@ class NodeRanks(Value):
     gpus: tuple[str, ...] = Field(description="UUIDs, one per rank; empty on a CPU")
     ports: dict[str, int] = Field(
         {}, description="ports of this node at which other nodes of the copy meet, by use"
+    )
+    argv: tuple[str, ...] = Field(
+        (),
+        exclude_if=lambda items: not items,
+        description="flags of this node behind those of the plan; empty: the copy has one node",
+    )
+    env: dict[str, str] = Field(
+        {},
+        exclude_if=lambda variables: not variables,
+        description="variables of this node beside those of the plan",
     )
 
 
@@ -298,18 +240,20 @@ class Plan(Value):
     num_speculative_tokens: Choice[int]
     drafter: ModelRef | None = None
     adapters: tuple[AdapterRef, ...] = ()
-    loras: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
+    loras: Choice[str] = StrChoice(value="none", reason="not requested", source="planner")
     chat_template: Choice[str] = StrChoice(
-        value="published", reason="nobody asked", source="planner"
+        value="published", reason="not requested", source="planner"
     )
-    tool_parser: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
-    reasoning_parser: Choice[str] = StrChoice(value="none", reason="nobody asked", source="planner")
+    tool_parser: Choice[str] = StrChoice(value="none", reason="not requested", source="planner")
+    reasoning_parser: Choice[str] = StrChoice(
+        value="none", reason="not requested", source="planner"
+    )
     max_model_len: Choice[int]
     max_num_seqs: Choice[int]
     max_num_batched_tokens: Choice[int]
     custom_all_reduce: Choice[bool]
     enforce_eager: Choice[bool]
-    sleep_mode: Choice[bool] = BoolChoice(value=False, reason="nobody asked", source="planner")
+    sleep_mode: Choice[bool] = BoolChoice(value=False, reason="not requested", source="planner")
     kernels: tuple[LayerKernel, ...] = Field((), description="of every linear layer")
     attention: tuple[LayerAttention, ...] = ()
     memory: Memory
@@ -350,6 +294,14 @@ class Plan(Value):
         (), description="stages of the start that the engine's own code did not run through"
     )
 
+    def __repr__(self) -> str:
+        """One line for a notebook. `model_dump()` has all fields."""
+        gpus = plural(len(self.gpus), "GPU") if self.gpus else "the CPU"
+        context = f"{self.max_model_len.value:,} tokens of context"
+        return f"<Plan {self.engine} on {gpus}, {context}, {self.grade}>"
+
+    __str__ = __repr__
+
     @property
     def devices(self) -> tuple[str, ...]:
         """The devices whose memory it uses: UUIDs, or RAM."""
@@ -366,7 +318,7 @@ class Plan(Value):
         return max((row.node_rank + 1 for row in self.nodes), default=1)
 
     @property
-    def halved(self) -> bool:
+    def quantizes_weights(self) -> bool:
         """Whether the planner chose to quantize the weights, because memory is short."""
         return self.quantization.source == "memory model"
 
@@ -388,174 +340,9 @@ class Plan(Value):
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-class Rejected(Value):
-    """A rejected candidate. verdict: the gate. reasons: in words. The rest: the plan so far."""
-
-    engine: EngineRef
-    tensor_parallel: int
-    pipeline_parallel: int = 1
-    data_parallel: int = Field(1, exclude_if=lambda groups: groups == 1)
-    verdict: str
-    layer: str | None = Field(None, description="the layer that no kernel computes")
-    reasons: tuple[str, ...]
-    source: str
-    kernels: tuple[LayerKernel, ...] = ()
-    attention: tuple[LayerAttention, ...] = ()
-    memory: Memory | None = None
-    question: Question | None = Field(
-        None, description="whose answer could overrule the refusal; None: no answer could"
-    )
-
-
-class RuleGap(Value):
-    """A contradiction between an engine's own answer, which wins, and the rules that forecast it.
-
-    rules: the version of the rules. source: of the answer. model: its architecture and shapes.
-    about: a refusal, a kernel, a backend or bytes.
-    """
-
-    engine: str
-    rules: str
-    source: str
-    capability: str | None
-    model: str
-    argv: tuple[str, ...]
-    about: str
-    forecast: str
-    answer: str
-
-
-class EngineHere(Value):
-    """An engine version, and whether it can be started here: a decision uses no other.
-
-    gain: how many more tokens/s its best plan should give than the best one here (0.2: a fifth
-    more). gives: the same in words.
-    """
-
-    engine: str = Field(description='"kind==version"')
-    here: bool
-    why: str
-    do: str = Field("", description="the command, or the setting, that brings it here")
-    gain: float | None = None
-    gives: str = ""
-
-
-class ModelForm(Value):
-    """A quantized form of a model that this machine could serve.
-
-    source: its repository; "": none is known, but the shape would fit.
-    """
-
-    what: str = Field(description="how its weights are quantized")
-    source: str = ""
-    weights_bytes: int = Field(description="of all ranks together")
-    context: int
-    engine: str = Field(description='"kind==version"')
-    gpus: int
-
-
-class WouldFit(Value):
-    """The changes that would give a plan where there is none. Bytes are of all ranks together."""
-
-    weights_bytes: int = Field(description="what the model's weights have; 0: not known")
-    room_bytes: int = Field(description="the largest weights that have room now")
-    room_empty_bytes: int | None = Field(
-        None, description="and without the engines that run; None: none do"
-    )
-    fits_empty: bool = Field(False, description="whether the model has a plan without them")
-    context: int | None = Field(
-        None,
-        description=(
-            "where a context was demanded: the longest that fits; None: none was, or none fits"
-        ),
-    )
-    forms: tuple[ModelForm, ...] = Field((), description="forms of the model that fit, best first")
-
-
-class Decision(Value):
-    """The planner's answer (schema fitserve.plan/1). plans: best first."""
-
-    schema_: Literal["fitserve.plan/1"] = Field("fitserve.plan/1", alias="schema")
-    model: str
-    hardware: str
-    plans: tuple[Plan, ...] = ()
-    why_gpus: str = Field(
-        "",
-        description=(
-            "why the first plan takes so many GPUs: speed, context and requests beside those of the"
-            " neighbouring numbers"
-        ),
-    )
-    rejected: tuple[Rejected, ...] = ()
-    gaps: tuple[RuleGap, ...] = Field(
-        (), description="where engines that were asked contradict the rules"
-    )
-    engines: tuple[EngineHere, ...] = Field(
-        (), description="which can be started on this machine, and what the others would give"
-    )
-    takes: tuple[Offer, ...] = Field(
-        (), description="what other models give before the first plan is started"
-    )
-    would_fit: WouldFit | None = Field(None, description="where there is no plan: what would fit")
-    why_nodes: str = Field(
-        "",
-        exclude_if=lambda why: not why,
-        description="in a cluster: the nodes of a copy of the first plan, and why, in figures",
-    )
-    waits: str = Field(
-        "",
-        exclude_if=lambda why: not why,
-        description="in a cluster without a plan now: what a plan over nodes waits for",
-    )
-    holders: tuple[Holding, ...] = Field(
-        (), description="where there is no plan: which models hold how much of which GPU"
-    )
-    start: ExpectedStart | None = Field(
-        None, description="the start of the first plan; None: this machine starts none"
-    )
-
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
-
-
-class Rival(Value):
-    """A plan that should be better than the running one. gain: the factor, by the model's goal."""
-
-    speed: Speed = Field(description="what was measured of the plan that runs")
-    plan: Plan
-    gain: float
-
-
 class StartSettings(Value):
     """The settings of a plan's start: the whole command line, without flags that name files, and
     bytes of KV cache on each rank."""
 
     argv: tuple[str, ...]
     kv_bytes: int = Field(0, ge=0)
-
-
-class OpenQuestions(NamedTuple):
-    """The questions of a decision that one engine can answer. starts: of the plans that some of
-    them are about."""
-
-    engine: EngineRef
-    questions: tuple[Question, ...]
-    starts: tuple[tuple[Question, StartSettings], ...] = ()
-
-
-class Sharing(NamedTuple):
-    """How a model shares its machine. cap: what it keeps to. offers: what others could give, in the
-        order in which it is asked of them.
-    holders: the others. home: UUIDs of the GPUs that it had last. leaves: why it may have to leave
-    its GPUs for a while; "": it does not. restored: the plan that it had until something
-    outside of the plan ended its engine. Its next start keeps that plan.
-    """
-
-    cap: Cap | None = None
-    offers: tuple[Offer, ...] = ()
-    holders: tuple[Holding, ...] = ()
-    home: tuple[str, ...] = ()
-    leaves: str = ""
-    restored: Plan | None = None
-
-
-UNSHARED = Sharing()

@@ -7,18 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.domain.answer import EngineAnswer, InquiryResult
+from gateway.domain.decision import OpenQuestions, Rival, RuleGap
 from gateway.domain.facts import Fact, Served
 from gateway.domain.hardware import Cluster, Hardware
-from gateway.domain.plan import (
-    UNSHARED,
-    Offer,
-    OpenQuestions,
-    Plan,
-    Question,
-    Rival,
-    RuleGap,
-    Sharing,
-)
+from gateway.domain.plan import Plan, Question
+from gateway.domain.sharing import UNSHARED, Offer, Sharing
 from gateway.domain.wish import Wish
 
 
@@ -45,6 +38,7 @@ class PlanRequest:
     answers: of engine versions about this model. pins: digests by image name.
     include_uninstalled: the decision also shows engines that cannot be started here, and, without a
         plan, the forms of the model that would fit.
+    needs_weights: a model whose weights are not here is an error.
     include_files: the result has the files that engines are asked with.
     """
 
@@ -57,6 +51,7 @@ class PlanRequest:
     sharing: Sharing = UNSHARED
     running: RunningPlan | None = None
     include_uninstalled: bool = False
+    needs_weights: bool = True
     include_files: bool = False
     cluster: Cluster | None = None
 

@@ -27,6 +27,7 @@ class ProfileDiff(Value):
     values: dict[str, Scalar | tuple[str, ...] | None] = Field(
         {}, description="fields of Engine that have one value, or a short list"
     )
+    kernels_as: dict[str, tuple[str, ...]] = Field({}, description="as in Engine")
     flags: dict[str, Flag] = Field({})
     quantizations: dict[str, Method] = Field({})
     architectures: tuple[str, ...] = ()
@@ -118,7 +119,9 @@ def apply_diff(near: Engine, diff: ProfileDiff) -> Engine:
             *getattr(diff, field),
         )
     return derive_profile(near, diff.version).evolve(
-        **changes, sources={"flags": f"asked of {diff.source}", "rules": f"those of {near.ref}"}
+        **changes,
+        kernels_as=diff.kernels_as,
+        sources={"flags": f"asked of {diff.source}", "rules": f"those of {near.ref}"},
     )
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from gateway.domain.base import ConfigDict, Field
 from gateway.domain.facts import Failure
+from gateway.domain.hardware import Hardware
 from gateway.domain.plan import Plan
 from gateway.domain.start import StartOrigin
 from gateway.domain.value import EngineRef, Grade, Value, served_name
@@ -31,6 +32,15 @@ class Mount(Value):
         return "bind" if "/" in self.source else "volume"
 
 
+class NodeLaunch(Value):
+    """The part of a start that one of several nodes has."""
+
+    node: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    gpus: tuple[str, ...]
+
+
 class LaunchSpec(Value):
     """Everything that a host needs to start an engine.
 
@@ -45,6 +55,19 @@ class LaunchSpec(Value):
     argv: tuple[str, ...]
     env: dict[str, str]
     gpus: tuple[str, ...]
+    node: str = Field(
+        "",
+        exclude_if=lambda name: not name,
+        description="machine of the cluster that has to run it; empty: one with its GPUs",
+    )
+    nodes: tuple[NodeLaunch, ...] = Field(
+        (),
+        exclude_if=lambda rows: not rows,
+        description=(
+            "of an engine over several nodes: all of them, first the one that answers requests,"
+            " whose command is also that of this start"
+        ),
+    )
     mounts: tuple[Mount, ...] = ()
     shm_bytes: int
     port: int
@@ -71,6 +94,12 @@ class LaunchSpec(Value):
     caches: dict[str, str] = Field(
         {}, description="as the engine's profile has them: where it keeps what it compiles"
     )
+    forked_calls: tuple[str, ...] = Field(
+        (),
+        description=(
+            "functions that begin a new interpreter for one call, and that a fork may answer"
+        ),
+    )
     key_env: str | None = Field(
         None, description="as the engine's profile has them: how a host gives the engine a key"
     )
@@ -78,7 +107,7 @@ class LaunchSpec(Value):
 
 
 class Instance(Value):
-    """An engine as its host sees it. exit_code: None while it runs, or if nobody read it."""
+    """An engine as its host sees it. exit_code: None while it runs, or if it was not read."""
 
     name: str
     model: str
@@ -95,6 +124,23 @@ class Instance(Value):
     exit_code: int | None = None
     oom_killed: bool = False
     origin: StartOrigin | None = None
+    node: str = Field("", description="machine of the cluster; empty: this machine")
+
+
+class NodeView(Value):
+    """A machine of a cluster, as its node service sees it."""
+
+    name: str
+    version: str = Field(description="of fitserve")
+    address: str = Field(description="of its engines, on the interface of the cluster")
+    interface: str | None = Field(None, description="the one of that address; None: not known")
+    addresses: tuple[str, ...] = Field((), description="IPv4, of all interfaces but loopback")
+    ports: tuple[int, ...] = Field((), description="TCP ports on which its programs listen")
+    hardware: Hardware
+    owner: str = Field("", description="installation of the gateway that holds the node's lease")
+    lease_s: float = Field(description="seconds after which engines without a gateway are stopped")
+    drained: bool = Field(False, description="it starts no engines")
+    engines: tuple[str, ...] = Field((), description="names of its running instances")
 
 
 class EngineProcess(Value):
@@ -137,6 +183,9 @@ class Abilities(Value):
 
 # The generation of attempts that only measure a plan: they follow no wish, and never serve.
 TRIAL_GENERATION = -1
+# Ended attempts of a replica that are remembered. The largest number of failures that a wish may
+# allow in a row must be among them.
+MOST_ENDED_ATTEMPTS = 50
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 

@@ -1,5 +1,6 @@
-"""Sizes of memory and durations, in words. Pure.
+"""Counts, sizes of memory and durations, in words. Pure.
 
+Numbers of tokens may end in `k` (1,024) or `m` (1,048,576), as models' names give their contexts.
 Durations follow Ollama's rules: `5m`, `1h30m`, `300` (seconds), `0`. Any negative one means for
 ever.
 """
@@ -14,6 +15,8 @@ FOR_EVER = -1.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_TOKENS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([km]?)")
+_THOUSANDS = {"": 1, "k": 1024, "m": 1024**2}
 _LONGEST_S = 10 * 365 * 24 * 3600.0
 
 
@@ -40,6 +43,21 @@ def duration(value: object) -> float:
             )
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
     return FOR_EVER if negative and seconds else min(seconds, _LONGEST_S)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 model`, `2 models`."""
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def token_count(value: object) -> int:
+    """The tokens of a number or of `32k` (32,768) or `1m`. Raises ValueError with the forms."""
+    text = str(value).strip().lower().replace(",", "").replace("_", "")
+    match = _TOKENS.fullmatch(text) if not isinstance(value, bool) else None
+    tokens = float(match[1]) * _THOUSANDS[match[2]] if match is not None else 0
+    if tokens < 1 or tokens % 1:
+        raise ValueError("a number of tokens looks like 8192, 32k (32,768) or 1m, and is above 0")
+    return int(tokens)
 
 
 def in_words(seconds: float) -> str:

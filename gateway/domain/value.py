@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
@@ -15,8 +16,8 @@ from gateway.domain.base import (
     bare,
     is_lean,
 )
-from gateway.domain.units import duration
-from gateway.errors import without_typed_password
+from gateway.domain.units import duration, token_count
+from gateway.errors import near_name_hint, without_typed_password
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
@@ -30,6 +31,9 @@ Duration = Annotated[
     float,
     BeforeValidator(duration),
     Field(json_schema_extra={"examples": ["5m", "1h30m", 300, 0, -1]}),
+]
+Tokens = Annotated[
+    int, BeforeValidator(token_count), Field(json_schema_extra={"examples": [8192, "32k"]})
 ]
 # More memory than any machine has: a reading beyond it is a mistake.
 MOST_BYTES = 2**50
@@ -47,7 +51,7 @@ class Value(BaseModel):
     if TYPE_CHECKING or not is_lean():
 
         @classmethod
-        def from_shipped(cls, data: Any) -> Self:
+        def from_trusted_data(cls, data: Any) -> Self:
             """A value of data that tests have validated."""
             return cls.model_validate(data, context={TRUSTED: True})
 
@@ -116,9 +120,38 @@ def served_name(name: str) -> str:
     return name.replace(":", "-")
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`."""
-    problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    field = ".".join(str(part) for part in problem["loc"])
-    message = problem["msg"].removeprefix("Value error, ")
+def first_problem(error: ValidationError, fields: Iterable[str] = ()) -> str:
+    """The first problem of a validation error in a phrase: `gpus.0.uuid: Field required`.
+
+    fields: the names of fields that exist, of which a near one is proposed.
+    """
+    problems = error.errors(include_url=False)
+    first = problems[0]
+    location = _location(first["loc"])
+    messages = [
+        problem["msg"].removeprefix("Value error, ")
+        for problem in problems
+        if _location(problem["loc"])[:1] == location[:1]
+    ]
+    message = messages[0]
+    # Each member of a union has a problem of its own with the same field.
+    if len(location) < len(first["loc"]) and all(text.startswith(_INPUT) for text in messages):
+        message = _INPUT + " or ".join(text.removeprefix(_INPUT) for text in messages)
+    field = ".".join(location)
+    if first["type"] == "extra_forbidden":
+        message = f"there is no such field{near_name_hint(field, fields)}"
+    elif first["type"] == "literal_error":
+        words = re.findall(r"'([^']*)'", str(first.get("ctx", {}).get("expected", "")))
+        message += near_name_hint(str(first["input"])[:80], words)
     return without_typed_password(f"{field}: {message}" if field else message)
+
+
+_INPUT = "Input should be "
+
+
+def _location(parts: tuple[str | int, ...]) -> list[str]:
+    """The names and numbers of a place, without pydantic's names of a union's members."""
+    return [str(part) for part in parts if part not in _MEMBERS and "[" not in str(part)]
+
+
+_MEMBERS = {"int", "constrained-int", "float", "constrained-float", "str", "bool"}

@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 
 from gateway.domain.base import Field, field_validator, model_validator
 from gateway.domain.image_name import NAME_PATTERN as IMAGE_PATTERN
-from gateway.domain.image_name import tagged
-from gateway.domain.value import Duration, Scalar, TextForm, Value
+from gateway.domain.image_name import with_tag
+from gateway.domain.value import Duration, Scalar, TextForm, Tokens, Value
 
 Goal = Literal["balanced", "latency", "throughput", "context"]
 
@@ -77,7 +77,7 @@ class ChatTemplate(Value):
         )
 
 
-def pinned(source: str, revision: str | None) -> str:
+def commit_key(source: str, revision: str | None) -> str:
     """The key of a repository in `Wish.commits`."""
     return f"{source}@{revision}" if revision else source
 
@@ -196,9 +196,15 @@ class Wish(Value):
     replicas: int | None = Field(
         None, ge=1, le=64, description="None: one, or as many as the plan finds useful"
     )
-    context: int | None = Field(None, ge=1, description="tokens; plans with as many come first")
-    min_context: int | None = Field(None, ge=1, description="tokens; a plan with less is refused")
-    max_context: int | None = Field(None, ge=1, description="tokens; never plan more")
+    context: Tokens | None = Field(
+        None, description="tokens that the model will have; None: as many as fit"
+    )
+    min_context: Tokens | None = Field(
+        None, description="tokens; a plan with less is refused; None: as `context` says"
+    )
+    max_context: Tokens | None = Field(
+        None, description="tokens; never plan more; None: as `context` says"
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     text_only: bool = Field(
         False,
@@ -243,10 +249,20 @@ class Wish(Value):
     env: dict[str, str] = Field({}, max_length=64)
     policy: Policy = Policy()
 
+    @property
+    def least_context(self) -> int | None:
+        """Tokens that a plan must reach; None: any number."""
+        return self.min_context or self.context
+
+    @property
+    def most_context(self) -> int | None:
+        """Tokens that no plan exceeds; None: the model's own limit."""
+        return self.max_context or self.context
+
     @field_validator("image")
     @classmethod
     def _image_has_a_tag(cls, image: str | None) -> str | None:
-        return tagged(image) if image is not None else None
+        return with_tag(image) if image is not None else None
 
     @model_validator(mode="after")
     def _an_image_holds_one_engine(self) -> Self:

@@ -26,6 +26,9 @@ listed, stopped or removed.
   possible without network. Nothing is left behind, however the generator ends. It gets the `gpus`
   that it is to measure. Questions about models state their GPUs and get none.
 * `conditions` tells how an engine with this `LaunchSpec.cache` would start now.
+* `expect` announces a start: a host that forks engines imports this one meanwhile. The start itself
+  may differ, or never come.
+* `end_command` is for users: the gateway prints it when it leaves engines behind.
 * `processes` gives the living processes of the engine, its compilers included; none where the host
   cannot tell, or nothing runs. In a paused container all are stopped.
 * Calls for different names may run at the same time.
@@ -33,10 +36,11 @@ listed, stopped or removed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Protocol
 
 from gateway.domain import (
+    Cluster,
     EngineProcess,
     EngineRef,
     Instance,
@@ -51,14 +55,36 @@ MOST_COMMAND = 4096
 of flags."""
 
 
+class Machines(Protocol):
+    """The machines of a host over several."""
+
+    on_change: Callable[[], object]
+    """Called by `list` of the host when machines have come or gone."""
+
+    async def cluster(self) -> Cluster:
+        """The machines that start engines now. Raises HostError if none does."""
+        ...
+
+
 class Host(Protocol):
     """The module's docstring is the specification. `tests/contract/test_host.py` tests every host
     against it."""
 
     kind: str  # "docker" or "process"
+    forks: bool
+    """Whether `expect` prepares starts."""
+
+    @property
+    def machines(self) -> Machines | None:
+        """The machines on which engines run; None: all run on this one."""
+        ...
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         """Make the engine's image or environment ready. Raises HostError."""
+        ...
+
+    async def expect(self, spec: LaunchSpec) -> None:
+        """Prepare the fork of a start that comes after its check. Raises HostError."""
         ...
 
     async def start(self, spec: LaunchSpec) -> Instance:
@@ -82,7 +108,7 @@ class Host(Protocol):
         """The conditions of a start now. Raises HostError."""
         ...
 
-    async def prepared(self) -> tuple[PreparedView, ...]:
+    async def prepared_views(self) -> tuple[PreparedView, ...]:
         """The processes that fork the next engines; none where engines are not forked."""
         ...
 
@@ -114,6 +140,11 @@ class Host(Protocol):
 
         `gpus` are visible to it, by UUID. Raises HostError.
         """
+        ...
+
+    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+        """The command that ends engines without a gateway; empty: they end by themselves. Raises
+        HostError."""
         ...
 
     async def close(self) -> None:

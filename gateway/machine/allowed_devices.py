@@ -44,7 +44,7 @@ class AllowedDevices(Value):
         Raises SettingsError for a GPU that does not exist, and for an ambiguous number.
         """
         if gpus is not None:
-            return cls(gpus=_named(hardware, gpus), variable="FITSERVE_GPUS")
+            return cls(gpus=_configured_uuids(hardware, gpus), variable="FITSERVE_GPUS")
         if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
             in_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
             return cls(
@@ -85,7 +85,7 @@ class AllowedDevices(Value):
         return hardware.evolve(gpus=gpus)
 
 
-def _named(hardware: Hardware, text: str) -> frozenset[str]:
+def _configured_uuids(hardware: Hardware, text: str) -> frozenset[str]:
     """The UUIDs of the GPUs that FITSERVE_GPUS names."""
     by_name = {str(gpu.index): gpu for gpu in hardware.gpus} | {
         gpu.uuid: gpu for gpu in hardware.gpus

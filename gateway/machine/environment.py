@@ -30,7 +30,7 @@ def is_installed(data: Path, engine: Engine | EngineRef) -> bool:
     return not foreign or all(Path(path).exists() for path in foreign)
 
 
-def installed(data: Path) -> frozenset[str]:
+def installed_engines(data: Path) -> frozenset[str]:
     """The engines with complete environments, as `kind-version`."""
     try:
         return frozenset(

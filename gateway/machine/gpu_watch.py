@@ -5,7 +5,7 @@ failed and started on other GPUs. profiles/xids.yaml has the meaning of each num
 applications are only counted, because the engine's own log explains them.
 
 A thread of its own waits for NVML's events. A lost GPU is touched only for a moment every two
-seconds, because nobody can reset a GPU that another process holds.
+seconds, because a GPU that another process holds cannot be reset.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 from gateway.domain import Failure, Hardware, Value
 from gateway.domain.base import Field
 from gateway.domain.hardware import XidTable
+from gateway.domain.units import plural
 from gateway.logging import Logger
 from gateway.machine.allowed_devices import VARIABLES, AllowedDevices
 from gateway.machine.gpu_reading import GpuReading
@@ -121,7 +122,7 @@ class GpuWatch:
             if uuid not in present
         ]
         notes += [
-            f"{uuid}: Xid {xid} ({self.meaning(xid)}) {number} time{'s' if number > 1 else ''}"
+            f"{uuid}: Xid {xid} ({self.meaning(xid)}) {plural(number, 'time')}"
             " since the gateway started"
             for (uuid, xid), number in sorted(counts.items())
         ]

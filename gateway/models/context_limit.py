@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gateway.domain import ModelSpec
 from gateway.models.default_lengths import DEFAULTS, OUTER
-from gateway.models.families import general
+from gateway.models.families import text_config
 from gateway.models.families.config import Fields
 
 # Traits of engine versions. SGLang takes the first of its fields, vLLM the smallest of all.
@@ -70,7 +70,7 @@ def context_limit(
     source: the model, for errors. Raises BadModel for a length that is no positive number.
     """
     top = Fields(config, source)
-    text, family = general.text_of(top), str(config.get("model_type"))
+    text, family = text_config.text_of(top), str(config.get("model_type"))
     named_lengths = _lengths(text, family)
     if not named_lengths:
         return ContextLimit(
@@ -81,7 +81,7 @@ def context_limit(
         limit = ordered[0] if ordered else min(named_lengths.values())
     else:
         limit = named_lengths.get(_OVERRIDE) or min(named_lengths.values())
-    limit = _scaled(limit, text.fields, traits)
+    limit = _scale(limit, text.fields, traits)
     if offset := _OFFSETS.get(family, 0):
         words = f"{limit.source}, less {offset} positions of padding"
         limit = ContextLimit(max(1, limit.tokens - offset), words)
@@ -107,7 +107,7 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
     )
 
 
-def _lengths(text: general.Text, family: str) -> dict[str, ContextLimit]:
+def _lengths(text: text_config.Text, family: str) -> dict[str, ContextLimit]:
     """By field: of the text model's part of config.json, of transformers' class of that part, or of
     the rest of the file."""
     inner = text.inner
@@ -116,15 +116,15 @@ def _lengths(text: general.Text, family: str) -> dict[str, ContextLimit]:
     if text.nested and family in OUTER:
         kind, default_lengths = family, OUTER[family]
     defaults = {field: length for field, length in default_lengths.items() if field not in inner}
-    lengths = _named(Fields(inner, text.fields.source))
+    lengths = _configured_limits(Fields(inner, text.fields.source))
     lengths |= {
         field: ContextLimit(length, f"transformers' default of {field} for {kind}")
         for field, length in defaults.items()
     }
-    return lengths or _named(text.fields)
+    return lengths or _configured_limits(text.fields)
 
 
-def _named(fields: Fields) -> dict[str, ContextLimit]:
+def _configured_limits(fields: Fields) -> dict[str, ContextLimit]:
     lengths = {field: value for field in _FIELDS if (value := fields.config.get(field)) is not None}
     return {
         field: ContextLimit(fields.integer(field), f"{field} in config.json")
@@ -134,7 +134,7 @@ def _named(fields: Fields) -> dict[str, ContextLimit]:
     }
 
 
-def _scaled(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
+def _scale(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> ContextLimit:
     """The length times the factor of the model's RoPE, where the engine multiplies them."""
     if "gemma3" in str(fields.config.get("model_type")):
         return limit
@@ -149,17 +149,19 @@ def _scaled(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> Con
     if rope is None:
         return limit
     name, block = rope
-    blocks = [one for one in block.values() if isinstance(one, Mapping)] or [block]
+    blocks = [
+        layer_block for layer_block in block.values() if isinstance(layer_block, Mapping)
+    ] or [block]
     if FIRST_LENGTH in traits:
         factor = _number(block.get("factor")) or 1.0
         kind = block.get("rope_type", block.get("type"))
         if "original_max_position_embeddings" in block or kind == "llama3":
             factor = 1.0
         return _times(limit, factor, name)
-    for one in blocks:
-        kind = str(one.get("rope_type", one.get("type")))
-        factor = _number(one.get("factor")) or 1.0
-        original = one.get("original_max_position_embeddings")
+    for layer_block in blocks:
+        kind = str(layer_block.get("rope_type", layer_block.get("type")))
+        factor = _number(layer_block.get("factor")) or 1.0
+        original = layer_block.get("original_max_position_embeddings")
         if kind == "yarn" and YARN_SCALES in traits and type(original) is int and original > 0:
             return _times(ContextLimit(original, f"{name} in config.json"), factor, "")
         if kind not in _SCALED and factor != 1.0:

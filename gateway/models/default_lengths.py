@@ -154,7 +154,7 @@ OUTER: dict[str, dict[str, int]] = {
 """By outer model type: lengths of a text model that differ from the defaults of its own class."""
 
 
-def _by_type() -> dict[str, dict[str, int]]:
+def _lengths_by_type() -> dict[str, dict[str, int]]:
     lengths_by_type: dict[str, dict[str, int]] = {}
     for field, lengths in _TYPES.items():
         for length, names in lengths.items():
@@ -163,5 +163,5 @@ def _by_type() -> dict[str, dict[str, int]]:
     return lengths_by_type
 
 
-DEFAULTS = _by_type()
+DEFAULTS = _lengths_by_type()
 """By model type: fields of config.json, and their values where the file lacks them."""

@@ -9,13 +9,18 @@ from gateway.domain import ModelSpec
 from gateway.domain.record import FrozenRecord
 
 # The activation between the two products, where the engine's class of the family fixes it.
-# Source: models/gpt_oss.py, gemma4.py, nemotron_h.py of 0.33.0.
+# Source: models/gpt_oss.py, gemma4.py, nemotron_h.py, minimax_m3/nvidia/model.py of 0.33.0.
 _FUNCTIONS = {
     "gpt_oss": "swigluoai",
     "gemma4": "gelu_tanh",
     "gemma4_text": "gelu_tanh",
     "nemotron_h": "relu2_no_mul",
+    "minimax_m3_vl": "swigluoai_uninterleave",
+    "minimax_m3_vl_text": "swigluoai_uninterleave",
+    "minimax_m3_text": "swigluoai_uninterleave",
 }
+# Families whose class gives the experts its limit of the activation (`swiglu_limit`).
+_CLAMPED = {"deepseek_v4", "minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3_text"}
 # Families whose router always renormalizes. Those in _CONFIGURED follow `norm_topk_prob`.
 _RENORMALIZED = {
     "gpt_oss",
@@ -44,6 +49,7 @@ class ExpertTraits(FrozenRecord, frozen=True):
     origin: str
     function: str
     routing: str
+    clamped: bool = False  # the activation has a limit
 
 
 def expert_traits(spec: ModelSpec, *, online: bool = False) -> ExpertTraits:
@@ -53,10 +59,13 @@ def expert_traits(spec: ModelSpec, *, online: bool = False) -> ExpertTraits:
     """
     text = spec.config.get("text_config")
     config: Mapping[str, Any] = text if isinstance(text, Mapping) else spec.config
-    family = str(config.get("model_type", ""))
+    family = str(config.get("model_type") or spec.config.get("model_type", ""))
     method = spec.quant.method.lower() if spec.quant else ""
     origin = "online" if online else _ORIGINS.get(method, method)
-    return ExpertTraits(family, origin, _function(config, family), _routing(config, family))
+    clamped = family in _CLAMPED and config.get("swiglu_limit") is not None
+    return ExpertTraits(
+        family, origin, _function(config, family), _routing(config, family), clamped
+    )
 
 
 def _function(config: Mapping[str, Any], family: str) -> str:

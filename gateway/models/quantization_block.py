@@ -24,6 +24,8 @@ FILE: QuantPlace = "hf_quant_config.json"
 _OLD_FILES: tuple[QuantPlace, ...] = ("quant_config.json", "quantize_config.json")
 FILES = (FILE, *_OLD_FILES)
 _MODELOPT = "modelopt"
+# pydantic's parser takes 200 levels, others of engines take more. Published blocks have six.
+_MOST_LEVELS = 100
 
 Files = Mapping[str, Mapping[str, Any]]
 
@@ -35,9 +37,9 @@ def quant_of(top: Fields, text: Fields, files: Files | None = None) -> Quant | N
     """
     files = files or {}
     if top.config.get("quantization_config") is not None:
-        return _of_config("quantization_config", top, files)
+        return _config_quant("quantization_config", top, files)
     if FILE in files:
-        return _of_file(files[FILE], top.source)
+        return _file_quant(files[FILE], top.source)
     places: tuple[tuple[QuantPlace, Fields], ...] = (
         ("compression_config", top),
         ("text_config.quantization_config", text),
@@ -45,11 +47,11 @@ def quant_of(top: Fields, text: Fields, files: Files | None = None) -> Quant | N
     )
     for place, fields in places:
         if fields.config.get(place.rpartition(".")[2]) is not None:
-            return _of_config(place, fields, files)
-    return next((_of_old_file(name, files[name]) for name in _OLD_FILES if name in files), None)
+            return _config_quant(place, fields, files)
+    return next((_old_file_quant(name, files[name]) for name in _OLD_FILES if name in files), None)
 
 
-def _of_config(place: QuantPlace, fields: Fields, files: Files) -> Quant:
+def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
     name = place.rpartition(".")[2]
     block = fields.mapping(name, {})
     method = _method(block)
@@ -79,7 +81,7 @@ def _lacks_layers(block: Mapping[str, Any]) -> bool:
     return block.get("quant_algo") == "MIXED_PRECISION" and "quantized_layers" not in block
 
 
-def _of_file(file: Mapping[str, Any], source: str) -> Quant | None:
+def _file_quant(file: Mapping[str, Any], source: str) -> Quant | None:
     """The quantization that FILE describes; None: it names no algorithm for weights."""
     if _inner(file).get("quant_algo") is None and "quant_method" not in file:
         return None
@@ -97,9 +99,14 @@ def _of_file(file: Mapping[str, Any], source: str) -> Quant | None:
     return Quant(method=method, config=config, place=FILE)
 
 
-def _of_old_file(name: QuantPlace, file: Mapping[str, Any]) -> Quant | None:
+def _old_file_quant(name: QuantPlace, file: Mapping[str, Any]) -> Quant | None:
     """The quantization by the fields that only one of the two programs writes; None: neither."""
     method = "awq" if "w_bit" in file else "gptq" if "desc_act" in file else None
+    if method is not None and not _is_plain(file):
+        raise BadModel(
+            f"{name} is no plain JSON.",
+            hint="Repair the file, or download the model again from its publisher.",
+        )
     return Quant(method=method, config=dict(file), place=name) if method else None
 
 
@@ -118,8 +125,18 @@ def _method(block: Mapping[str, Any]) -> str | None:
 
 
 def _is_plain(block: Mapping[str, Any]) -> bool:
+    """Whether every parser of JSON reads the block."""
     try:
         json.dumps(block, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError):
         return False
-    return True
+    return not _nests(block, _MOST_LEVELS)
+
+
+def _nests(value: object, levels: int) -> bool:
+    """Whether a value has more levels of objects and lists."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, list):
+        return False
+    return not levels or any(_nests(item, levels - 1) for item in value)

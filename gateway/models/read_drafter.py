@@ -110,7 +110,7 @@ def _method(top: Fields, kind: str, architecture: str, model_type: str) -> Draft
         return "dspark"
     if "dflash" in name or "dflash_config" in top.config:
         return "dflash"
-    if "eagle3" in name or "eagle_config" in top.config or _reduced(top):
+    if "eagle3" in name or "eagle_config" in top.config or _has_own_vocabulary(top):
         return "eagle3"
     if "eagle" in name:
         return "eagle"
@@ -123,7 +123,7 @@ def _method(top: Fields, kind: str, architecture: str, model_type: str) -> Draft
     return "draft_model"
 
 
-def _reduced(top: Fields) -> bool:
+def _has_own_vocabulary(top: Fields) -> bool:
     """Whether the drafter has its own vocabulary, which only EAGLE3 has."""
     return top.config.get("draft_vocab_size") is not None
 

@@ -91,16 +91,17 @@ class MoeShape(NamedTuple):
     family: str = ""  # model_type
     ep: bool = False  # a rank has whole experts
     dp: bool = False  # groups of ranks have requests of their own
+    clamped: bool = False  # the activation has a limit
 
     @property
-    def gated(self) -> bool:
+    def is_gated(self) -> bool:
         return not self.function.endswith("_no_mul")
 
     @property
     def w13(self) -> LinearShape:
         return LinearShape(
             k=self.hidden,
-            n=self.intermediate * (2 if self.gated else 1),
+            n=self.intermediate * (2 if self.is_gated else 1),
             scheme=self.scheme,
             dtype=self.dtype,
         )

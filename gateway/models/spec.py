@@ -16,10 +16,11 @@ from gateway.domain import Experts, ModelSpec, Task, TensorGroup
 from gateway.domain.model import GENERATING
 from gateway.errors import BadModel
 from gateway.models.context_limit import context_limit
-from gateway.models.families import general
+from gateway.models.families import text_config
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields, quote
-from gateway.models.families.parts import ENCODERS, HEADS, HIDDEN
+from gateway.models.families.field_names import EXPERTS_PER_TOKEN, HEADS, HIDDEN
+from gateway.models.families.parts import ENCODERS
 from gateway.models.families.registry import NESTED, blueprint_of, with_defaults
 from gateway.models.quantization_block import quant_of
 from gateway.models.sharding import shard_of
@@ -39,16 +40,6 @@ _FLOATS = {*_DTYPES.values()}
 
 TOKENIZER_CODE = "auto_map in tokenizer_config.json"
 """The entry of `remote_code` for a repository's own tokenizer."""
-
-_EXPERTS_PER_TOKEN = (
-    "num_experts_per_tok",
-    "num_experts_per_token",
-    "experts_per_token",
-    "moe_topk",
-    "moe_top_k",
-    "moe_k",
-    "top_k_experts",
-)
 
 # Layers that draft tokens. Engines build them for speculation only. Source:
 # get_spec_layer_idx_from_weight_name in vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the
@@ -85,7 +76,7 @@ def read_model(
     limit = context_limit(config, source)
     # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
     # file has one.
-    headless = task not in GENERATING or _tied(plan)
+    headless = task not in GENERATING or _has_tied_head(plan)
     groups, drafts = _groups(tensors, fields, source, headless=headless)
     return ModelSpec(
         source=source,
@@ -158,16 +149,16 @@ def _text(top: Fields) -> Fields:
     """The config of the text model, nested or not."""
     if top.word("model_type") in NESTED:
         return Fields(top.mapping("text_config", top.config), top.source)
-    return general.text_of(top).fields
+    return text_config.text_of(top).fields
 
 
-def _tied(plan: Blueprint) -> bool:
+def _has_tied_head(plan: Blueprint) -> bool:
     return not any(_HEAD.search(group.name) for group in plan.parameters)
 
 
 def _draft_layers(fields: Fields) -> Callable[[str], bool]:
     """A predicate over tensor names: whether the layer only drafts tokens."""
-    last = general.layers_of(fields)
+    last = text_config.layers_of(fields)
     numbered = bool(fields.config.get("num_nextn_predict_layers"))
 
     def drafts(name: str) -> bool:
@@ -178,8 +169,8 @@ def _draft_layers(fields: Fields) -> Callable[[str], bool]:
 
 
 def _heads_source(top: Fields, fields: Fields) -> str:
-    for config in (general.text_of(top).fields, top):
-        if name := config.named(*HEADS, "decoder_attention_heads", "num_heads"):
+    for config in (text_config.text_of(top).fields, top):
+        if name := config.first_name(*HEADS, "decoder_attention_heads", "num_heads"):
             return f"{name} in config.json"
     return f"the default for {fields.config.get('model_type', top.config.get('model_type'))}"
 
@@ -188,9 +179,15 @@ def _planned_experts(plan: Blueprint, fields: Fields) -> Experts | None:
     experts = [item for item in plan.linears if item.experts and item.shard == "expert_row"]
     if not experts:
         return None
+    per_token, most = _per_token(plan, fields), max(item.experts for item in experts)
+    if per_token > most:
+        raise BadModel(
+            f"config.json of {fields.source} sends each token to {per_token} experts of {most}.",
+            hint="Repair config.json, or download the model again from its publisher.",
+        )
     return Experts(
         count=experts[0].experts,
-        per_token=_per_token(plan, fields),
+        per_token=per_token,
         intermediate=experts[0].k,
     )
 
@@ -199,7 +196,11 @@ def _per_token(plan: Blueprint, fields: Fields) -> int:
     nested = fields.config.get("ffn_config")  # of DBRX
     if isinstance(nested, Mapping) and "moe_top_k" in nested:
         return Fields(nested, fields.source).integer("moe_top_k")
-    return general.per_token(fields) if plan.guessed else fields.integer(*_EXPERTS_PER_TOKEN)
+    return (
+        fields.largest(EXPERTS_PER_TOKEN, default=1)
+        if plan.guessed
+        else fields.integer(*EXPERTS_PER_TOKEN)
+    )
 
 
 def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) -> tuple[str, str]:
@@ -219,7 +220,7 @@ def _dtype(top: Fields, fields: Fields, tensors: Mapping[str, Tensor] | None) ->
 def pipeline_layers(spec: ModelSpec) -> int | None:
     """The number of layers that pipeline stages divide; None: config.json has no such number."""
     try:
-        return general.layers_of(general.text_of(Fields(spec.config, spec.source)).fields)
+        return text_config.layers_of(text_config.text_of(Fields(spec.config, spec.source)).fields)
     except BadModel:
         return None
 

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from gateway import variables
 from gateway.diagnosis.facts.peers import P2P_OFF
 from gateway.domain import Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.domain.wish import NAME_PATTERN
-from gateway.engines.common import engine_auth, expert_warmups
+from gateway.engines.common import engine_auth, expert_warmups, media_hosts_flag
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import LIST_FLAGS
+from gateway.engines.common.span import Meeting
+from gateway.engines.registry import engine_kind
 from gateway.errors import BadFlag
-from gateway.planner.flags import GATEWAY_FLAGS, check_text, check_value, quieted
+from gateway.planner.flags import GATEWAY_FLAGS, check_text, check_value, quiet_flags
 
 # Flags that no user gives, and plans have.
 _PLANNED = (
@@ -38,32 +40,30 @@ def check_command(
     model: str,
     port: int,
     folder: str,
+    peers: Collection[str] = (),
 ) -> None:
     """Raise BadFlag unless `argv` is a command line of plans.
 
     The engine's command in its container, flags that plans may have, and at the end the gateway's
     own: the weights below `folder`, the name, and the address. env: of the engine; it decides
-    whether the engine needs authentication.
+    whether the engine needs authentication. peers: addresses of first nodes that ranks of an engine
+    over several nodes may meet; who answers there can run code in the engine.
     """
-    opened = engine_auth.needs_auth(env) and engine.sleeps
-    program = (
-        engine_auth.wrap_command(engine.container_command, engine.key_env)
-        if opened
-        else engine.container_command
-    )
+    program = _expected_program(engine, argv, env)
     own_names = {engine.spelling.get(name, name): name for name in GATEWAY_FLAGS}
     skipping = expert_warmups.wrap_command(program, engine, ",".join(engine.expert_warmups))
     program = skipping if argv[: len(skipping)] == skipping else program
     if argv[: len(program)] != program:
         raise BadFlag(f"The command is not that of {engine.ref}.", param="argv")
-    arguments, quiet = argv[len(program) :], quieted(engine)
+    arguments, quiet = argv[len(program) :], quiet_flags(engine)
     flags, ends = (
         arguments[
             len(quiet) if quiet and arguments[: len(quiet)] == quiet else 0 : -len(own_names)
         ],
         arguments[-len(own_names) :],
     )
-    flags = _without_adapters(engine, flags, folder)
+    flags = _without_adapters(engine, _without_node(engine, flags, peers), folder)
+    flags = _without_media_hosts(engine, flags)
     for item in flags:
         _check_flag(engine, item, own_names, folder)
     last = [_split(item) for item in ends]
@@ -82,6 +82,58 @@ def check_command(
     check_text("--model", weights, param="argv")
     if not _is_below(weights, folder):
         raise BadFlag(f"The weights {weights[:80]!r} are not below {folder}.", param="argv")
+
+
+def _expected_program(
+    engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]
+) -> tuple[str, ...]:
+    if "--headless" in argv:
+        return engine_kind(engine.kind).rank_command(engine.container_command)
+    if engine_auth.needs_auth(env) and engine.sleeps:
+        return engine_auth.wrap_command(engine.container_command, engine.key_env)
+    return engine.container_command
+
+
+def _without_node(
+    engine: Engine, flags: tuple[str, ...], peers: Collection[str]
+) -> tuple[str, ...]:
+    """The flags without those of one of several nodes, which are all there or none. Raises BadFlag
+    where they are no such set, or name another address than one of `peers`."""
+    forms = _node_forms(engine, peers)
+    node_flags = set().union(*forms)
+    items = [(item, name) for item in flags if (name := _split(item)[0]) in node_flags]
+    if not items:
+        return flags
+    names = {name for _, name in items}
+    form = next((form for form in forms if form.keys() == names), None)
+    if form is None or len(items) > len(names) or names - engine.flags.keys():
+        raise BadFlag(
+            f"The flags of {engine.ref} for one of several nodes are not those of a plan.",
+            param="argv",
+        )
+    for item, name in items:
+        if re.fullmatch(form[name], item) is None:
+            raise BadFlag(
+                f"{item[:80]!r} names no machine that engines of this one may meet.", param="argv"
+            )
+    return tuple(item for item in flags if _split(item)[0] not in names)
+
+
+def _node_forms(engine: Engine, peers: Collection[str]) -> list[dict[str, str]]:
+    """The sets of flags that one of several nodes may have: name -> pattern of the item."""
+    kind = engine_kind(engine.kind)
+    hosts = [re.escape(host) for peer in peers for host in (peer, f"[{peer}]")]
+    address = f"({'|'.join(hosts)})" if hosts else "(?!)"
+    return [
+        {
+            name: re.sub(
+                r"\d+", r"\\d{1,5}", f"--{name}" if value is True else f"--{name}={value}"
+            ).replace("PEER", address)
+            for name, value in kind.node_flags(Meeting(2, groups, "PEER", 1, 1), node_rank).items()
+        }
+        for groups in (1, 2)
+        for node_rank in (0, 1)
+    ]
 
 
 def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tuple[str, ...]:
@@ -120,6 +172,18 @@ def _without_adapters(engine: Engine, flags: tuple[str, ...], folder: str) -> tu
     return flags[:at]
 
 
+def _without_media_hosts(engine: Engine, flags: tuple[str, ...]) -> tuple[str, ...]:
+    """The flags before the hosts of media, which come last. Raises BadFlag for another text."""
+    flag = f"--{media_hosts_flag.FLAG}"
+    if flag not in flags or media_hosts_flag.FLAG not in engine.flags:
+        return flags
+    at = flags.index(flag)
+    for host in flags[at + 1 :]:
+        if not media_hosts_flag.HOST.fullmatch(host):
+            raise BadFlag(f"{flag} of {engine.ref} has no host {host[:80]!r}.", param="argv")
+    return flags[:at]
+
+
 def _is_below(path: str, folder: str) -> bool:
     return ".." not in path.split("/") and path.startswith(f"{folder}/")
 
@@ -135,6 +199,8 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
         )
         # Its endpoints for development are behind a door then.
         planned |= (name, value) == engine_auth.DEV_MODE and engine.sleeps
+        address = name == engine_kind(engine.kind).address_env
+        planned |= address and re.fullmatch(r"[\w.:-]{1,253}", value, re.ASCII) is not None
         if not planned:
             variables.check(engine, name, value)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.domain import Plan, Rejected
+from gateway.domain.units import plural
 
 
 def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
@@ -51,10 +52,6 @@ def layout_of(plan: Plan) -> str:
     return layout + (f" x{copies}" if copies > 1 else "")
 
 
-def _words(count: int) -> str:
-    return f"{count} GPU{'s' if count > 1 else ''}"
-
-
 def _figures(plan: Plan) -> str:
     speed, memory = plan.speed, plan.memory
     parts = []
@@ -70,7 +67,7 @@ def _figures(plan: Plan) -> str:
         parts.append(context)
     if plan.drops:
         parts.append(f"without {', '.join(plan.drops)}")
-    return f"{_words(gpus_of(plan))} as {layout_of(plan)}: {', '.join(parts)}"
+    return f"{plural(gpus_of(plan), 'GPU')} as {layout_of(plan)}: {', '.join(parts)}"
 
 
 def _refused_below(chosen: int, plan: Plan, rejected: Sequence[Rejected]) -> str:
@@ -87,4 +84,4 @@ def _refused_below(chosen: int, plan: Plan, rejected: Sequence[Rejected]) -> str
         smaller, key=lambda rejection: rejection.tensor_parallel * rejection.pipeline_parallel
     )
     count = nearest.tensor_parallel * nearest.pipeline_parallel
-    return f"{_words(count)}: {nearest.verdict}, {nearest.reasons[0]}"
+    return f"{plural(count, 'GPU')}: {nearest.verdict}, {nearest.reasons[0]}"

@@ -12,7 +12,7 @@ from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.correction import measurement_scope
 from gateway.engines.common.speed.count import work_with
-from gateway.engines.common.speed.expectation import PlanLoad, expected
+from gateway.engines.common.speed.expectation import PlanLoad, expected_speed
 from gateway.engines.common.speed.machine import (
     SpeedKnowledge,
     SpeedTable,
@@ -41,7 +41,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     """
     inputs, size, memory, context = (
         candidate.inputs,
-        len(candidate.group),
+        len(candidate.gpus),
         sizes.memory,
         sizes.context.value,
     )
@@ -63,7 +63,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
         seqs, tokens = sizes.batch.seqs.value, sizes.batch.tokens.value
         kv_tokens = memory.kv_tokens if memory.kv_bytes_per_token else 0
         load = PlanLoad(concurrency(wish), count * groups, seqs, tokens, kv_tokens, context)
-        return expected(load, clock, ratios)
+        return expected_speed(load, clock, ratios)
 
     if wish.replicas:
         return int_choice(wish.replicas, "as asked for", "user"), speed(wish.replicas)
@@ -105,9 +105,9 @@ def _node_counts(on_node: int, most: int) -> list[int]:
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
-    inputs, group, pace, rows = (
+    inputs, gpus, pace, rows = (
         candidate.inputs,
-        candidate.group,
+        candidate.gpus,
         candidate.inputs.pace,
         candidate.evidence.kernels,
     )
@@ -136,13 +136,13 @@ def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | N
     graphs = pace.table.graphs(
         engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value
     )
-    key = work, tuple([gpu.index for gpu in group]), graphs, direct, engine.kind
+    key = work, tuple([gpu.index for gpu in gpus]), graphs, direct, engine.kind
     if key not in inputs.clocks:
         span, variant = inputs.span, candidate.variant
         place = "machine", key[1], direct, *((variant.tp, variant.pp) if span else ())
         if place not in inputs.clocks:
-            peers = group[: min(variant.tp, span.gpus_each)] if span else group
-            local = machine_of(peers, inputs.links, pace, inputs.measured, direct=direct)
+            peers = gpus[: min(variant.tp, span.gpus_each)] if span else gpus
+            local = machine_of(peers, inputs.links, pace, inputs.measurements, direct=direct)
             inputs.clocks[place] = (
                 machine_of_span(local, span, variant.tp, variant.pp, pace.table)
                 if span and local

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.domain import Decision, Engine, Hardware, Plan, Rejected, RuleGap, Wish
-from gateway.domain.plan import UNSHARED
+from gateway.domain.sharing import UNSHARED
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
@@ -28,10 +28,11 @@ from gateway.errors import BadFlag, BadRequest
 from gateway.models.context_limit import with_limit
 from gateway.planner.comparison import gpu_comparison
 from gateway.planner.flags import check_args
-from gateway.planner.overrides import overridden
-from gateway.planner.parallel import freed
-from gateway.planner.search import Search, SharedLayouts, rejection
+from gateway.planner.overrides import apply_overrides
+from gateway.planner.parallel import without_engines
+from gateway.planner.search import Search, rejection
 from gateway.planner.sizes import LEAST_USEFUL, lacks, needed_tokens, wanted_context
+from gateway.planner.variants.shared_layouts import SharedLayouts
 from gateway.variables import engine_env
 
 # An engine version with published weaknesses wins by a context only if it is this times as long.
@@ -50,17 +51,17 @@ def decide(
     Raises BadFlag if the wish names a flag that no engine has, and BadRequest if it names a GPU
     that is absent or unused.
     """
-    inputs = inputs.changed(
+    inputs = inputs.with_fields(
         hardware=_usable(inputs.hardware, inputs.wish),
-        spec=overridden(inputs.spec, inputs.wish.args),
+        spec=apply_overrides(inputs.spec, inputs.wish.args),
     )
     plans, rejected, gaps = _search(inputs, engines, rules or {})
-    best_first = ranked(inputs, plans, engine_order(engines))
+    best_first = rank_plans(inputs, plans, engine_order(engines))
     if best_first and inputs.claims and any(_losses(best_first[0], inputs)):
         # Either the model itself is that large, or the claims of other models cause the loss.
-        empty = freed(inputs.hardware, inputs.claims)
+        empty = without_engines(inputs.hardware, inputs.claims)
         solo = decide(
-            inputs.changed(hardware=empty, claims={}, sharing=UNSHARED), engines, rules
+            inputs.with_fields(hardware=empty, claims={}, sharing=UNSHARED), engines, rules
         ).plans
         if solo and _losses(solo[0], inputs) < _losses(best_first[0], inputs):
             rejected.insert(0, _crowded_out(best_first[0], solo[0]))
@@ -137,7 +138,7 @@ def engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:
     return {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
 
 
-def ranked(
+def rank_plans(
     inputs: PlanningInput, plans: list[Plan], order: Mapping[str, tuple[bool, int]]
 ) -> list[Plan]:
     """The plans, best first.
@@ -216,7 +217,7 @@ def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
 
 
 def _crowded_out(plan: Plan, solo: Plan) -> Rejected:
-    weights = "weights halved to fp8 and " if plan.halved else ""
+    weights = "weights halved to fp8 and " if plan.quantizes_weights else ""
     reason = (
         f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context,"
         f" and {solo.max_model_len.value} without them: there is too little room for it. To accept"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from typing import NamedTuple
 
 from gateway.diagnosis.facts.peers import P2P_OFF
@@ -13,7 +13,6 @@ from gateway.domain import (
     Estimate,
     ExpectedStart,
     Hardware,
-    Holding,
     Memory,
     Plan,
     Rejected,
@@ -21,9 +20,8 @@ from gateway.domain import (
     Speed,
 )
 from gateway.domain.phases import phase_label
-from gateway.domain.plan import RAM
 from gateway.domain.start import StartOrigin
-from gateway.domain.units import GIB, gib
+from gateway.domain.units import GIB, gib, plural
 from gateway.domain.wish import Goal
 from gateway.planner.comparison import gpus_of, layout_of
 from gateway.planner.layer_tables import passed_over
@@ -126,12 +124,12 @@ def memory_bar(memory: Memory, width: int = 60) -> str:
 def speed_rows(speed: Speed) -> list[tuple[str, str]]:
     """How fast the plan should be: what, and how much, with its band."""
     rows = [
-        ("one request", f"{_banded(speed.stream)} tokens/s"),
-        (f"{speed.concurrency:,} at once", f"{_banded(speed.total)} tokens/s in all"),
-        ("first token, 2k", f"{_banded(speed.first_token_2k_s)} s"),
+        ("one request", f"{_estimate_text(speed.stream)} tokens/s"),
+        (f"{speed.concurrency:,} at once", f"{_estimate_text(speed.total)} tokens/s in all"),
+        ("first token, 2k", f"{_estimate_text(speed.first_token_2k_s)} s"),
     ]
     long = speed.first_token_32k_s
-    return [*rows, ("first token, 32k", f"{_banded(long)} s")] if long else rows
+    return [*rows, ("first token, 32k", f"{_estimate_text(long)} s")] if long else rows
 
 
 def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
@@ -188,7 +186,7 @@ def rival_words(rival: Rival) -> str:
     )
 
 
-def _banded(number: Estimate) -> str:
+def _estimate_text(number: Estimate) -> str:
     return f"{number.value:,g} ({number.low:,g} to {number.high:,g})"
 
 
@@ -201,34 +199,73 @@ class RefusedGroup(NamedTuple):
 
 
 def rejections(rejected: tuple[Rejected, ...]) -> list[RefusedGroup]:
-    """The refusals, grouped by reason."""
-    grouped: dict[tuple[str, tuple[str, ...]], dict[str, list[str]]] = {}
-    for one in rejected:
-        stages = f" PP={one.pipeline_parallel}" if one.pipeline_parallel > 1 else ""
-        sizes = grouped.setdefault((one.verdict, _reasons(one)), {}).setdefault(str(one.engine), [])
-        groups = f" DP={one.data_parallel}" if one.data_parallel > 1 else ""
-        size = f"{one.tensor_parallel}{stages}{groups}"
+    """The refusals, grouped by reason. Numbers of GPUs that no layout divides by are one group."""
+    grouped: dict[tuple[str, tuple[str, ...]], dict[EngineRef, list[str]]] = {}
+    counts: dict[tuple[str, ...], list[int]] = {}
+    for rejection in rejected:
+        lines = _reasons(rejection)
+        if rejection.verdict == "illegal_parallelism":
+            lines = tuple(_without_count(line, rejection.tensor_parallel) for line in lines)
+            sizes_refused = counts.setdefault(lines, [])
+            if rejection.tensor_parallel not in sizes_refused:
+                sizes_refused.append(rejection.tensor_parallel)
+        stages = f" PP={rejection.pipeline_parallel}" if rejection.pipeline_parallel > 1 else ""
+        groups = f" DP={rejection.data_parallel}" if rejection.data_parallel > 1 else ""
+        sizes = grouped.setdefault((rejection.verdict, lines), {}).setdefault(rejection.engine, [])
+        size = f"{rejection.tensor_parallel}{stages}{groups}"
         sizes += [] if size in sizes else [size]
     return [
         RefusedGroup(
-            "; ".join(f"{engine} TP={','.join(sizes)}" for engine, sizes in engines.items()),
+            _candidates(engines),
             verdict,
-            list(lines),
+            [line.replace(_COUNT, _count_words(counts.get(lines, []))) for line in lines],
         )
         for (verdict, lines), engines in grouped.items()
     ]
 
 
-def _reasons(one: Rejected) -> tuple[str, ...]:
+# Stands for a number of GPUs in the reason of a refusal.
+_COUNT = "\0"
+
+
+def _without_count(line: str, count: int) -> str:
+    return re.sub(rf"\b{count}(?= GPUs?\b)", _COUNT, line)
+
+
+def _count_words(counts: list[int]) -> str:
+    *head, last = map(str, counts or [0])
+    return f"{', '.join(head)} or {last}" if head else last
+
+
+def _candidates(engines: dict[EngineRef, list[str]]) -> str:
+    """`vllm==0.33.0, 0.26.0; sglang==0.5.23 TP=2,4`: engine versions with the same sizes."""
+    by_sizes: dict[str, dict[str, list[str]]] = {}
+    for engine, sizes in engines.items():
+        kinds = by_sizes.setdefault(",".join(sizes), {})
+        kinds.setdefault(engine.kind, []).append(engine.version)
+    return "; ".join(
+        "; ".join(f"{kind}=={', '.join(versions)}" for kind, versions in kinds.items())
+        + f" TP={sizes}"
+        for sizes, kinds in by_sizes.items()
+    )
+
+
+def _reasons(rejection: Rejected) -> tuple[str, ...]:
     """The reasons; a line for each kernel or backend if all of them refuse."""
-    rows = [row.refused for row in one.kernels if row.status == "none" and row.layer == one.layer]
-    rows += [row.refused for row in one.attention if row.status == "none"]
-    reasons = passed_over(rows[0]) if rows and one.verdict in ("no_kernel", "no_backend") else []
+    rows = [
+        row.refused
+        for row in rejection.kernels
+        if row.status == "none" and row.layer == rejection.layer
+    ]
+    rows += [row.refused for row in rejection.attention if row.status == "none"]
+    reasons = (
+        passed_over(rows[0]) if rows and rejection.verdict in ("no_kernel", "no_backend") else []
+    )
     if not reasons:
         # A profile's rules are the engine version's own, which is named anyway.
-        source = "" if one.source.startswith("profile ") else f" ({one.source})"
-        return (*one.reasons[:-1], one.reasons[-1] + source)
-    return (one.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in reasons))
+        source = "" if rejection.source.startswith("profile ") else f" ({rejection.source})"
+        return (*rejection.reasons[:-1], rejection.reasons[-1] + source)
+    return (rejection.reasons[0].partition(": ")[0] + ":", *(f"  {line}" for line in reasons))
 
 
 def shapes(plans: tuple[Plan, ...]) -> list[tuple[str, ...]]:
@@ -283,7 +320,7 @@ def changes(plan: Plan) -> str:
         words += (
             [f"{plan.dtype.value} activations"] if plan.dtype.source.startswith("profile") else []
         )
-        words += [f"weights in {plan.quantization.value}"] if plan.halved else []
+        words += [f"weights in {plan.quantization.value}"] if plan.quantizes_weights else []
         words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
     words += [f"without {', '.join(plan.drops)}"] if plan.drops else []
     words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
@@ -296,11 +333,7 @@ def headline(decision: Decision) -> str:
         return f"No plan for {decision.model} on {decision.hardware}."
     best = decision.plans[0]
     count, copies = len(best.gpus), best.replicas.value
-    place = (
-        f"{count} GPU{'s' if count > 1 else ''}{' each' if copies > 1 else ''}"
-        if count
-        else "the CPU"
-    )
+    place = f"{plural(count, 'GPU')}{' each' if copies > 1 else ''}" if count else "the CPU"
     engine = f"{copies} copies of {best.engine}" if copies > 1 else str(best.engine)
     context = f"{best.max_model_len.value:,} tokens of context"
     judged = ", ".join(word for word in (best.grade, best.verdict) if word != "ok")
@@ -317,13 +350,13 @@ def more_of(best: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | Non
     if best is None:
         return None, f"it could serve this, with {context}"
     words = [context] if neighbour.max_model_len.value > best.max_model_len.value else []
-    if best.halved and not neighbour.halved:
+    if best.quantizes_weights and not neighbour.quantizes_weights:
         words.append("the weights as they are")
     gain = None
     if best.speed is not None and neighbour.speed is not None:
         mine, theirs = (
-            (one.stream.value, one.total.value)[goal != "latency"]
-            for one in (best.speed, neighbour.speed)
+            (speed.stream.value, speed.total.value)[goal != "latency"]
+            for speed in (best.speed, neighbour.speed)
         )
         gain = round(theirs / mine - 1, 3) if mine else None
     if gain is not None and abs(gain) >= _LEAST_GAIN:
@@ -339,13 +372,13 @@ _MOST_MISSING = 3
 def not_here(decision: Decision) -> list[str]:
     """The gains of engines that cannot start here, best first, without useless ones."""
     first = not decision.plans
-    worth = [one for one in decision.engines if not one.here and one.gives not in ("", "no plan")]
-    worth = [one for one in worth if first or (one.gain or 0) >= _LEAST_GAIN]
-    worth.sort(key=lambda one: -(one.gain or 0))
+    worth = [row for row in decision.engines if not row.here and row.gives not in ("", "no plan")]
+    worth = [row for row in worth if first or (row.gain or 0) >= _LEAST_GAIN]
+    worth.sort(key=lambda row: -(row.gain or 0))
     lines = []
-    for one in worth[:_MOST_MISSING]:
-        cure = f"`{one.do}`: " if one.do.startswith("fitserve") else f"{one.do}: " if one.do else ""
-        lines.append(f"{one.engine}: {one.why}; {cure}{one.gives}")
+    for row in worth[:_MOST_MISSING]:
+        cure = f"`{row.do}`: " if row.do.startswith("fitserve") else f"{row.do}: " if row.do else ""
+        lines.append(f"{row.engine}: {row.why}; {cure}{row.gives}")
     return lines
 
 
@@ -401,96 +434,6 @@ def machine(hardware: Hardware) -> list[Row]:
     return rows
 
 
-def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
-    """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest
-    first."""
-    numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
-    sentences = []
-    for holder in sorted(holders, key=lambda one: -sum(one.gives.values())):
-        parts = ", ".join(
-            f"{gib(count)} of {'RAM' if uuid == RAM else f'GPU {numbers[uuid]}'}"
-            for uuid, count in sorted(holder.gives.items(), key=lambda one: numbers.get(one[0], 0))
-            if uuid in numbers or (uuid == RAM and not numbers)
-        )
-        sentences += [holder.evolve(words=f"{holder.model} holds {parts}")] if parts else []
-    return tuple(sentences)
-
-
-def ways_out(decision: Decision) -> str:
-    """The models that hold the GPUs or RAM if there is no plan, and remedies; "": no model does."""
-    if decision.plans or not decision.holders:
-        return ""
-    holders_text = "; ".join(holding.words for holding in decision.holders[:_MOST_HOLDERS])
-    name, pinned = decision.holders[0].model, decision.holders[0].pinned
-    second = f"let it leave for others (`fitserve set {name} --no-pinned`)"
-    if not pinned:
-        second = f"unload it while it is idle (`fitserve set {name} --keep-alive 5m`)"
-    on_cpu = RAM in decision.holders[0].gives
-    third = (
-        "let engines have more RAM (FITSERVE_RAM_BYTES, a container's limit)"
-        if on_cpu
-        else "use other GPUs (--gpus)"
-    )
-    first = f"Make {name} smaller (`fitserve set {name} --context 8192`)"
-    return f"{holders_text}. {first}, {second}, or {third}"
-
-
-_MOST_HOLDERS = 4
-
-
-def would_fit(decision: Decision) -> list[str]:
-    """The numbers of a missing plan: sizes, context, and forms of the model that would fit."""
-    fitting = decision.would_fit
-    if fitting is None:
-        return []
-    lines = []
-    if fitting.weights_bytes and fitting.room_bytes < fitting.weights_bytes:
-        empty = (
-            f", and {gib(fitting.room_empty_bytes)} without the running engines"
-            if fitting.room_empty_bytes is not None
-            else ""
-        )
-        lines.append(
-            f"The weights take {gib(fitting.weights_bytes)}; at most {gib(fitting.room_bytes)} fit"
-            f" here now{empty}."
-        )
-    if fitting.fits_empty:
-        lines.append("The model would fit without the running engines.")
-    if fitting.context is not None:
-        lines.append(f"The model fits with a context of {fitting.context:,} tokens.")
-    if fitting.forms:
-        lines.append("Forms of the model that fit, best first:")
-    for form in fitting.forms:
-        place = f"on {form.gpus} GPU{'s' if form.gpus > 1 else ''}" if form.gpus else "on the CPU"
-        name = f"{form.source} ({form.what})" if form.source else form.what
-        lines.append(
-            f"  {name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context,"
-            f" {form.engine} {place}"
-        )
-    return lines
-
-
 def offer_words(decision: Decision) -> list[str]:
     """The offers of other models that the first plan takes."""
     return [offer.words for offer in decision.takes]
-
-
-def why_no_plan(decision: Decision) -> str:
-    """All refusals in one line, nearest miss first; each reason once."""
-    engines_by_reason: dict[str, list[str]] = {}
-    for refusal in decision.rejected:
-        engines_by_reason.setdefault(refusal.reasons[0], []).append(
-            f"{refusal.engine} TP={refusal.tensor_parallel}"
-        )
-    if not engines_by_reason:
-        return "; ".join(
-            [
-                "no engine profile fits this machine",
-                *([remedy] if (remedy := ways_out(decision)) else []),
-            ]
-        )
-    reasons = [
-        f"{reason} ({', '.join(engines[:3])})"
-        for reason, engines in list(engines_by_reason.items())[:4]
-    ]
-    return "; ".join([*reasons, *([remedy] if (remedy := ways_out(decision)) else [])])

@@ -3,20 +3,21 @@ shell."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from gateway.domain import Engine, Flag, Plan, Scalar
+from gateway.domain import Engine, Flag, NodeRanks, Plan, Scalar
 from gateway.domain.record import FrozenRecord
 from gateway.domain.value import served_name
 from gateway.engines.common import engine_auth, expert_warmups, resources
 from gateway.engines.common.chat import template
 from gateway.engines.common.lora.adapter_flags import list_arguments
-from gateway.engines.common.open_flags import why_closed
-from gateway.errors import BadFlag
+from gateway.engines.common.media_hosts_flag import host_arguments
+from gateway.engines.common.open_flags import closing_reason
+from gateway.engines.registry import engine_kind
+from gateway.errors import BadFlag, near_name
 
 # Only for types: a plan does without the classes of running engines.
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ _MAX_VALUE = 8192
 GATEWAY_FLAGS = ("model", "served-model-name", "host", "port")
 # The KV cache of a vLLM in bytes, which spares it the measurement.
 CACHE_BYTES = "kv-cache-memory-bytes"
+# Flags for the memory of an engine, by the names of every kind.
+MEMORY_FLAGS = ("gpu-memory-utilization", "mem-fraction-static", CACHE_BYTES, "max-total-tokens")
 # Ranges of flags that the planner computes with; a value outside them would make a wrong plan.
 _RANGES: dict[str, tuple[float, float]] = {
     "tensor-parallel-size": (1, 64),
@@ -64,7 +67,7 @@ def check_args(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     known flag."""
     return {
         name: check_value(engine, name, engine.flags[name], value)
-        for name, value in _named(engine, args)
+        for name, value in _engine_flags(engine, args)
     }
 
 
@@ -75,7 +78,7 @@ def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {names.get(name, name): value for name, value in args.items()}
 
 
-def spelled(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
+def spell_flags(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
     """The planner's flags, and what `canonical` gave, as this engine spells them; without those
     that it does not have.
 
@@ -121,7 +124,9 @@ class LaunchInputs(FrozenRecord, frozen=True):
     weights, drafter: model folders. templates: folder of chat templates. adapters: names and
     folders. environment: folder of the virtual environment; None: the engine runs in a container.
     remote_code: code of the model's repository may run. cache_bytes: KV cache on each GPU of an
-    engine that does not measure.
+    engine that does not measure. copy_number: of a plan over several nodes. media_hosts: the only
+    ones that the engine may fetch media from; (): any. is_exposed: other machines reach its port,
+    so each path needs its key.
     """
 
     weights: str
@@ -132,6 +137,9 @@ class LaunchInputs(FrozenRecord, frozen=True):
     adapters: tuple[tuple[str, str], ...] = ()
     remote_code: bool = False
     cache_bytes: int | None = None
+    copy_number: int = 0
+    media_hosts: tuple[str, ...] = ()
+    is_exposed: bool = False
 
 
 def launch_spec(
@@ -144,10 +152,10 @@ def launch_spec(
     attempt: int,
     port: int,
 ) -> LaunchSpec:
-    """The start of a plan's engine on one host."""
-    from gateway.domain.running import LaunchSpec  # not before a start
+    """The start of a plan's engine: on one host, or with the parts of several nodes."""
+    from gateway.domain.running import LaunchSpec, NodeLaunch  # not before a start
 
-    environment, cache_bytes = inputs.environment, inputs.cache_bytes
+    environment = inputs.environment
     # Inside a container the engine listens on its only address; as a process, on loopback alone.
     listen = "0.0.0.0" if environment is None else "127.0.0.1"
     last: dict[str, Scalar] = {
@@ -156,23 +164,27 @@ def launch_spec(
         "host": listen,
         "port": port,
     }
+    env = {**engine.env, **expert_warmups.without_skips(plan).env}
+    nodes = tuple(
+        NodeLaunch(
+            node=row.node,
+            argv=_command(plan, engine, inputs, last, row),
+            env={**env, **row.env},
+            gpus=row.gpus,
+        )
+        for row in (plan.nodes if plan.span > 1 else ())
+        if row.copy_number == inputs.copy_number
+    )
     return LaunchSpec(
         name=name,
         model=model,
         attempt=attempt,
         fingerprint=plan.fingerprint,
         engine=plan.engine,
-        # A user may override the first flags. The gateway's own come last, and parsers take the
-        # last value, so no flag of a plan can replace them.
-        argv=_program(plan, engine, environment)
-        + quieted(engine)
-        + arguments({name: True for name in engine.api_switches if name in engine.flags})
-        + tuple(_placed(item, inputs.drafter, inputs.templates) for item in plan.argv)
-        + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
-        + list_arguments(engine, inputs.adapters)
-        + arguments({engine.spelling.get(flag, flag): value for flag, value in last.items()}),
-        env={**engine.env, **expert_warmups.without_skips(plan).env},
-        gpus=plan.gpus,
+        argv=nodes[0].argv if nodes else _command(plan, engine, inputs, last),
+        env=nodes[0].env if nodes else env,
+        gpus=nodes[0].gpus if nodes else plan.gpus,
+        nodes=nodes,
         mounts=inputs.mounts,
         shm_bytes=resources.shared_memory(plan),
         port=port,
@@ -181,21 +193,54 @@ def launch_spec(
         scratch=engine.scratch if environment is None else None,
         cache=resources.cache(plan, engine, remote_code=inputs.remote_code),
         caches=engine.caches,
+        forked_calls=engine_kind(plan.engine.kind).forked_calls,
         key_env=engine.key_env,
         key_option=engine.key_option,
     )
 
 
-def _program(plan: Plan, engine: Engine, environment: str | None) -> tuple[str, ...]:
+def _command(
+    plan: Plan,
+    engine: Engine,
+    inputs: LaunchInputs,
+    last: Mapping[str, Scalar],
+    node: NodeRanks | None = None,
+) -> tuple[str, ...]:
+    """The command line, on one of several nodes if `node` is given.
+
+    A user may override the first flags. The gateway's own come last, and parsers take the last
+    value, so no flag of a plan can replace them.
+    """
+    cache_bytes = inputs.cache_bytes
+    return (
+        _program(plan, engine, inputs, answers=node is None or node.node_rank == 0)
+        + quiet_flags(engine)
+        + arguments({name: True for name in engine.api_switches if name in engine.flags})
+        + tuple(_replace_paths(item, inputs.drafter, inputs.templates) for item in plan.argv)
+        + (node.argv if node is not None else ())
+        + (arguments({CACHE_BYTES: cache_bytes}) if cache_bytes is not None else ())
+        + host_arguments(engine, inputs.media_hosts, plan.argv)
+        + list_arguments(engine, inputs.adapters)
+        + arguments({engine.spelling.get(flag, flag): value for flag, value in last.items()})
+    )
+
+
+def _program(plan: Plan, engine: Engine, inputs: LaunchInputs, *, answers: bool) -> tuple[str, ...]:
+    """The program and what stands before its flags. answers: it has a server for requests."""
+    environment = inputs.environment
     command = engine.container_command if environment is None else engine.process_command
-    if engine_auth.needs_auth(plan.env):
+    if not answers:
+        command = engine_kind(engine.kind).rank_command(command)
+    elif engine_auth.needs_auth(plan.env) or (
+        inputs.is_exposed and engine_auth.FLAG in engine.flags
+    ):
         command = engine_auth.wrap_command(command, engine.key_env)
     skipped = plan.env.get(expert_warmups.VARIABLE, "")
     command = expert_warmups.wrap_command(command, engine, skipped)
     return tuple(part.replace("{env}", environment or "") for part in command)
 
 
-def quieted(engine: Engine) -> tuple[str, ...]:
+def quiet_flags(engine: Engine) -> tuple[str, ...]:
     """The engine's `quiet`, where this version has that flag."""
     return (
         engine.quiet
@@ -204,7 +249,7 @@ def quieted(engine: Engine) -> tuple[str, ...]:
     )
 
 
-def _placed(item: str, drafter: str | None, templates: str | None) -> str:
+def _replace_paths(item: str, drafter: str | None, templates: str | None) -> str:
     """The item; where it names a drafter by its source, or a chat template by its content, with the
     folder that has it."""
     name, _, value = item.partition("=")
@@ -216,7 +261,7 @@ def _placed(item: str, drafter: str | None, templates: str | None) -> str:
     return f"{name}={json.dumps({**config, 'model': drafter})}"
 
 
-def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
+def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Scalar]]:
     own_names = {engine.spelling.get(name, name) for name in GATEWAY_FLAGS}
     used_names: set[str] = set()
     for option, value in args.items():
@@ -228,7 +273,7 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
                 (
                     f"{mistake}; here it is {likely}."
                     if likely in engine.flags
-                    else _unknown(mistake, name, engine.flags)
+                    else _suggest_name(mistake, name, engine.flags)
                 ),
                 param="args",
             )
@@ -237,7 +282,7 @@ def _named(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[str, Sc
             # SGLang's flag of this name is for replicas, the planner's for groups of ranks.
             name = planned
         if engine.flags[name].ours or name in own_names:
-            why, substitute = why_closed(name)
+            why, substitute = closing_reason(name)
             raise BadFlag(
                 f"The flag --{name} of {engine.ref} cannot be given: {why}.",
                 hint=substitute,
@@ -257,24 +302,24 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
     """The value in the flag's type. Raises BadFlag that says what the flag takes."""
     if isinstance(value, str):
         check_text(f"--{name}", value, param="args", lines=flag.type == "json")
-    typed = _typed(flag, value)
+    typed = _convert(flag, value, engine_kind(engine.kind).magnitudes)
     if typed is None:
         raise BadFlag(
-            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_quoted(value)}.",
+            f"--{name} of {engine.ref} takes {_KINDS[flag.type]}, not {_quote(value)}.",
             hint="Correct the value.",
             param="args",
         )
     if isinstance(typed, str):
         check_text(f"--{name}", typed, param="args")
     if flag.choices is not None and str(typed) not in flag.choices:
-        near = _unknown(
-            f"--{name} of {engine.ref} cannot be {_quoted(value)}", str(typed), flag.choices
+        near = _suggest_name(
+            f"--{name} of {engine.ref} cannot be {_quote(value)}", str(typed), flag.choices
         )
         raise BadFlag(near, hint=f"It is one of: {', '.join(flag.choices)}.", param="args")
     low, high = _RANGES.get(next(iter(canonical(engine, {name: typed}))), (-math.inf, math.inf))
     if isinstance(typed, int | float) and not low <= typed <= high:
         raise BadFlag(
-            f"--{name} is {_quoted(value)}; it must be at least {low} and at most {high}.",
+            f"--{name} is {_quote(value)}; it must be at least {low} and at most {high}.",
             hint="Correct the value.",
             param="args",
         )
@@ -296,7 +341,7 @@ def check_text(name: str, value: str, *, param: str, lines: bool = False) -> Non
         )
 
 
-def _quoted(value: Scalar) -> str:
+def _quote(value: Scalar) -> str:
     huge = isinstance(value, int) and abs(value) >= 2**64
     return "a huge number" if huge else repr(str(value)[:80])
 
@@ -311,7 +356,7 @@ _KINDS = {
 }
 
 
-def _typed(flag: Flag, value: Scalar) -> Scalar | None:
+def _convert(flag: Flag, value: Scalar, magnitudes: Mapping[str, int]) -> Scalar | None:
     """The value in the flag's type, also from its text form; None when it has none."""
     match flag.type:
         case "bool":
@@ -319,25 +364,29 @@ def _typed(flag: Flag, value: Scalar) -> Scalar | None:
                 return {"true": True, "false": False, "": True}.get(value.lower())
             return value if isinstance(value, bool) else None
         case "int" | "float":
-            return None if isinstance(value, bool) else _number(flag, value)
+            return None if isinstance(value, bool) else _number(flag, value, magnitudes)
         case "json":
             return _json(value) if isinstance(value, str) else None
         case _:
             return (
-                None if isinstance(value, bool) or _quoted(value) == "a huge number" else str(value)
+                None if isinstance(value, bool) or _quote(value) == "a huge number" else str(value)
             )
 
 
-def _number(flag: Flag, value: str | float) -> int | float | None:
+def _number(flag: Flag, value: str | float, magnitudes: Mapping[str, int]) -> int | float | None:
+    text = value.strip() if isinstance(value, str) else ""
+    end = text.lstrip("0123456789.") if flag.type == "int" else ""
+    factor = magnitudes.get(end, 1)
     try:
-        number = float(value)
+        number = factor * float(text.removesuffix(end) if factor > 1 else value)
     except (ValueError, OverflowError):
         return None
     if not math.isfinite(number):
         return None
     if flag.type == "float":
         return number
-    return int(number) if number.is_integer() and abs(number) < 2**53 else None
+    whole = int(number) if factor > 1 or number.is_integer() else None
+    return whole if whole is not None and abs(whole) < 2**53 else None
 
 
 def _json(value: str) -> str | None:
@@ -349,6 +398,6 @@ def _json(value: str) -> str | None:
         return None
 
 
-def _unknown(subject: str, name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name[:80], list(names), n=1, cutoff=0.6)
-    return f"{subject}; did you mean {near[0]}?" if near else f"{subject}."
+def _suggest_name(subject: str, name: str, names: Iterable[str]) -> str:
+    near = near_name(name[:80], names)
+    return f"{subject}; did you mean {near}?" if near else f"{subject}."

@@ -11,7 +11,7 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
 from gateway.engines.common.kernels.linear import choose
 from gateway.engines.common.layers.built_model import Linear, parts, per_rank, unit_parts
-from gateway.engines.common.layers.weights import undivided
+from gateway.engines.common.layers.weights import indivisible_scale
 from gateway.models.experts import ExpertTraits
 from gateway.models.rank import Rank
 from gateway.models.scheme import LinearShape, MoeShape, Scheme, describe
@@ -136,6 +136,7 @@ def _experts(
         family=traits.family,
         ep=rank.ep > 1,
         dp=rank.dp > 1,
+        clamped=traits.clamped,
     )
     choice = chosen(shape)
     crash = dict(choice.crashes).get("w13" if first else "w2")
@@ -187,13 +188,13 @@ def _row(
         reason = f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks"
         return _plain(layer, k, n, "none", reason)
     if scheme.kind == "unquantized":
-        return _unquantized(layer.name, layer.count, k, n)
+        return _unquantized_kernel(layer.name, layer.count, k, n)
     if layer.experts:
         return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
     if rules.linear is None:
         return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
     origin = traits.origin if traits else ""
-    if reason := undivided(layer, scheme, k, n) or _cut_group(scheme, origin, k):
+    if reason := indivisible_scale(layer, scheme, k, n) or _cut_group(scheme, origin, k):
         return _plain(layer, k, n, "none", reason)
     shape = LinearShape(
         k,
@@ -230,7 +231,7 @@ def _row(
 
 
 @lru_cache(maxsize=512)
-def _unquantized(layer: str, count: int, k: int, n: int) -> LayerKernel:
+def _unquantized_kernel(layer: str, count: int, k: int, n: int) -> LayerKernel:
     """All engine versions compute it alike."""
     return LayerKernel(
         layer=layer, count=count, k=k, n=n, scheme="unquantized", kernel="torch", status="ok"

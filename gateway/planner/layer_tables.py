@@ -22,7 +22,7 @@ class LayerTable(NamedTuple):
 def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
     """The kernel of each layer, with the passed-over ones; plain matrix products are left out."""
     shown_rows = [row for row in rows if row.scheme != "unquantized" or row.kernel != "torch"]
-    under = _shared([row.layer for row in shown_rows])
+    under = _common_path([row.layer for row in shown_rows])
     display: list[tuple[str, ...]] = []
     notes: list[str] = []
     for row in shown_rows:
@@ -32,7 +32,7 @@ def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
         )
         texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
         kernel = _short(row.kernel or _STATUS[row.status])
-        kernel += _numbered(texts + passed_over(row.refused), notes)
+        kernel += _note_reference(texts + passed_over(row.refused), notes)
         display.append(
             (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
         )
@@ -57,7 +57,7 @@ def attention_table(rows: tuple[LayerAttention, ...]) -> LayerTable:
     display: list[tuple[str, ...]] = []
     for row in rows:
         name = f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
-        cell = f"{name}{_numbered(passed_over(row.refused), notes)}"
+        cell = f"{name}{_note_reference(passed_over(row.refused), notes)}"
         display.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
     return LayerTable("", display, notes)
 
@@ -65,12 +65,12 @@ def attention_table(rows: tuple[LayerAttention, ...]) -> LayerTable:
 def passed_over(refused: tuple[Refusal, ...]) -> list[str]:
     """`Machete, CutlassW4A8: why`, one line for each reason."""
     reasons: dict[str, list[str]] = {}
-    for one in refused:
-        reasons.setdefault(one.reason, []).append(_short(one.kernel))
+    for refusal in refused:
+        reasons.setdefault(refusal.reason, []).append(_short(refusal.kernel))
     return [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
 
 
-def _numbered(texts: list[str], notes: list[str]) -> str:
+def _note_reference(texts: list[str], notes: list[str]) -> str:
     """A reference to the note that says this, which is added where there is none yet."""
     note = "; ".join(texts)
     if not note:
@@ -84,7 +84,7 @@ def _short(kernel: str) -> str:
     return kernel.removesuffix("LinearKernel").removesuffix("MoEMethod")
 
 
-def _shared(names: list[str]) -> str:
+def _common_path(names: list[str]) -> str:
     """The path that all these names begin with: `model.layers.*.`"""
     paths = [name.split(".")[:-1] for name in names]
     shared = []

@@ -74,9 +74,9 @@ def _telling(refused: list[Rejected]) -> Rejected:
     either."""
     return max(
         refused,
-        key=lambda one: (
-            one.verdict not in _OF_THE_COUNT,
-            one.tensor_parallel,
-            one.pipeline_parallel,
+        key=lambda rejection: (
+            rejection.verdict not in _OF_THE_COUNT,
+            rejection.tensor_parallel,
+            rejection.pipeline_parallel,
         ),
     )

@@ -14,7 +14,7 @@ from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
 from gateway.models.media import media_of
-from gateway.planner.flags import spelled
+from gateway.planner.flags import spell_flags
 
 # The flags of a user that leave media out.
 _LIMITS = ("limit-mm-per-prompt", "limit-mm-data-per-request")
@@ -23,7 +23,7 @@ _TEXT_ALONE = "language-model-only"
 
 def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     """Refuse an engine version that would drop media which the user did not give up."""
-    spec, named = inputs.spec, _named(inputs.wish.args)
+    spec, named = inputs.spec, _by_flag_name(inputs.wish.args)
     media = _media(spec, rules)
     if not media or not engine.text_only:
         return
@@ -48,7 +48,7 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
 
 def without_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
     """The plan with the media that it drops, and the flags that make its engine refuse them."""
-    media, named = _media(inputs.spec, rules), _named(inputs.wish.args)
+    media, named = _media(inputs.spec, rules), _by_flag_name(inputs.wish.args)
     missing = {flag: value for flag, value in engine.text_only.items() if flag not in named}
     drops = media if media and engine.text_only else _given_up(media, named)
     if not drops:
@@ -66,7 +66,7 @@ def without_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, pla
         " sound, so it is told to refuse media; vLLM serves this model with media."
     )
     return plan.evolve(
-        argv=(*plan.argv, *spelled(engine, missing)),
+        argv=(*plan.argv, *spell_flags(engine, missing)),
         verdict="degraded",
         warnings=(warning, *plan.warnings),
     )
@@ -92,7 +92,7 @@ def _given_up(media: tuple[str, ...], named: Mapping[str, Scalar]) -> tuple[str,
     )
 
 
-def _named(args: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _by_flag_name(args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
 
 

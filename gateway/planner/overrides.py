@@ -24,7 +24,7 @@ _FROM_CONFIG = (
 _TASK_FLAGS = ("convert", "runner")
 
 
-def overridden(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
+def apply_overrides(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
     """The model under these flags of the user. Raises BadRequest for an override that is no model.
 
     Exact sizes of the weight files stay.
@@ -32,7 +32,7 @@ def overridden(spec: ModelSpec, args: Mapping[str, Scalar]) -> ModelSpec:
     flags = {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
     config = _object(flags.get(_CONFIG))
     if config:
-        spec = _with_config(spec, _merged(spec.config, config))
+        spec = _with_config(spec, _merge(spec.config, config))
     for flag in _TASK_FLAGS:
         task = {
             "embed": "embed",
@@ -55,13 +55,13 @@ def _object(value: Scalar | None) -> Mapping[str, Any]:
     return document if isinstance(document, Mapping) else {}
 
 
-def _merged(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The config with the changes; objects inside are merged too."""
     merged = dict(config)
     for name, value in changes.items():
         inner = merged.get(name)
         is_nested = isinstance(value, Mapping) and isinstance(inner, Mapping)
-        merged[name] = _merged(inner, value) if is_nested else value  # type: ignore[arg-type]
+        merged[name] = _merge(inner, value) if is_nested else value  # type: ignore[arg-type]
     return merged
 
 

@@ -67,7 +67,7 @@ def illegal(
     return None
 
 
-def tower_cut(built: BuiltModel, architecture: str, tp: int) -> str:
+def tower_refusal(built: BuiltModel, architecture: str, tp: int) -> str:
     """Why `tp` ranks cannot share a vision tower of which only config.json tells; "": they can.
 
     Towers with layers that are known are looked at in `illegal`. Source: `divide` of heads in the
@@ -112,7 +112,7 @@ def _groups(
     return [tuple(sorted(index for index in order if room[index] >= least)[:size])]
 
 
-def freed(machine: Hardware, reserved: Mapping[str, int]) -> Hardware:
+def without_engines(machine: Hardware, reserved: Mapping[str, int]) -> Hardware:
     """The machine as it would be without the engines that hold so many bytes of its GPUs, by
     UUID."""
 
@@ -203,10 +203,10 @@ class GpuGroups:
         links between GPUs that are in use are worth less than memory.
         """
         if size not in self._best:
-            self._best[size] = self._of_size(size)
+            self._best[size] = self._group_of_size(size)
         return self._best[size]
 
-    def _of_size(self, size: int) -> tuple[Gpu, ...] | None:
+    def _group_of_size(self, size: int) -> tuple[Gpu, ...] | None:
         groups = [
             group
             for same_kind in self._kinds.values()

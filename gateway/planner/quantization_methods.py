@@ -57,7 +57,9 @@ def resolve(
     if quant is None and not user:
         return Resolved("none")
     method = (
-        _of_checkpoint(engine, quant, user, model_type, capability) if quant is not None else user
+        _checkpoint_method(engine, quant, user, model_type, capability)
+        if quant is not None
+        else user
     )
     limits = engine.quantizations.get(method)
     if limits is None and not engine.quantizations:
@@ -106,7 +108,7 @@ def check(engine: Engine, resolved: Resolved, capability: str | None, dtype: str
         raise MethodRefused(DTYPE, reason, source, limits.dtypes)
 
 
-def _of_checkpoint(
+def _checkpoint_method(
     engine: Engine, quant: Quant, user: str, model_type: str, capability: str | None
 ) -> str:
     method = quant.method.lower().replace("compressed_tensors", "compressed-tensors")

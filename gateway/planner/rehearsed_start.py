@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gateway.domain import EngineAnswer, Plan, StartSettings
+from gateway.planner.flags import MEMORY_FLAGS
 
 # Flags whose values are files, or settings that name files.
 _OF_FILES = ("--chat-template=", "--speculative-", "--lora-", "--tokenizer-path=")
@@ -16,12 +17,7 @@ _CRASHED = (
 # Stages of a start whose refusals follow from the sizes of the plan.
 _OF_SIZES = ("parser", "configuration", "", "cache", "graphs")
 # Flags of memory: whether the cache holds a request and its states is known by the answer's bytes.
-_OF_MEMORY = (
-    "--gpu-memory-utilization=",
-    "--kv-cache-memory-bytes=",
-    "--mem-fraction-static=",
-    "--max-total-tokens=",
-)
+_OF_MEMORY = tuple(f"--{flag}=" for flag in MEMORY_FLAGS)
 # Flags whose smaller values no engine refuses where it takes a larger one.
 _LIMITS = {
     *("--max-num-seqs", "--max-running-requests", "--max-model-len", "--context-length"),
@@ -67,7 +63,7 @@ def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
     )
 
 
-def unrehearsed(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
+def missing_stages(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
     """The stages of the plan's start that the engine's own code did not run through."""
     if answer.start is None:
         return ()

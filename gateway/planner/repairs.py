@@ -43,7 +43,7 @@ class _RefusedVariant(FrozenRecord, frozen=True):
         return str(self.refusal)
 
     @property
-    def of_experts(self) -> bool:
+    def concerns_experts(self) -> bool:
         return bool(self.refusal.layer and ".experts" in self.refusal.layer)
 
     @property
@@ -70,7 +70,7 @@ def repairs(
     if variant.changes >= _MOST_CHANGES:
         return
     refused = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, quantized)
-    backend = "moe-backend" if refused.of_experts else "linear-backend"
+    backend = "moe-backend" if refused.concerns_experts else "linear-backend"
     forced = variant.backend(backend) if "backends" in variant.reasons else None
     if forced and refusal.layer and refusal.verdict in ("no_kernel", "known_bad", "runtime_fail"):
         return  # this replacement of a kernel does not compute the layer; another one may
@@ -84,9 +84,9 @@ def repairs(
 def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     """Fewer demands, another kernel, whole experts, or float16 activations."""
     variant, refusal, args = refused.variant, refused.refusal, refused.args
-    experts, why = refused.of_experts, refused.reason
+    experts, why = refused.concerns_experts, refused.reason
     if refusal.verdict == "known_bad" and refusal.kernel is None and not variant.conservative:
-        yield variant.changed(
+        yield variant.with_change(
             "conservative", True, "fewer demands, because the plan without this failed", "fact"
         )
     failing = refusal.kernel or (
@@ -104,7 +104,7 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     )
     flag = "enable-expert-parallel"
     if divided and has(refused.engine, flag) and flag not in args:
-        yield variant.changed(
+        yield variant.with_change(
             "ep",
             True,
             f"whole experts on each GPU, because cut ones have no kernel: {why}",
@@ -117,7 +117,7 @@ def _kernel_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
         and not variant.dtype
         and "dtype" not in args
     ):
-        yield variant.changed(
+        yield variant.with_change(
             "dtype",
             "float16",
             f"a kernel that needs float16 activations takes the layer: {why}",
@@ -138,7 +138,7 @@ def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     if not has(refused.engine, "pipeline-parallel-size"):
         return
     if refusal.verdict == "no_kernel" and variant.tp > 1:
-        whole = variant.changed(
+        whole = variant.with_change(
             "pp",
             variant.tp,
             f"whole layers on each GPU, because a cut one has no kernel: {why}",
@@ -152,7 +152,7 @@ def _parallelism_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
                     f"stages of {size} GPUs: {why}" if size > 1 else f"a stage on each GPU: {why}"
                 )
                 yield replace(
-                    variant.changed("pp", max_gpus // size, reason, refusal.source), tp=size
+                    variant.with_change("pp", max_gpus // size, reason, refusal.source), tp=size
                 )
 
 
@@ -162,10 +162,10 @@ def _backend_and_dtype_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     if (
         refusal.verdict == "no_backend"
         and not variant.backend("attention-backend")
-        and not _forced(args)
+        and not _forces_attention(args)
     ):
         for name in refused.rules.attention_repairs:
-            yield variant.changed(
+            yield variant.with_change(
                 "backends",
                 (*variant.backends, ("attention-backend", name)),
                 f"the engine's own choice of a backend would fail: {why}",
@@ -174,7 +174,7 @@ def _backend_and_dtype_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     for dtype in refusal.dtypes:
         # float32 would double every size for a method that exists to halve them.
         if dtype != "float32" and not variant.dtype and "dtype" not in args:
-            yield variant.changed(
+            yield variant.with_change(
                 "dtype", dtype, f"activations that the quantization takes: {why}", refusal.source
             )
 
@@ -185,7 +185,7 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     args, why = refused.args, refused.reason
     if refusal.source == "fact" and not variant.conservative:
         # The batch or the graphs may have been too large.
-        yield variant.changed(
+        yield variant.with_change(
             "conservative",
             True,
             f"fewer demands, because memory ran out without this: {why}",
@@ -201,19 +201,19 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
     stages_help = variant.pp * variant.dp == 1 and not (variant.small or variant.eager)
     if has(engine, flag) and flag not in args and stages_help:
         for stages in _stages(refusal, refused.max_gpus // variant.tp):
-            yield variant.changed(
+            yield variant.with_change(
                 "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
             )
     halved = (
         not refused.quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
     )
     if halved and not variant.quantization and "quantization" not in args:
-        yield variant.changed(
+        yield variant.with_change(
             "quantization", "fp8", f"weights are halved while they load: {why}", "memory model"
         )
 
 
-def lengthened(
+def longer_variants(
     variant: Variant,
     context: int,
     context_wanted: int,
@@ -242,7 +242,7 @@ def lengthened(
         and engine.device == "cuda"
         and variant.tp * stages <= max_gpus
     ):
-        yield variant.changed(
+        yield variant.with_change(
             "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
         )
 
@@ -255,7 +255,7 @@ def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -
     if engine.device != "cuda" or variant.conservative or "quantization" in variant.reasons:
         return
     if not variant.small and "max-num-seqs" not in args:
-        yield variant.changed(
+        yield variant.with_change(
             "small",
             True,
             f"fewer requests at once, which leaves memory for long ones: {why}",
@@ -264,7 +264,7 @@ def smaller(variant: Variant, engine: Engine, args: Collection[str], why: str) -
         return
     yield from _half_cache(variant, engine, args, why)
     if not variant.eager and "enforce-eager" not in args and has(engine, "enforce-eager"):
-        yield variant.changed(
+        yield variant.with_change(
             "eager",
             True,
             f"no CUDA graphs, which costs speed and frees their memory: {why}",
@@ -287,7 +287,7 @@ def _half_cache(
         and engine.device == "cuda"
     ):
         reason = f"half the bytes per token, which costs some accuracy: {why}"
-        yield variant.changed("kv_dtype", half, reason, "memory model")
+        yield variant.with_change("kv_dtype", half, reason, "memory model")
 
 
 def _stages(refusal: Refused, most: int) -> list[int]:
@@ -310,7 +310,7 @@ def _near(refusal: Refused) -> bool:
     )
 
 
-def _forced(args: Collection[str]) -> bool:
+def _forces_attention(args: Collection[str]) -> bool:
     return any(flag.endswith("attention-backend") for flag in args)
 
 
@@ -340,7 +340,7 @@ def _other_kernel(
     ):
         # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal
         # leads here again.
-        yield variant.changed(
+        yield variant.with_change(
             "disabled", (*variant.disabled, kernel), f"{kernel} is left out: {why}", "fact"
         )
         return
@@ -361,7 +361,7 @@ def _other_kernel(
         if name != "auto" and kernel not in (rules.linear.backends if rules.linear else {}).get(
             name, ()
         ):
-            yield variant.changed(
+            yield variant.with_change(
                 "backends",
                 (*variant.backends, (flag, name)),
                 f"{kernel} is passed over: {why}",

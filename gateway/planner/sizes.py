@@ -1,5 +1,4 @@
-"""How much one engine computes at once, and what memory and context that leaves: the values of
-sizing. Pure."""
+"""The values of sizing: batch, budget and context of one engine. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +9,19 @@ from gateway.domain import Cap, Choice, Memory, ModelSpec, Plan, Scalar, Wish
 from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
 
 # A context that serves most chats and agents. Of plans that all load, a plan with a shorter context
-# ranks behind a plan with this context. Only a preference: `min_context` is the user's hard limit.
+# ranks behind a plan with this context. Only a preference: `least_context` is the hard limit.
 COMFORTABLE_CONTEXT = 32768
-# A context that is shorter than this, and than what was wished for, helps nobody to keep the
-# weights as they are.
+# A context below this and below the wished one is no reason to keep the weights as they are.
 LEAST_USEFUL = 4096
 # By which part of what it needs beside its KV cache a budget that is cut to the need is larger.
 UNSURE = 20
+
+
+def context_limit(spec: ModelSpec, wish: Wish) -> int:
+    """The longest context in tokens that model and user allow."""
+    if spec.open_limit:
+        return wish.most_context or spec.max_position
+    return min(spec.max_position, wish.most_context or spec.max_position)
 
 
 def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> int:
@@ -24,17 +29,17 @@ def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> i
     names."""
     longest = min(
         spec.max_position,
-        wish.max_context or spec.max_position,
+        wish.most_context or spec.max_position,
         int(args.get("max-model-len", spec.max_position)),
     )
-    return min(longest, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
+    return min(longest, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
 
 
 def lacks(plan: Plan, context_wanted: int, useful: int = LEAST_USEFUL) -> tuple[bool, ...]:
     """Whether it lacks a context of any use, the weights as they are, the context that was wished
     for; smaller is better."""
     context = plan.max_model_len.value
-    return context < min(useful, context_wanted), plan.halved, context < context_wanted
+    return context < min(useful, context_wanted), plan.quantizes_weights, context < context_wanted
 
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:

@@ -22,6 +22,7 @@ from gateway.planner.sizes import (
     UNSURE,
     Batch,
     Sizes,
+    context_limit,
     needed_tokens,
     wanted_context,
 )
@@ -45,7 +46,7 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
     is wanted. Raises Refused, whose
     evidence has the memory that was missing."""
     if candidate.parts:
-        return _staged(candidate, batch)
+        return _stage_sizes(candidate, batch)
     footprint, context_wanted = (
         _footprint(candidate, batch),
         wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
@@ -73,16 +74,16 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
     cap = _cap(candidate)
-    before = candidate.inputs.sharing.restored
+    restored = candidate.inputs.sharing.restored
     if (
-        before is not None
+        restored is not None
         and _shares(candidate)
-        and {gpu.uuid for gpu in candidate.group} == set(before.gpus)
+        and {gpu.uuid for gpu in candidate.gpus} == set(restored.gpus)
     ):
-        yield _former_budget(footprint, usual, before), cap
+        yield _former_budget(footprint, usual, restored), cap
         return
     if cap is not None:
-        yield _cut(footprint, usual, cap), cap
+        yield _limit_budget(footprint, usual, cap), cap
     if _needs_only(candidate):
         yield _needed_budget(footprint, batch, usual), None
     yield usual, None
@@ -96,7 +97,7 @@ def _cap(candidate: Candidate) -> Cap | None:
     sharing = candidate.inputs.sharing
     if sharing.cap is None or not _shares(candidate):
         return None
-    return sharing.cap if {gpu.uuid for gpu in candidate.group} == set(sharing.home) else None
+    return sharing.cap if {gpu.uuid for gpu in candidate.gpus} == set(sharing.home) else None
 
 
 def _shares(candidate: Candidate) -> bool:
@@ -110,15 +111,15 @@ def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     sharing = candidate.inputs.sharing
     if not (sharing.holders or sharing.cap) or not _shares(candidate):
         return ()
-    uuids, cap = {gpu.uuid for gpu in candidate.group}, sharing.cap
-    names = {one.model for one in sharing.holders if uuids & one.gives.keys()}
+    uuids, cap = {gpu.uuid for gpu in candidate.gpus}, sharing.cap
+    names = {holder.model for holder in sharing.holders if uuids & holder.gives.keys()}
     return tuple(sorted(names.union(cap.models if cap is not None else ())))
 
 
 def _needs_only(candidate: Candidate) -> bool:
     """Whether it takes no more KV cache than the wish needs: beside other models, and beside the
     host, which has a use for all memory that a GPU leaves."""
-    beside_host = candidate.unified and _shares(candidate)
+    beside_host = candidate.has_unified_memory and _shares(candidate)
     return bool(_neighbours(candidate) or beside_host) and candidate.inputs.wish.goal != "context"
 
 
@@ -128,16 +129,16 @@ def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
     return Cap(bytes=memory.promised_bytes, models=neighbours) if neighbours else None
 
 
-def _cut(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
+def _limit_budget(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
     """The budget within what the model keeps to."""
     rules = footprint.candidate.rules
     # A budget is told in steps of a GPU, whose size is not read quite the same each time.
-    return rules.narrowed(
-        footprint, bounds, cap.bytes - rules.divided(footprint, 0).beside_bytes, rounded=round
+    return rules.narrow_budget(
+        footprint, bounds, cap.bytes - rules.divide_budget(footprint, 0).beside_bytes, rounded=round
     )
 
 
-def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget:
+def _former_budget(footprint: Footprint, bounds: Budget, restored: Plan) -> Budget:
     """The former budget, to the byte. Raises Refused if others have some of it.
 
     A share is rounded from a size that differs a little at each reading. Another variant, with more
@@ -146,22 +147,22 @@ def _former_budget(footprint: Footprint, bounds: Budget, before: Plan) -> Budget
     candidate, rules, promised = (
         footprint.candidate,
         footprint.candidate.rules,
-        before.memory.promised_bytes,
+        restored.memory.promised_bytes,
     )
-    free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.group)
+    free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
     if free < promised:
         reason = f"it had {gib(promised)} of each GPU, and {gib(free)} are available"
         raise Refused("no_memory", reason, "claims of other models", evidence=candidate.evidence)
     # The former number of requests may be lower than the batch's: states limit it.
-    load = footprint.load._replace(seqs=before.max_num_seqs.value)
-    beside_bytes = rules.divided(footprint.evolve(load=load), 0).beside_bytes
+    load = footprint.load._replace(seqs=restored.max_num_seqs.value)
+    beside_bytes = rules.divide_budget(footprint.evolve(load=load), 0).beside_bytes
     flag = f"--{candidate.engine.spelling.get(_SHARE, _SHARE)}="
-    share = next((item.removeprefix(flag) for item in before.argv if item.startswith(flag)), None)
-    if share is not None and beside_bytes == before.memory.beside_bytes:
+    share = next((item.removeprefix(flag) for item in restored.argv if item.startswith(flag)), None)
+    if share is not None and beside_bytes == restored.memory.beside_bytes:
         return rules.budget_of_share(footprint, float(share))._replace(
-            bytes=before.memory.budget_bytes
+            bytes=restored.memory.budget_bytes
         )
-    return rules.narrowed(
+    return rules.narrow_budget(
         footprint, bounds._replace(flags={_SHARE: 1.0}), promised - beside_bytes, rounded=math.floor
     )
 
@@ -179,28 +180,29 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
         needed_tokens(inputs.wish, inputs.spec), int(candidate.args.get("max-model-len", 0))
     )
     used_bytes = rules.used_bytes(
-        footprint, _corrected(footprint, rules.divided(footprint, bounds.bytes), batch)
+        footprint, _correct_memory(footprint, rules.divide_budget(footprint, bounds.bytes), batch)
     )
     cache, batched = footprint.cache, batch.tokens.value
     kv_bytes = math.ceil(cache.bytes_for(context, batched) * tokens / max(1, context))
-    if candidate.unified:
+    if candidate.has_unified_memory:
         usual = min(context, PROMPT_TOKENS + ANSWER_TOKENS)
         kv_bytes = max(kv_bytes, concurrency(inputs.wish) * cache.bytes_for(usual, batched))
     count = (
         used_bytes
         + used_bytes // UNSURE
         + kv_bytes
-        + min(gpu.total_bytes or 0 for gpu in candidate.group) // KEPT_BACK
+        + min(gpu.total_bytes or 0 for gpu in candidate.gpus) // KEPT_BACK
     )
-    return rules.narrowed(footprint, bounds, count) if count < bounds.bytes else bounds
+    return rules.narrow_budget(footprint, bounds, count) if count < bounds.bytes else bounds
 
 
 def _content(candidate: Candidate) -> int:
     """Tokens that a user would be content with."""
-    return min(_limit(candidate), max(COMFORTABLE_CONTEXT, candidate.inputs.wish.min_context or 0))
+    spec, wish = candidate.inputs.spec, candidate.inputs.wish
+    return min(context_limit(spec, wish), max(COMFORTABLE_CONTEXT, wish.least_context or 0))
 
 
-def _staged(candidate: Candidate, batch: Batch) -> Sizes:
+def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
     """The sizes of unequal stages: each takes the same part of its GPU. Raises Refused.
 
     The stage with room for the fewest tokens decides: engines keep the same tokens on every rank
@@ -229,7 +231,9 @@ def _staged(candidate: Candidate, batch: Batch) -> Sizes:
         )
         shares.insert(0, (min(shares[0][0], needed_bytes, key=_share), None))
     if promise is not None:
-        cut = max((_cut(footprint, bounds, promise) for footprint, bounds in pairs), key=_share)
+        cut = max(
+            (_limit_budget(footprint, bounds, promise) for footprint, bounds in pairs), key=_share
+        )
         shares.insert(0, (min(shares[-2][0], cut, key=_share), promise))
     sizes_found: Sizes | None = None
     for budget, cap in shares:
@@ -277,10 +281,10 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         batch = batch._replace(seqs=seqs)
         footprint = _footprint(candidate, batch)
     scope = candidate.scope | {"budget": bounds.words}
-    estimate = rules.divided(footprint, bounds.bytes)
-    memory = _corrected(footprint, estimate, batch)
+    estimate = rules.divide_budget(footprint, bounds.bytes)
+    memory = _correct_memory(footprint, estimate, batch)
     batch = batch._replace(seqs=within_states(footprint, batch.seqs, memory.kv_bytes))
-    evidence = candidate.evidence.sized(memory)
+    evidence = candidate.evidence.with_sizes(memory)
     used_bytes = rules.used_bytes(footprint, memory)
     if used_bytes > bounds.bytes:
         learned = rules.used_bytes(footprint, estimate) < used_bytes
@@ -333,7 +337,7 @@ def _footprint(candidate: Candidate, batch: Batch) -> Footprint:
     return Footprint(candidate, resident, candidate.cache, load)
 
 
-def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
+def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
     """The memory as earlier starts corrected it.
 
     A good start makes the band narrow, but gives no room back: the plan that worked stays the plan.
@@ -363,13 +367,6 @@ def _corrected(footprint: Footprint, memory: Memory, batch: Batch) -> Memory:
     )
 
 
-def _limit(candidate: Candidate) -> int:
-    longest, most = candidate.inputs.spec.max_position, candidate.inputs.wish.max_context
-    if candidate.inputs.spec.open_limit:
-        return most or longest
-    return min(longest, most or longest)
-
-
 def _limit_source(candidate: Candidate) -> str:
     return candidate.inputs.spec.sources.get("max_position", "not known")
 
@@ -380,7 +377,8 @@ def _context(
     """The largest context that fits and is wanted, and a warning where it is not all that the model
     could do."""
     candidate = footprint.candidate
-    spec, wish, limit = candidate.inputs.spec, candidate.inputs.wish, _limit(candidate)
+    spec, wish = candidate.inputs.spec, candidate.inputs.wish
+    limit = context_limit(spec, wish)
     user_context = int(candidate.args.get("max-model-len", 0))
     if user_context > spec.max_position and not spec.open_limit:
         flag = candidate.engine.spelling.get("max-model-len", "max-model-len")
@@ -399,17 +397,10 @@ def _context(
             reason = f"--max-model-len {user_context} was set, and the KV cache holds {fits} tokens"
             raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
         return int_choice(user_context, "set by the user", "user"), ()
-    context, least = min(limit, fits), wish.min_context or 1
+    context, least = min(limit, fits), wish.least_context or 1
     if context < least:
         reason = f"a context of {least} tokens was asked for, and {context} fit"
-        if limit < least:
-            most = (
-                f"the model's own limit is {limit}"
-                if limit == spec.max_position
-                else f"one of at most {limit} as well"
-            )
-            reason = f"a context of at least {least} tokens was asked for, and {most}"
-        raise Refused("no_memory", reason, source, cache=limit >= least, evidence=evidence)
+        raise Refused("no_memory", reason, source, cache=True, evidence=evidence)
     if fits >= limit:
         over = (
             f"A context of {wish.max_context} tokens was asked for, and the model's own limit is"
@@ -437,13 +428,15 @@ def _context(
 
 
 def batch_of(candidate: Candidate) -> Batch:
-    """The engine's own defaults where nobody set anything: they are what its authors measured."""
-    seqs = _sized(candidate, "max-num-seqs", *candidate.rules.default_seqs(candidate))
-    tokens = _sized(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
+    """The engine's own defaults where no option is set: its authors measured them."""
+    seqs = _size_choice(candidate, "max-num-seqs", *candidate.rules.default_seqs(candidate))
+    tokens = _size_choice(candidate, "max-num-batched-tokens", *_tokens(candidate, seqs.value))
     return Batch(seqs, tokens, _eager(candidate, seqs.value))
 
 
-def _sized(candidate: Candidate, flag: str, default: int, reason: str, source: str) -> Choice[int]:
+def _size_choice(
+    candidate: Candidate, flag: str, default: int, reason: str, source: str
+) -> Choice[int]:
     if flag in candidate.args:
         count = max(1, int(candidate.args[flag]) // candidate.counted_groups)
         return int_choice(count, "set by the user", "user")

@@ -225,7 +225,7 @@ def disturbances(
                 yield neighbour.instance, words
 
 
-def undisturbed(history: Iterable[Attempt]) -> Iterator[Attempt]:
+def undisturbed_attempts(history: Iterable[Attempt]) -> Iterator[Attempt]:
     """The attempts without those that a neighbour disturbed or that were withdrawn.
 
     The later ones of many such attempts in a row count: a wait is due.

@@ -70,7 +70,7 @@ def within_states(footprint: Footprint, planned: Choice[int], kv_bytes: int) -> 
     fits = footprint.cache.states(kv_bytes) // per_request
     if planned.value <= fits or not fits:
         return planned
-    return int_choice(_stepped(fits), _reason(footprint, kv_bytes), _SOURCE)
+    return int_choice(_round_down(fits), _reason(footprint, kv_bytes), _SOURCE)
 
 
 def _reason(footprint: Footprint, kv_bytes: int) -> str:
@@ -92,7 +92,7 @@ def _search_requests(
     for _ in range(_TRIALS):
         estimate = _estimate(_with_requests(footprint, low), budget_bytes) or states
         high = min(high, estimate.requests)
-        middle = _stepped((low + high + 1) // 2)
+        middle = _round_down((low + high + 1) // 2)
         if middle <= low:
             break
         trial = _estimate(_with_requests(footprint, middle), budget_bytes)
@@ -109,23 +109,23 @@ def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
     per_request = cache.states_per_request
     if not per_request:
         return None
-    memory = rules.divided(footprint, budget_bytes)
+    memory = rules.divide_budget(footprint, budget_bytes)
     states = cache.states(memory.kv_bytes)
     expected = states // per_request
     if not expected:
         return None
     unsure = max(0, memory.high - rules.used_bytes(footprint, memory))
-    group = footprint.candidate.group
-    if group and group[0].capability in _MEASURED:
+    gpus = footprint.candidate.gpus
+    if gpus and gpus[0].capability in _MEASURED:
         unsure //= _UNSURE
     else:
         unsure = max(unsure, memory.kv_bytes // _KEPT_BACK_ELSEWHERE)
     sure = cache.states(max(0, memory.kv_bytes - unsure)) // per_request
-    sure = _stepped(max(1, sure, expected // _MOST_KEPT_BACK))
+    sure = _round_down(max(1, sure, expected // _MOST_KEPT_BACK))
     return _States(sure, expected, states, memory.kv_bytes)
 
 
-def _stepped(requests: int) -> int:
+def _round_down(requests: int) -> int:
     step = next((step for least, step in _STEPS if requests >= least), 1)
     return requests // step * step
 

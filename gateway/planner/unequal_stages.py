@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.domain import Gpu, Memory
 from gateway.engines.common.candidate import Candidate
-from gateway.engines.common.layers.stages import dealt, repeated
+from gateway.engines.common.layers.stages import parts_of_every_stage, stage_model
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.speed.machine import machine_of
@@ -23,7 +23,7 @@ def unequal_stages(
     inputs, variant, parts = candidate.inputs, candidate.variant, candidate.parts
     if not parts:
         return []
-    gpus = [part.group[0] for part in parts]
+    gpus = [part.gpus[0] for part in parts]
     fixed = memory.activation_bytes + memory.overhead_bytes
     outer = [
         _weights_bytes(
@@ -48,7 +48,7 @@ def unequal_stages(
         divisions.setdefault(dealt_layers(layers, speeds, limits), "by how fast each GPU is")
     names = " and ".join(gpu.name for gpu in gpus)
     return [
-        variant.changed(
+        variant.with_change(
             "layers",
             counts,
             f"{' and '.join(map(str, counts))} layers on {names}, {why}",
@@ -64,14 +64,18 @@ def _memory_speeds(inputs: PlanningInput, gpus: list[Gpu]) -> list[float]:
     if inputs.pace is None:
         return []
     machines = (
-        machine_of((gpu,), inputs.links, inputs.pace, inputs.measured, direct=True) for gpu in gpus
+        machine_of((gpu,), inputs.links, inputs.pace, inputs.measurements, direct=True)
+        for gpu in gpus
     )
     return [machine.memory if machine else 0.0 for machine in machines]
 
 
 def _weights_bytes(part: Candidate, layers: tuple[int, ...]) -> int:
     """Bytes of weights of this stage if the stages have these numbers of layers."""
-    stage = dealt(
-        part.built, layers, part.part, repeated(part.engine, part.inputs.spec.architecture)
+    stage = stage_model(
+        part.built,
+        layers,
+        part.part,
+        parts_of_every_stage(part.engine, part.inputs.spec.architecture),
     )
     return weights_bytes(stage, part.rank, part.engine.traits) or 0

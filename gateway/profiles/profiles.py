@@ -26,10 +26,11 @@ from gateway.domain.image_name import AllowedImages, repository
 from gateway.domain.profile_diff import ProfileDiff, apply_diff, derive_profile
 from gateway.domain.release import release
 from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import BadRequest, NotFound, SettingsError
 from gateway.profiles.rule_sets import RuleSets
-from gateway.profiles.tables import ProfileTables, shipped, validated
+from gateway.profiles.tables import ProfileTables, shipped_profiles, validate
 
 # A version as part of a file name, which cannot leave its folder.
 _WORD = re.compile(r"[\w.+-]{1,60}", re.ASCII)
@@ -70,7 +71,8 @@ class Profiles(ProfileTables):
                     hint=f"Move its rows into {extra / 'failures'}/: {now}.",
                 )
         super().__init__(
-            roots or (*([extra] if extra else []), shipped(), *([learned] if learned else [])),
+            roots
+            or (*([extra] if extra else []), shipped_profiles(), *([learned] if learned else [])),
             cache,
         )
         self._learned = learned
@@ -117,10 +119,10 @@ class Profiles(ProfileTables):
                 return self._learned_profile(self.engine_files[ref])
             if ref in self.engine_files:
                 path = self.engine_files[ref]
-                engine = validated(path, Engine, self._merged(path))
+                engine = validate(path, Engine, self._merge(path))
             else:
                 path = self.diff_files[ref]
-                diff = validated(path, ProfileDiff, self.document(path))
+                diff = validate(path, ProfileDiff, self.document(path))
                 engine = apply_diff(self.engine(diff.guessed_from), diff)
             if engine.ref != ref:
                 raise SettingsError(
@@ -168,10 +170,10 @@ class Profiles(ProfileTables):
         """The profile that an engine gave of itself, read again if the file has changed."""
         written_ns = path.stat().st_mtime_ns
         if self._learned_engines.get(path, (0,))[0] != written_ns:
-            self._learned_engines[path] = written_ns, validated(path, Engine, self.document(path))
+            self._learned_engines[path] = written_ns, validate(path, Engine, self.document(path))
         return self._learned_engines[path][1]
 
-    def undescribed(self, engine: EngineRef) -> bool:
+    def needs_description(self, engine: EngineRef) -> bool:
         """Whether only the engine itself can describe it: no shipped profile, or another image."""
         if not self.describes(str(engine)) or engine.image not in (
             None,
@@ -260,12 +262,24 @@ class Profiles(ProfileTables):
             folder = (self.engine_files.get(ruled) or self.engine_files[ref]).with_suffix("")
             kind = rules_class(ref.partition("==")[0])
             fields: dict[str, Any] = {
-                name: validated(folder / f"{name}.yaml", file, rules)
+                name: validate(folder / f"{name}.yaml", file, rules)
                 for name, file in kind.FILES.items()
                 if (rules := self._rule_sets.read(folder, name)) is not None
             }
+            if isinstance(linear := fields.get("linear"), LinearRules):
+                fields["linear"] = self._with_kernels_of_others(ref, linear)
             self._known_rules[ref] = kind(**fields) if fields else None
         return self._known_rules[ref]
+
+    def _with_kernels_of_others(self, ref: str, linear: LinearRules) -> LinearRules:
+        """The rules of linear kernels; those whose code is a further version's are taken there."""
+        kernels = dict(linear.kernels)
+        for version, names in self.engine(ref).kernels_as.items():
+            rules = self._rules(version)
+            if rules is not None and rules.linear is not None:
+                theirs = rules.linear.kernels
+                kernels |= {name: theirs[name] for name in names if name in kernels.keys() & theirs}
+        return linear if kernels == linear.kernels else linear.evolve(kernels=kernels)
 
     def _rules_folder(self, ref: str) -> Path | None:
         file = self.engine_files.get(ref)
@@ -386,7 +400,7 @@ class Profiles(ProfileTables):
             self._heads[ref] = head if isinstance(head, dict) else {}
         return self._heads[ref]
 
-    def _merged(self, path: Path) -> dict[str, Any]:
+    def _merge(self, path: Path) -> dict[str, Any]:
         """An engine profile: a handwritten document merged with a generated one.
 
         `scripts/engine-profile` writes the generated document.

@@ -41,7 +41,7 @@ class RuleSets:
         """
         if not (folder / f"{name}.yaml").is_file():
             return None
-        rules = self._inherited(folder, name, ())
+        rules = self._inherit(folder, name, ())
         sources = folder / f"{SOURCES}.yaml"
         if sources not in self._sources:
             self._sources[sources] = self._documents.first(sources) if sources.is_file() else None
@@ -57,14 +57,14 @@ class RuleSets:
             ) from None
         return rule_set
 
-    def _inherited(self, folder: Path, name: str, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
+    def _inherit(self, folder: Path, name: str, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
         """The rules of the file, merged into those that it extends."""
         path = folder / f"{name}.yaml"
         if path not in self._rules:
-            self._rules[path] = self._extended(path, heirs)
+            self._rules[path] = self._extend(path, heirs)
         return self._rules[path]
 
-    def _extended(self, path: Path, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
+    def _extend(self, path: Path, heirs: tuple[Path, ...]) -> Mapping[str, Any]:
         name = path.stem
         rules = self._documents.first(path)
         if not isinstance(rules, dict):
@@ -80,9 +80,7 @@ class RuleSets:
                 hint="Correct `extends`: KIND==VERSION of a version with this file.",
             )
         try:
-            rule_set: Mapping[str, Any] = merged(
-                self._inherited(base, name, (*heirs, path)), changes
-            )
+            rule_set: Mapping[str, Any] = merge(self._inherit(base, name, (*heirs, path)), changes)
         except (IndexError, ValueError, TypeError):
             raise SettingsError(
                 f"The rules {path} change items that {ref} does not have.",
@@ -91,14 +89,14 @@ class RuleSets:
         return rule_set
 
 
-def merged(base: Any, change: Any, level: int = 0) -> Any:
+def merge(base: Any, change: Any, level: int = 0) -> Any:
     """The inherited value with a change applied."""
     if isinstance(base, list) and isinstance(change, list):
         return _merged_list(base, change)
     if isinstance(base, dict) and isinstance(change, dict) and level < _MERGED_LEVELS:
         base_fields = _remove_fields(base, change)
         return base_fields | {
-            key: merged(base_fields[key], value, level + 1) if key in base_fields else value
+            key: merge(base_fields[key], value, level + 1) if key in base_fields else value
             for key, value in change.items()
             if key != "without"
         }

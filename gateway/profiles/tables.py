@@ -6,6 +6,7 @@ parsers.yaml                -> ParserTable: how models write tool calls and thou
 chat_templates.yaml         -> RepairTable: repairs of broken published chat templates
 cards.yaml                  -> CardTable: peaks of cards from their data sheets
 speed.yaml                  -> SpeedTable: fractions of the peaks that engines reach
+engine_history/KIND/VERSION -> CodeStep: functions, lines and messages that a version changed
 facts.yaml                  -> Fact list: combinations that pass every rule and still fail
 xids.yaml                   -> XidTable: error numbers of NVIDIA's driver
 hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
@@ -13,7 +14,7 @@ hardware/NAME.json          -> Hardware, as `fitserve probe --json` prints it
 
 from __future__ import annotations
 
-import difflib
+from collections import Counter
 from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,10 +27,11 @@ from gateway.engines.common.chat.repair import RepairTable
 from gateway.engines.common.kernels.cards import CardTable
 from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.speed.machine import SpeedKnowledge, SpeedTable
-from gateway.errors import BadRequest, NotFound, SettingsError
+from gateway.errors import BadRequest, NotFound, SettingsError, near_name
 from gateway.profiles.yaml_cache import Documents
 
 if TYPE_CHECKING:
+    from gateway.diagnosis.code_history import CodeHistory
     from gateway.diagnosis.signatures import Signatures
     from gateway.domain.hardware import XidTable
 
@@ -58,9 +60,7 @@ class ProfileTables:
             return self._cluster_file(Path(name).expanduser(), network)
         if self._snapshot(name) is not None:
             return None
-        machines = machines_of(
-            name, lambda word: self.hardware(word) if self._snapshot(word) else None
-        )
+        machines = machines_of(name, self._machine)
         return cluster_of(machines, network or Network()) if machines else None
 
     def _cluster_file(self, path: Path, network: Network | None) -> Cluster | None:
@@ -86,22 +86,49 @@ class ProfileTables:
 
     def hardware(self, name: str) -> Hardware:
         """A snapshot by name (`2x3090`) or by path."""
-        path = Path(name).expanduser()
-        if "/" not in name and not name.endswith(".json"):
-            names = sorted(
-                {file.stem for root in self.roots for file in (root / "hardware").glob("*.json")}
+        if "/" in name or name.endswith(".json"):
+            return self._hardware_file(Path(name).expanduser())
+        machine = self._machine(name)
+        if machine is None:
+            names = [*self.snapshot_names(), *(card.name for card in self.cards.cards)]
+            near = near_name(name, names)
+            raise NotFound(
+                f"No machine or card is named {name[:80]}"
+                f"{f'; did you mean {near}?' if near else '.'}",
+                hint=(
+                    "`fitserve plan --hardware list` prints the names: 4x4090 is four cards,"
+                    " 3090+4090 two unlike ones, 2x(8xh100) two machines. Or give a file that"
+                    " `fitserve probe --json` wrote."
+                ),
             )
-            path = self._snapshot(name) or Path()
-            if not path.is_file():
-                near = difflib.get_close_matches(name, names, 1)
-                raise NotFound(
-                    "There is no hardware snapshot named"
-                    f" {name}{f'; did you mean {near[0]}?' if near else '.'}",
-                    hint=(
-                        f"Known: {', '.join(names)}; or give a file that `fitserve probe --json`"
-                        " wrote. 2x(NAME) is two machines."
-                    ),
-                )
+        return machine
+
+    def snapshot_names(self) -> list[str]:
+        """Names of machines with a snapshot, sorted."""
+        return sorted(
+            {file.stem for root in self.roots for file in (root / "hardware").glob("*.json")}
+        )
+
+    def _machine(self, name: str) -> Hardware | None:
+        """The machine of a snapshot, or of the cards that the name lists; None: neither."""
+        if path := self._snapshot(name):
+            return self._hardware_file(path)
+        from gateway.profiles.machine_composition import composed_machine, other_meanings
+        from gateway.profiles.machine_names import terms_of
+
+        paths = [self._snapshot(stem) for stem in self.snapshot_names()]
+        machines = [self._hardware_file(path) for path in paths if path]
+        counts = Counter(gpu.name for machine in machines for gpu in machine.gpus)
+        terms = terms_of(name, self.cards.cards, lambda card: counts[card.name])
+        if terms is None:
+            return None
+        cards = sorted(term.card.name for term in terms for _ in range(term.count))
+        for machine in machines:
+            if sorted(gpu.name for gpu in machine.gpus) == cards:
+                return machine.evolve(notes=(*machine.notes, *other_meanings(terms)))
+        return composed_machine(name, terms, machines)
+
+    def _hardware_file(self, path: Path) -> Hardware:
         try:
             return Hardware.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -120,7 +147,7 @@ class ProfileTables:
         """Combinations that are known to fail, of every root."""
         paths = [root / "facts.yaml" for root in self.roots]
         return tuple(
-            validated(path, Fact, entry)
+            validate(path, Fact, entry)
             for path in paths
             if path.is_file()
             for entry in self.document(path)
@@ -130,9 +157,7 @@ class ProfileTables:
     def gpus(self) -> GpuTable:
         """Traits by compute capability; a user's file adds to ours and goes first."""
         paths = [root / "gpus.yaml" for root in self.roots]
-        tables = [
-            validated(path, GpuTable, self.document(path)) for path in paths if path.is_file()
-        ]
+        tables = [validate(path, GpuTable, self.document(path)) for path in paths if path.is_file()]
         return GpuTable(
             sources={
                 name: source for table in reversed(tables) for name, source in table.sources.items()
@@ -152,7 +177,7 @@ class ProfileTables:
         """Peaks of cards; a user's file adds to ours and goes first."""
         paths = [root / "cards.yaml" for root in self.roots]
         tables = [
-            validated(path, CardTable, self.document(path)) for path in paths if path.is_file()
+            validate(path, CardTable, self.document(path)) for path in paths if path.is_file()
         ]
         return CardTable(
             sources={
@@ -166,14 +191,14 @@ class ProfileTables:
         """How fast GPUs and engines are; of the table of what engines reach a user's file wins over
         ours."""
         path = self._nearest("speed.yaml")
-        return SpeedKnowledge(self.cards, validated(path, SpeedTable, self.document(path)))
+        return SpeedKnowledge(self.cards, validate(path, SpeedTable, self.document(path)))
 
     @cached_property
     def parsers(self) -> ParserTable:
         """How models write tool calls and thoughts; a user's rows go first."""
         paths = [root / "parsers.yaml" for root in self.roots]
         tables = [
-            validated(path, ParserTable, self.document(path)) for path in paths if path.is_file()
+            validate(path, ParserTable, self.document(path)) for path in paths if path.is_file()
         ]
         return ParserTable(
             tools=tuple(row for table in tables for row in table.tools),
@@ -185,7 +210,7 @@ class ProfileTables:
         """Of published chat templates."""
         paths = [root / "chat_templates.yaml" for root in self.roots]
         return [
-            validated(path, RepairTable, self.document(path)) for path in paths if path.is_file()
+            validate(path, RepairTable, self.document(path)) for path in paths if path.is_file()
         ]
 
     @cached_property
@@ -194,7 +219,7 @@ class ProfileTables:
         from gateway.domain.hardware import XidTable  # not before it is needed: a plan does without
 
         path = self._nearest("xids.yaml")
-        return validated(path, XidTable, self.document(path))
+        return validate(path, XidTable, self.document(path))
 
     @cached_property
     def signatures(self) -> Signatures:
@@ -203,7 +228,9 @@ class ProfileTables:
         from gateway.diagnosis.likely import KindWords
         from gateway.diagnosis.signature import (
             Circumstance,
+            ComponentFolder,
             EndingLine,
+            EnginePackages,
             FrameMark,
             Lever,
             ProgressLine,
@@ -221,7 +248,10 @@ class ProfileTables:
                 levers=self._failure_rows("levers.yaml", Lever),
                 circumstances=self._failure_rows("circumstances.yaml", Circumstance),
                 versions=self._versions(),
-                names=cache(self._named),
+                names=cache(self._names_by_version),
+                history=cache(self._history),
+                packages=self._failure_rows("packages.yaml", EnginePackages),
+                folders=self._failure_rows("folders.yaml", ComponentFolder),
             ),
             progress=self._failure_rows("progress.yaml", ProgressLine),
             endings=self._failure_rows("endings.yaml", EndingLine),
@@ -236,7 +266,7 @@ class ProfileTables:
             )
         return Signatures(rows)
 
-    def _named(self, kind: str, field: str) -> dict[str, frozenset[str]]:
+    def _names_by_version(self, kind: str, field: str) -> dict[str, frozenset[str]]:
         """The names in a field of each described version of a kind of engine, by version."""
         names = {
             path.stem: frozenset(
@@ -256,6 +286,29 @@ class ProfileTables:
                 names[path.stem] = near.difference(missing).union(diff.get(field) or ())
         return names
 
+    def _history(self, kind: str) -> CodeHistory:
+        """The history of an engine's code. A step is read when a diagnosis asks for it."""
+        from gateway.diagnosis.code_history import CodeHistory, CodeStep, decode
+
+        def read(path: Path) -> CodeStep:
+            try:
+                return decode(path.read_bytes())
+            except (OSError, ValueError) as error:
+                raise SettingsError(
+                    f"The history {path} cannot be read: {error}.", hint=_REINSTALL
+                ) from None
+
+        paths = {
+            path.name: path
+            for root in reversed(self.roots)
+            for path in (root / "engine_history" / kind).glob("*")
+        }
+        return CodeHistory(
+            tuple(paths),
+            lambda version: read(paths[version]),
+            lambda: read(self._nearest(f"engine_history/{kind}.all")),
+        )
+
     def _versions(self) -> dict[str, tuple[str, ...]]:
         """The described versions of each kind of engine, as their files are named."""
         refs: dict[str, set[str]] = {}
@@ -268,7 +321,7 @@ class ProfileTables:
         """The rows of these files of `failures/`, the files of a folder by name."""
         paths = [path for root in self.roots for path in sorted((root / "failures").glob(files))]
         return tuple(
-            validated(path, model, entry) for path in paths for entry in self.document(path) or ()
+            validate(path, model, entry) for path in paths for entry in self.document(path) or ()
         )
 
     def _nearest(self, name: str) -> Path:
@@ -287,7 +340,7 @@ class ProfileTables:
 
 
 @cache
-def shipped() -> Path:
+def shipped_profiles() -> Path:
     """The folder of the shipped profiles: in the package, or beside it in a source checkout.
 
     Raises SettingsError.
@@ -302,14 +355,14 @@ def shipped() -> Path:
     )
 
 
-def validated(path: Path, model: type[V], data: Any) -> V:
+def validate(path: Path, model: type[V], data: Any) -> V:
     """The data of the file as a value of the model. Raises SettingsError.
 
     Of shipped files nothing is checked: tests have validated them.
     """
     try:
-        if path.is_relative_to(shipped()):
-            return model.from_shipped(data)
+        if path.is_relative_to(shipped_profiles()):
+            return model.from_trusted_data(data)
         return model.model_validate(data)
     except ValidationError as error:
         raise SettingsError(

@@ -55,7 +55,7 @@ class Documents:
                 match msgspec.msgpack.decode(self._parsed[name]):
                     case [mtime, size, list(documents)] if [mtime, size] == stamp:
                         return documents
-        documents = list(islice(_parsed(path), most))
+        documents = list(islice(_parse(path), most))
         if self._cache is not None:
             self._keep(name, [*stamp, documents])
         return documents
@@ -79,7 +79,7 @@ class Documents:
             draft.replace(self._cache)
 
 
-def _parsed(path: Path) -> Iterator[Any]:
+def _parse(path: Path) -> Iterator[Any]:
     import yaml  # not before it is needed
 
     # libyaml where it was built in: ten times faster, same result.

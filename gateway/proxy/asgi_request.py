@@ -72,6 +72,7 @@ class AsgiRequest(RequestResponseCycle):
             "client": _address(connection.transport.get_extra_info("peername")),
             "server": _address(connection.transport.get_extra_info("sockname")),
             "state": connection.app_state.copy(),
+            "extensions": {"fitserve": {"connection": connection}},
         }
         super().__init__(
             scope,
@@ -82,11 +83,12 @@ class AsgiRequest(RequestResponseCycle):
             access_log=False,
             default_headers=connection.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=any(
+            expect_100_continue=version != "1.0"
+            and any(
                 name == b"expect" and value.lower() == b"100-continue" for name, value in headers
             ),
             keep_alive=keep_alive,
-            on_response=self._answered,
+            on_response=self._end_turn,
         )
         self.id = id_
         self.whole = False
@@ -98,12 +100,22 @@ class AsgiRequest(RequestResponseCycle):
     # --- called by the connection ---
 
     @property
-    def status(self) -> int:
-        """Above 0: the answer has started."""
-        return int(self.response_started)
+    def upload(self) -> AsgiRequest:
+        """The receiver of the body: the cycle itself."""
+        return self
 
     @property
-    def moved(self) -> int:
+    def answer(self) -> AsgiRequest:
+        """The state of the answer: the cycle's own."""
+        return self
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the client has a part of the answer."""
+        return self.response_started
+
+    @property
+    def moved_bytes(self) -> int:
         """Bytes of the body that arrived."""
         return self._received
 
@@ -118,7 +130,7 @@ class AsgiRequest(RequestResponseCycle):
         if (
             self._received > SMALL_BYTES
             and not self.in_budget
-            and self._budget.crowded(self.account)
+            and self._budget.is_crowded(self.account)
         ):
             raise no_room()
         self.keep_body()
@@ -214,6 +226,7 @@ class AsgiRequest(RequestResponseCycle):
         if not self.response_complete and not self.disconnected:
             self._connection.abort_answer(self)
 
-    def _answered(self) -> None:
+    def _end_turn(self) -> None:
+        self.release_body()
         if not self.disconnected:
-            self._connection.answered(self)
+            self._connection.end_turn(self)

@@ -39,6 +39,7 @@ from gateway.proxy.asgi_request import PIECE_BYTES, AsgiRequest
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.exchange import Exchange
 from gateway.proxy.request_reader import RequestReader
+from gateway.proxy.upload import Upload
 from gateway.tls import Handshake, peer_address
 
 log = logging.getLogger(__name__)
@@ -62,29 +63,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     """A connection of a client."""
 
     __slots__ = (
-        *(
-            "_current",
-            "_upload_paused",
-            "_pending_refusal",
-            "_loop",
-            "_reader",
-            "_repeat",
-            "_stall",
-            "_turns",
-            "_unsent",
-        ),
-        *(
-            "address",
-            "app_state",
-            "config",
-            "deadline",
-            "discarding",
-            "place",
-            "plane",
-            "server_state",
-            "transport",
-            "reading_paused",
-        ),
+        *("_current", "_loop", "_pending_refusal", "_reader", "_repeat", "_stall", "_turns"),
+        *("_unsent", "_upload_paused", "address", "app_state", "config", "deadline", "discarding"),
+        *("place", "plane", "reading_paused", "server_state", "transport"),
     )
 
     def __init__(
@@ -117,13 +98,22 @@ class ClientConnection(asyncio.BufferedProtocol):
         # a TLS handshake has already admitted the connection
         self.place: limits.Place | None = None
 
+    def twin(self) -> ClientConnection:
+        """A connection for a request that the gateway makes in this client's name."""
+        connection = ClientConnection(
+            self.plane, self.config, self.server_state, self.app_state, self._loop
+        )
+        connection.address = self.address
+        connection.place = "twin"
+        return connection
+
     # --- called by the transport ---
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.server_state.connections.add(self)  # type: ignore[arg-type]
         self.transport = transport
-        self.address = peer_address(transport)
-        self.plane.opened(self, self._loop)
+        self.address = self.address or peer_address(transport)
+        self.plane.add_connection(self, self._loop)
         self.deadline = self._loop.time() + limits.FIRST_BYTE_S
         if self.place is None:
             self.place = self.plane.connection_limiter.admit(self.address)
@@ -181,21 +171,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         if body is None or len(body) > self.plane.limits.body_bytes:
             return False
         self.deadline = math.inf
-        exchange = self._current = Exchange(
-            self,
-            repeat.endpoint,
-            repeat.headers,
-            repeat.key,
-            new_id(),
-            True,
-            repeat.forwarded_headers,
-        )
-        exchange.body, exchange.whole = body, True
+        exchange = self._current = Exchange(self, repeat.meaning, new_id(), True, body, True)
         self._run(exchange)
         return True
 
     @property
-    def write_paused(self) -> bool:
+    def is_write_paused(self) -> bool:
         """Whether the client still has to receive written bytes."""
         return self._stall is not None
 
@@ -222,7 +203,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # --- reading requests, at the speed of memory and of readers of bodies ---
 
     @property
-    def pipelined(self) -> int:
+    def pipelined_count(self) -> int:
         """The number of requests that wait for their turn."""
         return len(self._turns)
 
@@ -240,19 +221,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.deadline = math.inf
         if request is None:
             return
-        request.complete()
+        request.upload.complete()
         if request is not self._current:
-            request.keep_body()
+            request.upload.keep_body()
         elif isinstance(request, Exchange) and request.state == "reading":
             self._run(request)
         if self.reading_paused:
             self._update_reading()
 
-    def body_received(self, request: Exchange | AsgiRequest) -> None:
+    def continue_request(self, request: Exchange | AsgiRequest) -> None:
         """Continues a request of which more body is to come."""
         try:
             if request is not self._current:
-                request.keep_body()
+                request.upload.keep_body()
             elif isinstance(request, Exchange) and request.may_start():
                 self._run(request)
                 if request.state in ("connecting", "queued"):
@@ -280,7 +261,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         reading_paused = (
             self._upload_paused
             or bool(self._turns)
-            or (self.write_paused and not self._reader.in_body and not self.discarding)
+            or (self.is_write_paused and not self._reader.in_body and not self.discarding)
         )
         if reading_paused == self.reading_paused or self.transport.is_closing():
             return
@@ -307,9 +288,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._current = request
         if isinstance(request, AsgiRequest):
             request.start()
-        elif request.whole:
+        elif request.upload.whole:
             self._loop.call_soon(self._run, request)
-        elif b"expect" in request.headers and request.headers[b"expect"].lower() == b"100-continue":
+        elif request.request_head.headers.get(b"expect", b"").lower() == b"100-continue":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _run(self, exchange: Exchange) -> None:
@@ -332,46 +313,45 @@ class ClientConnection(asyncio.BufferedProtocol):
             exchange.fail(error)
         except Exception:
             log.exception("%s: internal error in the data plane", exchange.id)
-            exchange.fail(refusals.failed())
+            exchange.fail(refusals.internal_error())
 
     def _send_list(self, exchange: Exchange) -> None:
         """Writes the list of models no faster than the client receives it."""
-        while self._unsent and not self.write_paused and not self.transport.is_closing():
+        while self._unsent and not self.is_write_paused and not self.transport.is_closing():
             piece, self._unsent = self._unsent[:PIECE_BYTES], self._unsent[PIECE_BYTES:]
             self.transport.write(piece)
         if not self._unsent:
-            exchange.list_sent()
-            self.answered(exchange)
+            exchange.end_list()
+            self.end_turn(exchange)
 
     def refuse(self, exchange: Exchange, error: FitserveError) -> None:
         """Answers with an error of the gateway. Only for an exchange whose answer has not
         started."""
-        self.plane.meter.refused(exchange, error)
+        self.plane.meter.count_refusal(exchange, error)
         self.transport.write(
             self._refusal(error, exchange.shape, exchange.id, keep_alive=exchange.keep_alive)
         )
-        self.answered(exchange)
+        self.end_turn(exchange)
 
-    def answered(self, request: Exchange | AsgiRequest) -> None:
+    def end_turn(self, request: Exchange | AsgiRequest) -> None:
         """Ends the turn of `request`, whose answer is complete or broken off."""
         self.server_state.total_requests += 1
         self._current = None
-        if request.in_budget:
-            request.release_body()
-        if request.keep_alive and request.whole:
+        whole = request.upload.whole
+        if request.keep_alive and whole:
             self._next()
         else:
-            self._close(discard=not request.whole)
+            self._close(discard=not whole)
 
     def abort_answer(self, request: AsgiRequest) -> None:
         """Ends the connection, because the answer to `request` cannot be completed."""
         if request is self._current:
-            self._cut()
+            self._abort()
 
     def _next(self) -> None:
         """Starts the next request, writes a pending refusal, or waits. The next request waits for a
         client that still receives the answer before."""
-        if self._turns and self.write_paused:
+        if self._turns and self.is_write_paused:
             return
         if self._turns:
             self._begin(self._turns.popleft())
@@ -390,19 +370,19 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.discarding = True
         self.deadline = math.inf
         id_ = id_ or new_id()
-        self.plane.meter.rejected(error, id_, self.address)
+        self.plane.meter.count_rejection(error, id_, self.address)
         refusal = self._refusal(error, shape, id_, keep_alive=False)
         if self._reader.method == b"HEAD":
             # A refusal of HEAD has a length and no body.
             refusal = refusal[: refusal.find(b"\r\n\r\n") + 4]
         incoming, self._reader.incoming = self._reader.incoming, None
         if incoming is not None:
-            started = incoming.status
+            started = incoming.answer.has_started
             incoming.abandon()
             if incoming is self._current:
                 self._current = None
                 if started:
-                    self._cut()
+                    self._abort()
                     return
             else:
                 self._turns.remove(incoming)
@@ -412,10 +392,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.transport.write(refusal)
             self._close(discard=True)
 
-    def reject(self, request: Exchange | AsgiRequest, error: FitserveError) -> None:
-        """Refuses `request` if it is being read, in any state."""
-        if request is self._reader.incoming:
-            self.refuse_and_close(error, request.shape, request.id)
+    def reject(self, upload: Upload, error: FitserveError) -> None:
+        """Refuses the request of this body if it is being read, in any state."""
+        incoming = self._reader.incoming
+        if incoming is not None and incoming.upload is upload:
+            self.refuse_and_close(error, incoming.shape, incoming.id)
 
     def _refusal(self, error: FitserveError, shape: Shape, id_: str, *, keep_alive: bool) -> bytes:
         body = dump(envelope(error, shape))
@@ -456,7 +437,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._stall is None:
             self._stall = limits.Stall(self.transport, self._loop.time())
 
-    def _cut(self) -> None:
+    def _abort(self) -> None:
         """Closes at once, and releases the engine, which could write until the loop reports the
         lost connection."""
         request, self._current = self._current, None
@@ -471,15 +452,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         if time >= self.deadline:
             self.deadline = math.inf
             if self.discarding:
-                self._cut()
+                self._abort()
             elif self._reader.in_head or self._reader.in_body:
                 self.refuse_and_close(refusals.too_slow())
             else:
                 self._end()
         elif (self._stall is not None and self._stall.is_over(time)) or (
-            self.reading_paused and limits.peer_closed(self.transport)
+            self.reading_paused and limits.has_peer_closed(self.transport)
         ):
-            self._cut()
+            self._abort()
         if self._current is not None:
             self._current.sweep(time)
 

@@ -64,7 +64,7 @@ class DataPlane:
         self._checked = keys.table  # the keys whose requests were looked at last
         self._ahead = 0.0  # seconds by which Unix time is ahead of the loop's clock
 
-    def opened(self, connection: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
+    def add_connection(self, connection: ClientConnection, loop: asyncio.AbstractEventLoop) -> None:
         self.connections.add(connection)
         if self._timer is None:
             self.loop = loop
@@ -118,7 +118,7 @@ class DataPlane:
             exchange.cancel()
         return len(exchanges)
 
-    def _end_revoked(self) -> None:
+    def _end_revoked_requests(self) -> None:
         """Ends the requests whose keys may no longer send them."""
         self._checked = table = self.keys.table
         for exchange in [connection.exchange for connection in self.connections]:
@@ -130,7 +130,7 @@ class DataPlane:
                 or "inference" not in key.scopes
                 or (exchange.model and not key.may_use(exchange.model))
             ):
-                exchange.fail(refusals.revoked())
+                exchange.fail(refusals.revocation())
 
     def close(self) -> None:
         """Ends all requests and connections to engines."""
@@ -153,7 +153,7 @@ class DataPlane:
                     "internal error in the data plane"
                 )  # An error in one connection leaves the limits of the others in force.
         if self.limits.end_revoked and self.keys.table is not self._checked:
-            self._end_revoked()
+            self._end_revoked_requests()
         self.body_budget.sweep(now)
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):

@@ -1,7 +1,6 @@
 """An inference request and its answer, as a state machine between two connections; no task.
 
-`IncomingRequest` reads the request and `AnsweredRequest` writes the answer; this class extends
-both.
+`Upload` has the body of the request, `ClientAnswer` writes the answer.
 
     state        waits for                             the client leaves       the engine fails
     reading      body, and turn on the connection      forgotten               -
@@ -22,10 +21,10 @@ its answer reports its end (DYING). So a request that kills its engine kills two
 
 Each request that was counted at a replica is removed there once, by `_release`. Callers:
 
-    the client's connection     start, more, complete, abandon, pause, resume, sweep, cancel, stop
+    the client's connection     start, abandon, pause, resume, sweep, cancel, stop
     `QueueWait`                 ask, refuse, fail
-    the pool                    connected, unreachable
-    the engine's connection     head, first_byte, then end or upstream_failed; or answered alone
+    the pool                    send_request, unreachable
+    the engine's connection     head, first_byte, then end or take_failure; or take_answer alone
 """
 
 from __future__ import annotations
@@ -34,22 +33,31 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.errors import Cancelled, FitserveError
 from gateway.proxy import refusals
 from gateway.proxy.access import rate_limits
-from gateway.proxy.answered_request import AnsweredRequest
+from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.stream_end import stream_end
 from gateway.proxy.bodies import request_body
 from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room
-from gateway.proxy.heads import MOST_HOPS, hops, whole_answer
+from gateway.proxy.client_answer import ClientAnswer
+from gateway.proxy.data_plane import DataPlane
+from gateway.proxy.engine_request import engine_request
+from gateway.proxy.heads import MOST_HOPS, RequestHead, hops, whole_answer
+from gateway.proxy.meter import UNTOLD, TokenUsage, usage
 from gateway.proxy.queue_wait import QueueWait
-from gateway.proxy.routing.table import RoutedReplica
+from gateway.proxy.routing.table import Call, RoutedReplica
+from gateway.proxy.upload import Upload
 from gateway.proxy.upstream_connection import TAIL_BYTES, UpstreamConnection
+
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
 
 log = logging.getLogger(__name__)
 
+State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
 Outcome = Literal["", "answered", "left", "broken", "cancelled", "refused", "unreachable"]
 
 # Text of vLLM's answers between the death of its engine core and the end of its server. Source:
@@ -61,57 +69,121 @@ _SERVER_ERROR = 500
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
 
-class Exchange(AnsweredRequest):
-    """An inference request with its answer and all state of both."""
+class Exchange:
+    """An inference request with its answer.
+
+    `keep_alive`: the connection may serve another request. `call` is read when the request starts;
+    `content_type`: the header line of its body for the engine.
+    """
 
     __slots__ = (
-        *("_dial", "_quiet_since", "_retried", "_retry_body", "_stored", "_wait", "counted"),
-        *("first_byte_at", "model", "outcome", "replica", "started"),
+        *("_dial", "_quiet_since", "_retried", "_retry_body", "_stored", "_upstream", "_usage"),
+        *("_wait", "answer", "call", "connection", "content_type", "counted", "endpoint"),
+        *("first_byte_at", "id", "keep_alive", "key", "model", "outcome", "plane"),
+        *("received", "replica", "request_head", "started", "state", "upload"),
     )
 
-    def _prepare_answer(self) -> None:
-        super()._prepare_answer()
-        self.started = self.first_byte_at = self._quiet_since = 0.0
+    def __init__(
+        self,
+        connection: ClientConnection,
+        request: RequestHead,
+        id_: str,
+        keep_alive: bool,
+        body: request_body.Body = b"",
+        whole: bool = False,
+    ) -> None:
+        """body: received so far; `whole`: all of it was received."""
+        self.plane: DataPlane = connection.plane
+        self.connection = connection
+        self.request_head = request
+        self.endpoint = request.endpoint
+        self.key = request.key
+        self.id = id_
+        self.keep_alive = keep_alive
+        self.upload = Upload(connection, request, body, whole)
+        self.answer = ClientAnswer(connection, request, id_.encode())
+        self.call: Call
+        self.content_type: bytes
+        self.state: State = "reading"
+        self.received = 0  # bytes of the body when the request started
+        self.started = self.first_byte_at = 0.0
+        self._quiet_since: float
         self.outcome: Outcome = ""
         self.model = ""  # name of a known model
         self.counted: Any = None  # state of the meter
         self.replica: RoutedReplica | None = None
-        self._wait: QueueWait | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._usage: TokenUsage | None = None
+        self._wait: QueueWait  # while queued
         self._dial: asyncio.Task[None] | None = None
         self._retried = False
         self._retry_body: request_body.Body = b""  # the body, while another replica may be asked
         self._stored = False  # the engine keeps the response
+
+    # --- read by meters ---
+
+    @property
+    def address(self) -> str:
+        """The client's address."""
+        return self.connection.address
+
+    @property
+    def shape(self) -> Shape:
+        """The API that defines the form of errors for the client."""
+        return self.endpoint.shape
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the answer's body so far."""
+        return self._upstream.sent if self._upstream is not None else 0
+
+    @property
+    def tail(self) -> tuple[bytes, ...]:
+        """The last pieces of the answer's body."""
+        return tuple(self._upstream.tail) if self._upstream is not None else ()
+
+    @property
+    def usage(self) -> TokenUsage:
+        """The token usage that the answer reports."""
+        if self._usage is None:
+            upstream = self._upstream
+            self._usage = (
+                usage(upstream.tail)
+                if upstream is not None and 200 <= self.answer.status < 300
+                else UNTOLD
+            )
+        return self._usage
 
     # --- called by the client's connection ---
 
     def start(self) -> None:
         """Starts the request, whose turn has come and of whose body enough is received. Raises
         FitserveError before any engine is asked."""
-        plane = self.plane
-        self.client = self.connection.transport
+        plane, endpoint, upload = self.plane, self.endpoint, self.upload
+        routes = plane.routes
         self.started = plane.loop.time()
-        if self.endpoint.body == "form" and self._form is None:
-            self._read_form(self.body)
-        self.call, route, self._content_type = request_body.read_call(
-            self.endpoint, self._form, self.body, plane.routes, self.key
+        form = upload.read_form() if endpoint.body == "form" else None
+        body = upload.body
+        self.call, route, self.content_type = request_body.read_call(
+            endpoint, form, body, routes, self.key
         )
-        self.endpoint.check(route.name, route.task)
+        endpoint.check(route.name, route.task)
         if route.toolless:
-            request_body.check_tools(self.endpoint, self.body, route)
-        self.model, self.received = route.name, len(self.body)
-        unknown_hosts = plane.media_hosts.unknown(self.body) if self.endpoint.body == "json" else ()
-        replica = plane.routes.pick(route, self.call)
+            request_body.check_tools(endpoint, body, route)
+        self.model, self.received = route.name, len(body)
+        unknown_hosts = plane.media_hosts.unresolved_hosts(body) if endpoint.body == "json" else ()
+        replica = routes.pick(route, self.call)
         if (
-            b"via" in self.headers
-            and hops(self.headers) >= MOST_HOPS
+            b"via" in self.request_head.headers
+            and hops(self.request_head.headers) >= MOST_HOPS
             and any(candidate.remote for candidate in route.replicas)
         ):
             raise refusals.loops(route.name, MOST_HOPS)
         if self.key.limit is not None:
-            self._permit = plane.limiter.admit(self.key, self.endpoint.shape, self.started)
+            self.answer.permit = plane.limiter.admit(self.key, endpoint.shape, self.started)
         if unknown_hosts:
             self.state = "connecting"
-            self.keep_body()
+            upload.keep_body()
             self._dial = plane.loop.create_task(self._check_media(unknown_hosts))
         else:
             self._route_or_queue(replica)
@@ -130,37 +202,37 @@ class Exchange(AnsweredRequest):
         except Exception:
             log.exception("%s: internal error in the data plane", self.id)
             self._dial = None
-            self.fail(refusals.failed())
+            self.fail(refusals.internal_error())
 
     def list_models(self) -> bytes:
         """The list of models as a request within the limits of its key. Raises FitserveError."""
         plane = self.plane
         if self.key.limit is not None:
-            self._permit = plane.limiter.admit(self.key, self.endpoint.shape, plane.loop.time())
+            self.answer.permit = plane.limiter.admit(
+                self.key, self.endpoint.shape, plane.loop.time()
+            )
         body = plane.models_list.body(self.endpoint.id, self.key)
-        self.status = 200
+        self.answer.status = 200
         return body
 
     def limit_headers(self) -> rate_limits.Headers:
         """The remaining quota of the key, as headers of the answer."""
-        permit = self._permit
+        permit = self.answer.permit
         if permit is None:
             return ()
         return permit.account.headers(permit.shape, self.plane.loop.time())
 
-    def list_sent(self) -> None:
+    def end_list(self) -> None:
         """Ends the request for the list of models."""
         self._finish("answered")
 
-    def reject(self, error: FitserveError) -> None:
-        """Ends the request, for whose body there is no memory left."""
-        if self._upstream is not None:
-            self.upstream_failed(
-                self._upstream,
-                "it takes the request too slowly while other requests wait for memory",
-            )
-        else:
-            self.connection.reject(self, error)
+    def may_start(self) -> bool:
+        """Whether an engine can be asked now, before the body is complete."""
+        return self.state == "reading" and self.upload.may_start()
+
+    def has_room(self) -> bool:
+        """Whether more of the body may come now. Raises Busy."""
+        return self.state != "reading" or self.upload.has_room()
 
     def abandon(self) -> None:
         """Ends the request of a client that closed its connection."""
@@ -181,10 +253,10 @@ class Exchange(AnsweredRequest):
         """Ends the request after a long silence of its engine. A prefill is silent too. Called
         twice a second."""
         upstream = self._upstream
-        if self.state == "queued" and self._wait is not None:
+        if self.state == "queued":
             self._wait.sweep(time)
         elif self.replica is not None and self.replica.id in self.plane.routes.table.frozen:
-            self._leave_frozen(self.replica)
+            self._leave_frozen_replica(self.replica)
         elif upstream is None or upstream.active:
             self._quiet_since = time
             if upstream is not None:
@@ -192,11 +264,11 @@ class Exchange(AnsweredRequest):
                 if self.state == "answering" and self.replica is not None:
                     self.plane.routes.progress(self.replica)
         elif time - self._quiet_since > self.plane.limits.engine_silence_s:
-            self.upstream_failed(upstream, "it has been silent for too long")
+            self.take_failure(upstream, "it has been silent for too long")
 
     def cancel(self) -> None:
         """Ends the request on behalf of an operator."""
-        self.fail(refusals.cancelled())
+        self.fail(refusals.cancellation())
 
     def stop(self) -> None:
         """Ends the request because the gateway stops."""
@@ -217,13 +289,9 @@ class Exchange(AnsweredRequest):
         if replica is not None:
             self.ask(replica)
         else:
-            if (
-                len(self.body) > SMALL_BYTES
-                and not self.in_budget
-                and self.plane.body_budget.crowded(self.account)
-            ):
+            if self.upload.is_crowded():
                 raise no_room()
-            self.keep_body()
+            self.upload.keep_body()
             self.state = "queued"
             self._wait = QueueWait(self, avoid)
             self.plane.routes.wait(self._wait)
@@ -232,34 +300,49 @@ class Exchange(AnsweredRequest):
         plane = self.plane
         plane.routes.begin(replica, self.call.tokens)
         self.replica = replica
-        plane.meter.begun(self)
+        plane.meter.count_start(self)
         pool = plane.pool(replica.url)
         upstream = pool.take()
         if upstream is not None:
-            self.connected(upstream)
+            self._send(upstream, replica)
         else:
             self.state = "connecting"
-            self.keep_body()
+            self.upload.keep_body()
             self._dial = pool.dial(self)
 
-    def connected(self, upstream: UpstreamConnection) -> None:
+    def send_request(self, upstream: UpstreamConnection) -> None:
         """Writes the request to a replica that accepted a connection."""
         self._dial = None
+        if self.replica is not None:
+            self._send(upstream, self.replica)
+        else:
+            upstream.drop()  # the request ended while the connection was opened
+
+    def _send(self, upstream: UpstreamConnection, replica: RoutedReplica) -> None:
+        upload = self.upload
         self._upstream = upstream
         self.state = "asked"
         try:
-            head, body = self._engine_request(upstream, self.replica)
+            head, body, renames = engine_request(self, replica, upstream.pool)
         except FitserveError as error:
             self.fail(error)
             return
-        if self.whole and not self._retried and len(self.body) <= SMALL_BYTES:
-            self._retry_body = self.body
-        self.body = self.call.body = b""
-        upstream.ask(self, head, body, renames=self._renames_thoughts)
-        if self.connection.write_paused:
+        if upload.whole and not self._retried and len(upload.body) <= SMALL_BYTES:
+            self._retry_body = upload.body
+        upload.body = self.call.body = b""
+        upstream.ask(self, head, body, renames=renames)
+        if self.connection.is_write_paused:
             self.pause()  # the client is still receiving the previous answer
-        if self.in_budget or not self.whole or len(body) > SMALL_BYTES:
-            self._note_upload(upstream.transport.get_write_buffer_size())
+        if upload.in_budget or not upload.whole or len(body) > SMALL_BYTES:
+            upload.stream_to(upstream)
+
+    def pause_upload(self) -> None:
+        """Pauses the client, because the engine takes the body slowly."""
+        self.connection.pause_upload()
+
+    def resume_upload(self) -> None:
+        """Resumes the client, because the engine took all of the received body."""
+        self.upload.note_unsent(0)
 
     def unreachable(self, error: Exception) -> None:
         """Retries once on another replica. A replica that accepted no connection has not seen the
@@ -279,41 +362,43 @@ class Exchange(AnsweredRequest):
         self._release()
         self.refuse(refusals.no_connection())
 
-    def _leave_frozen(self, frozen: RoutedReplica) -> None:
+    def _leave_frozen_replica(self, frozen: RoutedReplica) -> None:
         """Leaves a frozen replica, which may never resume."""
         upstream = self._upstream
         if upstream is not None and upstream.active:
             upstream.active = False  # bytes arrived since the last check, so it may recover
             return
         log.warning("%s: %s is frozen", self.id, frozen)
-        self._forget_answer()
+        answer = self.answer
+        answer.forget()
         # The head of a stream may be sent already: it is the same for every replica. The head of
         # another answer is not.
-        restartable = not self.status or (self.events and self.status == 200 and not self.sent)
+        restartable = not answer.status or (
+            answer.events and answer.status == 200 and not self.sent_bytes
+        )
         body, self._retry_body = self._retry_body, b""
         self._drop_engine()
         self._dial = None
         if not restartable:
             self.refuse(refusals.frozen_in_answer())
         elif (
-            self.whole
+            self.upload.whole
             and not self._retried
             and (body or self.state == "connecting" or self.endpoint.method != "POST")
         ):
-            self.sse_head_sent = self.sse_head_sent or bool(self.status)
             if self.state != "connecting":
-                self.body = self.call.body = body
+                self._restore_body(body)
             self._retry(None)
         else:
-            self.refuse(refusals.frozen())
+            self.refuse(refusals.frozen_engine())
 
     def _retry(self, avoid: str | None) -> None:
         """Sends the request to another replica, before any of an answer has come."""
         self._retried = True
         self.outcome = "unreachable"
         self._release()
-        self.status, self._upstream, self._head_withheld = 0, None, False
-        self.client, self._buffered = self.connection.transport, None
+        self._upstream = None
+        self.answer.restart()
         try:
             route = self.plane.routes.table.find(self.call.model)
             self._route_or_queue(self.plane.routes.pick(route, self.call, avoid), avoid)
@@ -336,9 +421,14 @@ class Exchange(AnsweredRequest):
         log.warning("%s: %s dies; asking another replica", self.id, dying)
         self._retry_body = b""
         self._drop_engine()
-        self.body = self.call.body = body
+        self._restore_body(body)
         self._retry(dying.id)
         return True
+
+    def _restore_body(self, body: request_body.Body) -> None:
+        """Puts back the body, which another replica gets."""
+        self.call.body = body
+        self.upload.restore(body)
 
     # --- the engine's answer ---
 
@@ -350,30 +440,32 @@ class Exchange(AnsweredRequest):
             return
         if status == _UNAUTHORIZED:
             self.fail(
-                refusals.unauthorized(key=self.replica is not None and self.replica.key is not None)
+                refusals.missing_authorization(
+                    key=self.replica is not None and self.replica.key is not None
+                )
             )
             return
-        self.status = status
+        self.answer.status = status
         self.state = "answering"
         if status == _DYING_STATUS and self._retry_body:
-            self._head_withheld = True
+            self.answer.head_withheld = True
         else:
-            self._begin(upstream)
+            self.keep_alive = self.answer.begin(upstream, keep_alive=self.keep_alive)
 
     def first_byte(self, data: bytes) -> None:
         plane = self.plane
-        if self._head_withheld and self._upstream is not None:
+        if self.answer.head_withheld and self._upstream is not None:
             if DYING in data and self._retry_after_death():
                 return
-            self._begin(self._upstream)
+            self.keep_alive = self.answer.begin(self._upstream, keep_alive=self.keep_alive)
         self._retry_body = b""
         self.first_byte_at = plane.loop.time()
-        plane.meter.first_byte(self)
+        plane.meter.count_first_byte(self)
         if self.replica is not None:
             plane.routes.progress(self.replica)
             if (
                 self.call.stores
-                and self.status < 300
+                and self.answer.status < 300
                 and (match := _RESPONSE_ID.search(data, 0, 4096))
             ):
                 plane.routes.responses.record(match[1], self.key, self.replica.seed)
@@ -381,10 +473,11 @@ class Exchange(AnsweredRequest):
 
     def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
         """Ends a complete answer."""
-        if self._head_withheld:
-            self._begin(upstream)
+        answer = self.answer
+        if answer.head_withheld:
+            self.keep_alive = answer.begin(upstream, keep_alive=self.keep_alive)
         error = 0
-        if self.events and self._buffered is None and self.endpoint.method == "POST":
+        if answer.streams_events and self.endpoint.method == "POST":
             complete, error = stream_end(
                 self.endpoint.name, upstream.last_pieces(), TAIL_BYTES, upstream.sent
             )
@@ -393,10 +486,10 @@ class Exchange(AnsweredRequest):
                 upstream.flush()
                 self.fail(refusals.ended_early())
                 return
-        self._complete_answer(upstream)
+        answer.complete(upstream, keep_alive=self.keep_alive)
         outcome: Outcome = "broken" if error >= _SERVER_ERROR else "answered"
         if 0 < error < _SERVER_ERROR:
-            self.status = error  # counted like the refusal that it is
+            answer.status = error  # counted like the refusal that it is
         self._end_answer(upstream, outcome, reusable=reusable)
 
     def _end_answer(
@@ -404,42 +497,45 @@ class Exchange(AnsweredRequest):
     ) -> None:
         """Releases the engine's connection after the last byte is written."""
         self._finish(outcome)
-        if reusable and self.whole and not upstream.transport.get_write_buffer_size():
+        if reusable and self.upload.whole and not upstream.transport.get_write_buffer_size():
             upstream.pool.give(upstream)
         else:
             upstream.drop()
-        self.connection.answered(self)
+        self.connection.end_turn(self)
 
-    def answered(
+    def take_answer(
         self, upstream: UpstreamConnection, status: int, forwarded_headers: bytes, body: bytes
     ) -> None:
         """Handles an answer in one piece with a known head, like `head`, `first_byte` and `end`."""
         if status == _DYING_STATUS and DYING in body and self._retry_after_death():
             return
-        self.status = status
+        answer = self.answer
+        answer.status = status
         upstream.sent = len(body)
         if body:
             upstream.tail.append(body[-TAIL_BYTES:])
             self.first_byte(body)
         if status >= 400 and self.endpoint.shape == "anthropic":
-            self._write_error(status, body)
+            answer.write_error(body, keep_alive=self.keep_alive)
         else:
-            self.client.write(
-                whole_answer(status, forwarded_headers, self.own_headers(), self.id.encode(), body)
+            answer.writer.write(
+                whole_answer(status, forwarded_headers, answer.own_headers(), answer.id, body)
             )
         self._end_answer(upstream, "answered", reusable=True)
 
-    def upstream_failed(
+    def take_failure(
         self, upstream: UpstreamConnection, reason: str, *, closed: bool = False
     ) -> None:
         """Handles an engine that closed its connection (`closed`) or sent something unreadable."""
-        self._forget_answer()
-        if closed and not self.status and self._retry_after_death():
+        self.answer.forget()
+        if closed and not self.answer.status and self._retry_after_death():
             return
         log.warning("%s: %s broke off: %s", self.id, self.replica, reason)
         upstream.flush()
         self.fail(
-            refusals.engine_broke_off_in_answer() if self.status else refusals.engine_broke_off()
+            refusals.engine_broke_off_in_answer()
+            if self.answer.status
+            else refusals.engine_broke_off()
         )
 
     # --- ends ---
@@ -454,32 +550,33 @@ class Exchange(AnsweredRequest):
     def refuse(self, error: FitserveError) -> None:
         """Ends the request with an error. A started event stream ends with an error event, any
         other started answer is cut off."""
-        self._forget_answer()
-        if not self.status and not self.sse_head_sent:
+        answer = self.answer
+        answer.forget()
+        if not answer.has_started:
             self._finish("refused")
             self.connection.refuse(self, error)
             return
-        if not self.status:
-            self.plane.meter.refused(self, error)
+        if not answer.status:
+            self.plane.meter.count_refusal(self, error)
         self.keep_alive = False
-        if self.events:
-            self._end_with(error)
+        answer.break_off(error, self.tail)
         cut: Outcome = "cancelled" if isinstance(error, Cancelled) else "broken"
-        self._finish(cut if self.status else "refused")
-        self.connection.answered(self)
+        self._finish(cut if answer.status else "refused")
+        self.connection.end_turn(self)
 
     def _finish(self, outcome: Outcome) -> None:
-        if self.state == "queued" and self._wait is not None:
+        if self.state == "queued":
             self.plane.routes.forget(self._wait)
         self.outcome = outcome
         if self.state != "reading":
-            self.plane.meter.finished(self)
+            self.plane.meter.count_completion(self)
         self.state = "done"
-        if self.in_budget:
-            self.release_body()
+        if self.upload.in_budget:
+            self.upload.release_body()
         self._release()
-        if self._permit is not None:
-            self._permit.end(self._tokens(self._permit), self.plane.loop.time())
+        if self.answer.permit is not None:
+            permit = self.answer.permit
+            permit.end(self._tokens(permit), self.plane.loop.time())
 
     def _tokens(self, permit: rate_limits.Permit) -> int:
         """The tokens that the request costs its key."""
@@ -490,11 +587,13 @@ class Exchange(AnsweredRequest):
         reached_engine = (
             self._upstream is not None
             and self.endpoint.body == "json"
-            and self.status < 300
+            and self.answer.status < 300
             and self.outcome != "refused"
         )
         return (
-            rate_limits.estimate(self.received, self.sent, events=self.events, limit=bucket.size)
+            rate_limits.estimate(
+                self.received, self.sent_bytes, events=self.answer.events, limit=bucket.size
+            )
             if reached_engine
             else 0
         )
@@ -504,8 +603,8 @@ class Exchange(AnsweredRequest):
         if self.replica is not None:
             if self._stored:
                 self.plane.routes.responses.keep(
-                    self.replica.seed, self.received, self.sent, events=self.events
+                    self.replica.seed, self.received, self.sent_bytes, events=self.answer.events
                 )
-            self.plane.meter.ended(self)
+            self.plane.meter.count_end(self)
             self.plane.routes.end(self.replica, self.call.tokens)
             self.replica = None

@@ -13,7 +13,7 @@ import hmac
 import re
 from typing import TYPE_CHECKING
 
-from gateway.proxy.heads import Headers, passed
+from gateway.proxy.heads import Headers, RequestHead, client_lines
 
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
@@ -30,20 +30,18 @@ Places = tuple[int, int, int]
 
 
 class KnownRequestHead:
-    """The head of a request and its meaning. `keys`: the keys in force when the head was read;
-    other keys make it invalid."""
+    """The bytes of a request's head and their meaning. `keys`: the keys in force when the head was
+    read; other keys make it invalid."""
 
-    __slots__ = ("_head", "_places", "endpoint", "forwarded_headers", "headers", "key", "keys")
+    __slots__ = ("_head", "_places", "keys", "meaning")
 
-    def __init__(self, exchange: Exchange, keys: object, data: bytes, places: Places) -> None:
-        self.endpoint = exchange.endpoint
-        self.headers: dict[bytes, bytes] = {
-            name: exchange.headers[name]
+    def __init__(self, head: RequestHead, keys: object, data: bytes, places: Places) -> None:
+        headers: dict[bytes, bytes] = {
+            name: head.headers[name]
             for name in (b"content-type", b"origin", b"via")
-            if name in exchange.headers
+            if name in head.headers
         }
-        self.key = exchange.key
-        self.forwarded_headers = exchange.forwarded_headers
+        self.meaning = RequestHead(head.endpoint, headers, head.key, head.forwarded_headers)
         self.keys = keys
         start, stop, end = self._places = places
         self._head = data[:start] + data[stop:end]
@@ -83,15 +81,15 @@ class KnownAnswerHead:
 def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead | None:
     """The head of `exchange`, where `data` is this head and the body. None where the head cannot
     repeat, or is not simple."""
-    places = _find(data, exchange.headers.get(b"content-length"))
+    places = _find(data, exchange.request_head.headers.get(b"content-length"))
     if (
         places is None
         or not exchange.keep_alive
-        or not exchange.accepts_chunked
-        or not _CHANGING.isdisjoint(exchange.headers)
+        or not exchange.answer.accepts_chunked
+        or not _CHANGING.isdisjoint(exchange.request_head.headers)
     ):
         return None
-    return KnownRequestHead(exchange, keys, data, places)
+    return KnownRequestHead(exchange.request_head, keys, data, places)
 
 
 def remember_answer(
@@ -104,7 +102,7 @@ def remember_answer(
     # parser knows them. So the parser must have found a body of exactly that length.
     if places is None or not read or read != len(data) - places[2]:
         return None
-    forwarded_headers, events = passed(headers)
+    forwarded_headers, events = client_lines(headers)
     # Event streams are framed anew, so their heads are not cached.
     return KnownAnswerHead(status, forwarded_headers, data, places) if not events else None
 

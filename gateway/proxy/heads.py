@@ -10,10 +10,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from gateway.proxy.api.endpoints import Endpoint
+
+if TYPE_CHECKING:
+    from gateway.proxy.access.auth import Key
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -28,6 +32,24 @@ MOST_HOPS = 4
 _PSEUDONYM = b"1.1 fitserve"
 _EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
 _PASSED = (b"accept", b"traceparent", b"tracestate")
+
+
+class RequestHead:
+    """The meaning of a client's head, which may serve several requests.
+
+    headers: those that the gateway uses; `forwarded_headers`: the lines that go to the engine.
+    `key`: the caller's.
+    """
+
+    __slots__ = ("endpoint", "forwarded_headers", "headers", "key")
+
+    def __init__(
+        self, endpoint: Endpoint, headers: dict[bytes, bytes], key: Key, forwarded_headers: bytes
+    ) -> None:
+        self.endpoint = endpoint
+        self.headers = headers
+        self.key = key
+        self.forwarded_headers = forwarded_headers
 
 
 def request_head(
@@ -104,7 +126,7 @@ class AnswerHead:
 
 
 @lru_cache(maxsize=64)
-def passed(headers: Headers) -> tuple[bytes, bool]:
+def client_lines(headers: Headers) -> tuple[bytes, bool]:
     """The header lines for the client, and whether an event stream follows. Cached, because engines
     send the same few sets."""
     plain = [(name, value) for name, value in headers if _PLAIN(value)]
@@ -128,7 +150,7 @@ def answer_head(
     """Head of an answer for the client. `headers`: the engine's, limited to those passed on;
     `length`: its content-length; `server_lines`: the server's; `accepts_chunked`: the client
     understands chunks."""
-    forwarded_headers, events = passed(headers)
+    forwarded_headers, events = client_lines(headers)
     framing, framed = b"", False
     if status == 204:
         events = False  # no body, even if the engine announces one

@@ -134,6 +134,8 @@ def read_head(
         and len(target) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_BYTES
     ):
         raise head_too_large()
+    if version == "1.0":
+        values.pop(b"expect", None)  # RFC 9110, 10.1.1: HTTP/1.0 has no interim answers.
     host = values.get(b"host")
     if host is None:
         # HTTP/1.0 has no Host header, and health checks of old load balancers use HTTP/1.0.
@@ -184,7 +186,7 @@ def _socket(transport: asyncio.BaseTransport) -> socket.socket | None:
     return connection
 
 
-def peer_closed(transport: asyncio.BaseTransport) -> bool:
+def has_peer_closed(transport: asyncio.BaseTransport) -> bool:
     """Whether the peer has closed a connection that is not being read. Only the kernel knows."""
     connection = _socket(transport)
     return (
@@ -199,8 +201,9 @@ def refusal_capacity(connections: int) -> int:
     return min(REFUSED, 1 + connections // 8)
 
 
-Place = Literal["in", "refused", "out"]
-"""Place of a connection: `in` stays, `refused` receives a refusal, `out` is closed at once."""
+Place = Literal["in", "refused", "out", "twin"]
+"""Place of a connection: `in` stays, `refused` receives a refusal, `out` is closed at once. `twin`
+takes no place, because another connection has one for both."""
 
 
 class Stall:

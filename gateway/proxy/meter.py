@@ -22,31 +22,31 @@ _REST = msgspec.json.Decoder(RestOfAnswer)
 
 
 class Meter:
-    """Calls of the data plane, in the event loop. Each `begun` has its `ended`; each request has
-    one `finished`, `refused` or both. No method may raise.
+    """Calls of the data plane, in the event loop. Each `count_start` has its `count_end`;
+    each request has one `count_completion`, `count_refusal` or both. No method may raise.
 
     `started` and `first_byte_at` are seconds of the loop's clock, `received` and `sent` bytes of
     the bodies.
     """
 
-    def begun(self, exchange: Exchange) -> None:
+    def count_start(self, exchange: Exchange) -> None:
         """Counts a request to its chosen replica, `exchange.replica`. Called again after a
         retry."""
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def count_first_byte(self, exchange: Exchange) -> None:
         """Counts the first byte of the answer's body."""
 
-    def refused(self, exchange: Exchange, error: FitserveError) -> None:
+    def count_refusal(self, exchange: Exchange, error: FitserveError) -> None:
         """Counts an answer of the gateway itself, with this error."""
 
-    def rejected(self, error: FitserveError, id_: str, address: str) -> None:
+    def count_rejection(self, error: FitserveError, id_: str, address: str) -> None:
         """Counts the refusal of bytes that did not become a request."""
 
-    def ended(self, exchange: Exchange) -> None:
+    def count_end(self, exchange: Exchange) -> None:
         """Counts the end at the replica. The outcome is unreachable where the replica took no
         connection."""
 
-    def finished(self, exchange: Exchange) -> None:
+    def count_completion(self, exchange: Exchange) -> None:
         """Counts the end of a request. `exchange.outcome`: answered, left (by the client), broken
         (by the engine), refused (by the gateway)."""
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy import refusals
-from gateway.proxy.heads import waiting_head
 from gateway.proxy.routing.table import RoutedReplica
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class QueueWait:
             self._exchange.ask(replica)
         except Exception:
             log.exception("%s: internal error in the data plane", self._exchange.id)
-            self._exchange.fail(refusals.failed())
+            self._exchange.fail(refusals.internal_error())
 
     def reject(self, error: FitserveError) -> None:
         self._exchange.refuse(error)
@@ -63,28 +62,11 @@ class QueueWait:
             self.reject(plane.routes.refusal(route, why) if ready else route.not_ready())
         elif self._streams and time - self._commented_at >= plane.limits.waiting_comment_s > 0:
             self._commented_at = time
-            self._tell()
+            exchange = self._exchange
+            exchange.keep_alive = exchange.answer.write_comment(
+                _COMMENT, keep_alive=exchange.keep_alive
+            )
 
     @property
     def _streams(self) -> bool:
         return self.call.streams and self._exchange.endpoint.name in _STREAMED
-
-    def _tell(self) -> None:
-        exchange = self._exchange
-        if not exchange.sse_head_sent:
-            lines = exchange.own_headers()
-            head = waiting_head(
-                lines,
-                exchange.id.encode(),
-                accepts_chunked=exchange.accepts_chunked,
-                keep_alive=exchange.keep_alive,
-            )
-            exchange.sse_head_sent, exchange.events, exchange.keep_alive = (
-                True,
-                True,
-                head.keep_alive,
-            )
-            exchange.client.write(head.data)
-        exchange.client.write(
-            b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT) if exchange.accepts_chunked else _COMMENT
-        )

@@ -25,7 +25,7 @@ def no_connection() -> EngineUnreachable:
     )
 
 
-def frozen() -> NotReady:
+def frozen_engine() -> NotReady:
     return NotReady(
         "The engine of this model has stopped answering.",
         hint="The gateway replaces it unless it resumes; try again.",
@@ -68,7 +68,7 @@ def no_answer(status: int) -> UpstreamError:
     )
 
 
-def unauthorized(*, key: bool) -> UpstreamError:
+def missing_authorization(*, key: bool) -> UpstreamError:
     """`key`: the gateway has one for the engine. The client's own key was good, and the engine's
     words may repeat the gateway's."""
     why = (
@@ -90,14 +90,14 @@ def loops(model: str, hops: int) -> LoopDetected:
 # --- of the gateway ---
 
 
-def cancelled() -> Cancelled:
+def cancellation() -> Cancelled:
     return Cancelled(
         "The operator of this gateway ended this request.",
         hint="Ask the operator before you send it again.",
     )
 
 
-def revoked() -> Cancelled:
+def revocation() -> Cancelled:
     return Cancelled(
         "The key of this request was revoked, or may no longer use its model.",
         hint="Send the request again with another key.",
@@ -108,7 +108,7 @@ def stops() -> NotReady:
     return NotReady("The gateway is stopping.", hint="Try again in a moment.", retry_after_s=5)
 
 
-def failed() -> FitserveError:
+def internal_error() -> FitserveError:
     """The error of an internal fault."""
     return FitserveError(
         "The gateway failed to handle this request.", hint="See the gateway's log."

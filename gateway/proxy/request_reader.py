@@ -19,12 +19,20 @@ from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.protocol import known_id, new_id, too_large
 from gateway.proxy.asgi_request import AsgiRequest
 from gateway.proxy.exchange import Exchange
-from gateway.proxy.heads import head_without_upgrade, request_lines, upgrade_of
+from gateway.proxy.heads import RequestHead, head_without_upgrade, request_lines, upgrade_of
 
 if TYPE_CHECKING:
     from gateway.proxy.client_connection import ClientConnection
 
 log = logging.getLogger(__name__)
+
+
+def admit(connection: ClientConnection, headers: dict[bytes, bytes]) -> Key:
+    """The caller with these headers (`limits.read_head`), with the scope of inference. A key in
+    `x-api-key` becomes that of `authorization`. Raises the errors of `Keyring.authenticate`."""
+    if b"x-api-key" in headers and b"authorization" not in headers:
+        headers[b"authorization"] = b"Bearer " + headers[b"x-api-key"]
+    return connection.plane.keys.authenticate(headers, "inference", connection.address)
 
 
 class RequestReader:
@@ -83,7 +91,7 @@ class RequestReader:
                 connection.refuse_and_close(limits.head_too_large())
             return False
         if self.in_body:
-            self._body_received(len(data))
+            self._count_body(len(data))
             return False
         return True
 
@@ -103,7 +111,7 @@ class RequestReader:
         if self._received > announced + limits.DISCARDED_BYTES and transport.is_reading():
             transport.pause_reading()  # until its deadline
 
-    def _body_received(self, count: int) -> None:
+    def _count_body(self, count: int) -> None:
         """Counts a read of `count` bytes that ended within a body."""
         connection, first = self._connection, self._wire < 0
         if not connection.reading_paused:
@@ -116,7 +124,7 @@ class RequestReader:
             connection.refuse_and_close(limits.framing_too_large())
             connection.transport.pause_reading()  # no ordinary client goes on after this
         elif self.incoming is not None:
-            connection.body_received(self.incoming)
+            connection.continue_request(self.incoming)
 
     def _parse(self, data: bytes | memoryview) -> bool:
         """Feeds the parser. Whether the next bytes are for it too."""
@@ -158,7 +166,8 @@ class RequestReader:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # otherwise a trailer, which is not used
-            self.headers.append((name.lower(), value))
+            # The parser leaves white space behind a value (RFC 9112, 5.1: no part of it).
+            self.headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         connection = self._connection
@@ -181,7 +190,7 @@ class RequestReader:
         try:
             if upgrade is not None:
                 raise refusals.no_websockets()
-            if connection.pipelined >= limits.PIPELINED:
+            if connection.pipelined_count >= limits.PIPELINED:
                 raise refusals.too_many_ahead()
             version = self._parser.get_http_version()
             headers = limits.read_head(self.url, self.headers, version, self._received)
@@ -193,21 +202,21 @@ class RequestReader:
                 version == "1.1" and self._parser.should_keep_alive() and not plane.draining
             )
             if endpoint is None:
-                path, query = endpoints.split(self.url)
+                path, query = endpoints.split_target(self.url)
                 if endpoints.is_inference(path) and not self._preflight(method):
                     shape = endpoints.shape_of(path)
-                    key = self._admit(headers)
+                    key = admit(connection, headers)
                     endpoint = endpoints.find(path, query, method.decode())
             else:
-                key = self._admit(headers)
+                key = admit(connection, headers)
             if endpoint is None:
                 request = AsgiRequest(
                     connection, method, self.url, version, self.headers, id_, keep_alive=keep_alive
                 )
             else:
-                lines = request_lines(headers)
-                request = Exchange(connection, endpoint, headers, key, id_, keep_alive, lines)
-                request.accepts_chunked = version != "1.0"
+                head = RequestHead(endpoint, headers, key, request_lines(headers))
+                request = Exchange(connection, head, id_, keep_alive)
+                request.answer.accepts_chunked = version != "1.0"
         except FitserveError as error:
             connection.refuse_and_close(error, shape, id_)
             return
@@ -220,13 +229,6 @@ class RequestReader:
         has_method = any(name == b"access-control-request-method" for name, _ in self.headers)
         return method == b"OPTIONS" and self._connection.plane.origins is not None and has_method
 
-    def _admit(self, headers: dict[bytes, bytes]) -> Key:
-        if b"x-api-key" in headers and b"authorization" not in headers:
-            headers[b"authorization"] = b"Bearer " + headers[b"x-api-key"]
-        return self._connection.plane.keys.authenticate(
-            headers, "inference", self._connection.address
-        )
-
     def on_body(self, data: bytes) -> None:
         connection, request = self._connection, self.incoming
         if connection.discarding or request is None:
@@ -235,7 +237,7 @@ class RequestReader:
         try:
             if self._size > connection.plane.limits.body_bytes:
                 raise too_large(connection.plane.limits.body_bytes)
-            request.more(data)
+            request.upload.more(data)
         except FitserveError as error:
             connection.refuse_and_close(error, request.shape, request.id)
 

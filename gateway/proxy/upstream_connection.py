@@ -25,6 +25,8 @@ BARE_BYTES = 64 * 1024
 HEADER_LINES = 128
 # Interim answers, which have no body. The parser expects a body for other 1xx.
 _INFORMATIONAL = frozenset({100, 102, 103})
+# llhttp reads no body of these (RFC 9112, 6.3).
+_BODILESS = (204, 304)
 RECEIVE_BYTES = 128 * 1024
 # The tail of an answer holds the usage block: of an event stream it is in one of the last events.
 TAIL_BYTES = 4096
@@ -67,41 +69,16 @@ class UpstreamConnection(asyncio.Protocol):
     of one read go out in one call and one chunk, because a write costs more than all other work
     here.
 
-    The exchange gets `answered`, or `head`, then `first_byte` if there is a body, then `end`.
-    `upstream_failed` may come at any time. After `answered`, `end` or `upstream_failed` it gets
+    The exchange gets `take_answer`, or `head`, then `first_byte` if there is a body, then `end`.
+    `take_failure` may come at any time. After `take_answer`, `end` or `take_failure` it gets
     nothing.
     """
 
     __slots__ = (
-        *(
-            "_bare",
-            "_between",
-            "_chunk_ended",
-            "_first",
-            "_partial_name",
-            "_in_head",
-            "_previous_head",
-            "_lines",
-            "_out",
-            "_parser",
-            "_renames",
-            "_reusable",
-            "exchange",
-            "framed",
-        ),
-        *(
-            "headers",
-            "active",
-            "idle_since",
-            "lead",
-            "length",
-            "over",
-            "pool",
-            "sent",
-            "sized",
-            "tail",
-            "transport",
-        ),
+        *("_bare", "_between", "_chunk_ended", "_first", "_in_head", "_lines", "_out", "_parser"),
+        *("_partial_name", "_previous_head", "_renames", "_reusable", "active", "exchange"),
+        *("framed", "headers", "idle_since", "lead", "length", "over", "pool", "sent", "sized"),
+        *("tail", "transport"),
     )
 
     def __init__(self, pool: UpstreamPool) -> None:
@@ -157,9 +134,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         if len(body) < _JOIN_BYTES:
             if data := lead + body + last:
-                exchange.client.write(data)
+                exchange.answer.writer.write(data)
         else:
-            exchange.client.writelines((lead, body, last))
+            exchange.answer.writer.writelines((lead, body, last))
 
     def last_pieces(self) -> list[bytes]:
         """The last pieces of the body, with the bytes that are not yet written."""
@@ -192,9 +169,9 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self.active = True
         if self._renames:
-            data, self._partial_name = thoughts.renamed(self._partial_name + data)
+            data, self._partial_name = thoughts.rename_thoughts(self._partial_name + data)
         if self._between and self._is_chunk(data):
-            exchange.client.write(data)
+            exchange.answer.writer.write(data)
             return
         first, sent = self._first, self.sent
         if first:
@@ -203,17 +180,17 @@ class UpstreamConnection(asyncio.Protocol):
             if (
                 is_known is not None
                 and exchange.keep_alive
-                and not exchange.sse_head_sent
+                and not exchange.answer.sse_head_sent
                 and (body := is_known.body(data)) is not None
             ):
                 self.over = True
-                exchange.answered(self, is_known.status, is_known.forwarded_headers, body)
+                exchange.take_answer(self, is_known.status, is_known.forwarded_headers, body)
                 return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self.exchange is not None and not self.over:
-                exchange.upstream_failed(
+                exchange.take_failure(
                     self, f"its answer is not HTTP: {error.__context__ or error!r}"
                 )
                 return
@@ -224,7 +201,7 @@ class UpstreamConnection(asyncio.Protocol):
         if self.over:
             if first and self._reusable:
                 self._previous_head = head_cache.remember_answer(
-                    data, exchange.status, self.headers, self.length, self.sent
+                    data, exchange.answer.status, self.headers, self.length, self.sent
                 )
             exchange.end(self, reusable=self._reusable)
             return
@@ -235,7 +212,7 @@ class UpstreamConnection(asyncio.Protocol):
             return
         self._bare += len(data)
         if self._bare > BARE_BYTES:
-            exchange.upstream_failed(self, "it sends too many bytes outside the body of its answer")
+            exchange.take_failure(self, "it sends too many bytes outside the body of its answer")
 
     def _is_chunk(self, data: bytes) -> bool:
         """Whether `data` is exactly one plainly framed chunk. If so, it needs no parsing and no new
@@ -251,22 +228,22 @@ class UpstreamConnection(asyncio.Protocol):
     def eof_received(self) -> None:
         if self.exchange is None:
             self.pool.distrust()
-        self._closed(None)
+        self._handle_close(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pool.connections.discard(self)
         if self.exchange is None and exc is not None:
             self.pool.distrust()
-        self._closed(exc)
+        self._handle_close(exc)
 
-    def _closed(self, error: Exception | None) -> None:
+    def _handle_close(self, error: Exception | None) -> None:
         exchange = self.exchange
         if exchange is None:
             return
-        if exchange.status and not self.sized and error is None:
+        if exchange.answer.status and not self.sized and error is None:
             exchange.end(self, reusable=False)
         else:
-            exchange.upstream_failed(
+            exchange.take_failure(
                 self,
                 f"the connection closed: {error!r}" if error else "the connection closed",
                 closed=True,
@@ -328,6 +305,9 @@ class UpstreamConnection(asyncio.Protocol):
         self._out.append(data)
 
     def on_message_complete(self) -> None:
-        if self.exchange is not None and self.exchange.status and not self.over:
+        status = self.exchange.answer.status if self.exchange is not None else 0
+        if status and not self.over:
             self.over = True
-            self._reusable = self._parser.should_keep_alive()
+            # Such an answer has no body. Where it states one, that may come behind it.
+            is_followed = status in _BODILESS and self.sized and self.length != b"0"
+            self._reusable = not is_followed and self._parser.should_keep_alive()

@@ -88,7 +88,7 @@ class UpstreamPool:
         ) as error:  # TimeoutError and SSLError are OSErrors; a host name may be invalid
             exchange.unreachable(error)
         else:
-            exchange.connected(connection)
+            exchange.send_request(connection)
         finally:
             if not connected:
                 self.connections.discard(

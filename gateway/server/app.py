@@ -17,6 +17,7 @@ from gateway.controller.events.observer import Observer
 from gateway.controller.events.webhook import webhooks
 from gateway.controller.loop import Loop
 from gateway.controller.steps.launcher import Launcher
+from gateway.diagnosis.signatures import Signatures
 from gateway.domain.image_name import AllowedImages
 from gateway.engines.inquiry.answer_cache import AnswerCache
 from gateway.engines.inquiry.inquirer import Inquirer
@@ -228,10 +229,12 @@ async def build_parts(app: GatewayApp, front: Front, host: Host | None = None) -
         _build_planner(front, host, planning, allowed, store),
         launcher,
         front.gpus,
-        lambda: front.profiles.signatures,
+        _signatures(front, host),
         front.routes,
         requests_ended,
     )
+    if host.machines is not None:
+        host.machines.on_change = loop.fleet.unblock
     await asyncio.to_thread(loop.load)
     events, observer = await _start_events(front, store, keyring, loop)
     return Gateway(
@@ -292,14 +295,14 @@ async def _load_keyring(app: GatewayApp, front: Front, store: Store) -> Keyring:
     """The stored keys. A change of them reaches the workers, the rate limits of this process, and
     its answers under way."""
 
-    def changed() -> None:
+    def apply_keys() -> None:
         front.plane.limiter.keep(front.keys.table.keys)
         if front.workers is not None:
             front.workers.publish_keys()
-        app.answers.end_revoked()
+        app.answers.end_revoked_answers()
 
     call = asyncio.get_running_loop().call_soon_threadsafe
-    keyring = Keyring(store, front.settings.data, front.keys, partial(call, changed))
+    keyring = Keyring(store, front.settings.data, front.keys, partial(call, apply_keys))
     await asyncio.to_thread(keyring.load)
     return keyring
 
@@ -318,14 +321,39 @@ def _planning_start(front: Front, host: Host, hub: Hub, allowed: AllowedImages) 
     )
 
 
+def _signatures(front: Front, host: Host) -> Callable[[], Signatures]:
+    """A reader of known failures, whose cures name engine versions that run on this machine.
+
+    In a cluster an engine may run on any machine, so no version is left out.
+    """
+
+    @cache
+    def read() -> Signatures:
+        from gateway.planner.service.cure_versions import signatures_for
+
+        if host.machines is not None:
+            return front.profiles.signatures
+        return signatures_for(front.gpus.hardware(front.settings.data), front.profiles)
+
+    return read
+
+
 def _build_planner(
     front: Front, host: Host, planning: PlanProcess, allowed: AllowedImages, store: Store
 ) -> MachinePlanner:
     data = front.settings.data
     inquirer = Inquirer(host, AnswerCache(data / "answers"))
     images = allowed if host.kind != "process" else None
+    cluster = host.machines.cluster if host.machines is not None else None
     return MachinePlanner(
-        data, planning, front.gpus, inquirer, front.profiles, images, store.fact_texts
+        data,
+        planning,
+        front.gpus,
+        inquirer,
+        front.profiles,
+        images,
+        store.fact_texts,
+        cluster=cluster,
     )
 
 

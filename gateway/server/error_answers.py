@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import re
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic_core import PydanticSerializationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from gateway.disk_fault import DISK_ERRORS, unwritten
+from gateway.disk_fault import refused_write
 from gateway.errors import BadRequest, FitserveError, MethodNotAllowed, NotFound
+from gateway.proxy.api.endpoints import lacks_prefix
 from gateway.proxy.api.protocol import error_headers, request_id
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DESCRIPTION = (
     "GET /admin/openapi.json describes the API, `fitserve COMMAND --help` the options of a command."
 )
+_BASE_URL = "The base URL of a client ends in /v1 here."
 
 
 def answer_errors(api: FastAPI) -> None:
@@ -26,6 +29,8 @@ def answer_errors(api: FastAPI) -> None:
     api.add_exception_handler(RequestValidationError, _on_invalid)
     api.add_exception_handler(HTTPException, _on_http)
     api.add_exception_handler(OSError, _on_disk)
+    for kind in (UnicodeEncodeError, PydanticSerializationError):
+        api.add_exception_handler(kind, _on_half_character)
 
 
 async def _on_error(request: Request, error: Exception) -> JSONResponse:
@@ -55,12 +60,22 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_disk(request: Request, error: Exception) -> JSONResponse:
     """The answer for a file that could not be written; any other error is a bug."""
-    if not isinstance(error, OSError) or error.errno not in DISK_ERRORS or not error.filename:
+    refusal = refused_write(error) if isinstance(error, OSError) else None
+    if refusal is None:
         raise error
-    path = Path(os.fsdecode(error.filename))
-    return await _on_error(
-        request, unwritten(f"{path} could not be written", path.parent, error, "")
+    return await _on_error(request, refusal)
+
+
+async def _on_half_character(request: Request, error: Exception) -> JSONResponse:
+    """The answer for a text with half of a character (a lone surrogate), which JSON can write and
+    nothing can store. Any other error is a bug."""
+    if not _SURROGATE.search(await request.body()):
+        raise error
+    bad = BadRequest(
+        "A text of the request body has half of a character, such as \\ud83d. Nothing was changed.",
+        hint="Send each character whole, in UTF-8 or as both of its escapes.",
     )
+    return await _on_error(request, bad)
 
 
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
@@ -68,12 +83,10 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         raise error
     method = request.method
     if error.status_code == 404:
+        path = request.url.path
+        hint = _BASE_URL if lacks_prefix(path) else _DESCRIPTION
         return await _on_error(
-            request,
-            NotFound(
-                f"The route {method} {request.url.path[:200]} does not exist.",
-                hint=_DESCRIPTION,
-            ),
+            request, NotFound(f"The route {method} {path[:200]} does not exist.", hint=hint)
         )
     if error.status_code != 405:
         # FastAPI's error for an unreadable body: no UTF-8, or nested too deeply.

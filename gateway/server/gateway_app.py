@@ -100,7 +100,7 @@ class GatewayApp:
         else:
             await self._handle(scope, receive, send)
 
-    def loop_ended(self, running: asyncio.Task[None]) -> None:
+    def handle_loop_end(self, running: asyncio.Task[None]) -> None:
         """Ends the gateway after its loop has ended: no engine is watched any more, and the
         supervisor of this process should restart it."""
         error = None if running.cancelled() else running.exception()

@@ -22,6 +22,10 @@ async def choose_host(settings: Settings, instance: str, allowed: AllowedImages)
         from gateway.hosts.agent.host import AgentHost
 
         return AgentHost(settings.agent)
+    if kind == "cluster":
+        from gateway.hosts.cluster.gateway_side import host_of_cluster
+
+        return await host_of_cluster(settings.data, instance)
     if kind in ("auto", "docker"):
         from gateway.hosts.docker.client import listening
         from gateway.hosts.docker.host import DockerHost

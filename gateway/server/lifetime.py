@@ -41,7 +41,7 @@ class Lifetime:
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
         front.gpus.start(front.profiles.xids, wake)
         self._loop = asyncio.create_task(loop.run())
-        self._loop.add_done_callback(app.loop_ended)
+        self._loop.add_done_callback(app.handle_loop_end)
         settings = front.settings
         if settings.models_file:
             path = settings.models_file.expanduser()
@@ -119,7 +119,7 @@ class Lifetime:
         await parts.tuning.close()
         await parts.engine_series.close()
         if self._loop is not None:
-            self._loop.remove_done_callback(self._app.loop_ended)
+            self._loop.remove_done_callback(self._app.handle_loop_end)
             self._loop.cancel()
             await asyncio.wait({self._loop})
         await parts.loop.close()
@@ -143,16 +143,12 @@ class Lifetime:
                 await loop.end_engines()
                 return
             engines = await loop.left_running()
-            if host.kind == "process":
-                pids = [process.pid for name in engines for process in await host.processes(name)]
-                command = ["kill", *map(str, pids)]
-            else:
-                command = ["docker", "rm", "-f", *engines]
+            command = await host.end_command(engines)
         except FitserveError as error:
             log.warning("the running engines could not be listed", reason=str(error))
             return
         if engines:
             log.warning(
                 f"the gateway has ended; engines that keep running: {len(engines)}; the next"
-                f" gateway adopts them; to end them: {' '.join(command)}"
+                " gateway adopts them" + (f"; to end them: {' '.join(command)}" if command else "")
             )

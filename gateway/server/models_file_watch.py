@@ -109,7 +109,9 @@ class ModelsFileWatch:
             if step.kind != "change" or answer.get("wish"):
                 log.info("applied from the models file", model=step.name, did=step.kind)
             return True
-        message = content.references.hidden(str(answer.get("error", {}).get("message", status)))
+        message = content.references.hide_values(
+            str(answer.get("error", {}).get("message", status))
+        )
         log.warning(
             "a step of the models file could not be done yet",
             model=step.name,

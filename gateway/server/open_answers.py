@@ -70,7 +70,7 @@ class OpenAnswers:
         self._answers.discard(answer)
         await answer.close()
 
-    def end_revoked(self) -> None:
+    def end_revoked_answers(self) -> None:
         """Ends the answers whose callers may no longer read them."""
         for answer in self._answers:
             if not answer.is_allowed():

@@ -19,6 +19,7 @@ from gateway.errors import FitserveError, SettingsError
 from gateway.logging import Logger
 from gateway.proxy.client_connection import client_protocol
 from gateway.proxy.limits import limit_send_buffer, refusal_capacity
+from gateway.proxy.ollama.ollama_app import OllamaApp
 from gateway.proxy.upstream_connection import watch_peer
 from gateway.proxy.uvicorn_config import uvicorn_config
 from gateway.server import handover, systemd
@@ -96,8 +97,9 @@ def server_config(settings: Settings, app: GatewayApp) -> uvicorn.Config:
     """Configuration of uvicorn for `app`: every connection is a `ClientConnection`, which answers
     inference itself."""
     tls = app.certificate.context if app.certificate is not None else None
+    application = OllamaApp(app, app.plane)
     return uvicorn_config(
-        app, client_protocol(app.plane, tls), lifespan="on", grace_s=settings.stop_grace_s
+        application, client_protocol(app.plane, tls), lifespan="on", grace_s=settings.stop_grace_s
     )
 
 
@@ -113,7 +115,7 @@ class GatewayServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def _opened(settings: Settings) -> list[socket.socket]:
+def _service_sockets(settings: Settings) -> list[socket.socket]:
     """The sockets that a service manager opened for this process. Raises SettingsError for a socket
     that is reachable from outside, without a key."""
     listeners = systemd.opened_sockets()
@@ -174,7 +176,7 @@ def _server(
     shares = (
         [[listener] for listener in sockets.share(listeners[0], settings.workers)]
         if bound_here
-        else sockets.spread(listeners, settings.workers)
+        else sockets.distribute(listeners, settings.workers)
     )
     control, path = sockets.listen_control(settings.data)
     app = create_app(settings, shared=(SharedMemory(), shares, path))
@@ -233,13 +235,14 @@ def serve(settings: Settings, *, take_over: bool = False) -> None:
     takeover = _take_over(settings) if take_over else None
     data_lock = takeover.lock if takeover is not None else lock(settings.data)
     try:
-        listeners = takeover.listeners if takeover is not None else _opened(settings)
+        listeners = takeover.listeners if takeover is not None else _service_sockets(settings)
         ours = not listeners
         listeners = listeners or [_listen(settings)]
         address, port = listeners[0].getsockname()[:2]
         log.info(
             "listening",
             url=f"{'https' if settings.tls_cert else 'http'}://{address}:{port}",
+            page=f"{settings.own_url}/",
             data=str(settings.data),
             keys=settings.admin_key is not None,
         )

@@ -31,7 +31,8 @@ import msgspec
 from gateway.disk_fault import unwritten
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store import database_files
-from gateway.store.database import VERSION, Damaged, Database, foreign_part
+from gateway.store.database import Damaged, Database, foreign_part
+from gateway.store.schema import VERSION
 
 _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
 _FILES = ("installation", "models-file.json")
@@ -97,7 +98,7 @@ def write_backup(data: Path, output: IO[bytes], version: str) -> None:
     version: of this fitserve.
     """
     copy = data / f"backup-{time.time_ns()}.db"
-    _remove_left(data)
+    _remove_drafts(data)
     try:
         _copy_database(data, copy)
         manifest = {"fitserve": version, "database": VERSION, "made_at": time.time()}
@@ -129,10 +130,10 @@ def restore_backup(
     SettingsError, StoreError.
     """
     draft = data / f"restore-{time.time_ns()}"
-    _remove_left(data)
+    _remove_drafts(data)
     draft.mkdir(mode=0o700)
     try:
-        manifest = _unpacked(archive, draft)
+        manifest = _unpack(archive, draft)
         _check_installation(data, draft, archive)
         counts = _sound(draft / _DATABASE, archive)
         confirm()
@@ -146,7 +147,7 @@ def restore_backup(
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _remove_left(data: Path) -> None:
+def _remove_drafts(data: Path) -> None:
     """Remove drafts of killed backups and restores."""
     for path in [*data.glob("backup-*.db*"), *data.glob("restore-*")]:
         with contextlib.suppress(OSError):
@@ -171,7 +172,7 @@ def _copy_database(data: Path, copy: Path) -> None:
             target.execute("PRAGMA journal_mode=DELETE")
             # A revoked key is marked in keys.json before it is deleted from the database.
             target.executemany(
-                "DELETE FROM keys WHERE name=? AND created_at=?", _revoked(data / "keys.json")
+                "DELETE FROM keys WHERE name=? AND created_at=?", _revocations(data / "keys.json")
             )
             target.commit()
             problem = target.execute("PRAGMA integrity_check(1)").fetchone()[0]
@@ -186,7 +187,7 @@ def _copy_database(data: Path, copy: Path) -> None:
         )
 
 
-def _revoked(file: Path) -> Iterator[tuple[str, float]]:
+def _revocations(file: Path) -> Iterator[tuple[str, float]]:
     """Name and creation time of each key that is marked as revoked."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         for key in json.loads(file.read_bytes()):
@@ -200,7 +201,7 @@ def _add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
     archive.addfile(entry, io.BytesIO(content))
 
 
-def _unpacked(archive: Path, draft: Path) -> _Manifest:
+def _unpack(archive: Path, draft: Path) -> _Manifest:
     """Unpack the archive into `draft`. Returns its manifest."""
     manifest: _Manifest | None = None
     room = _Room(draft)

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gateway.disk_fault import disk_fault
 from gateway.errors import SettingsError
 from gateway.logging import Logger
 
@@ -64,7 +65,7 @@ def close_data_folder(data: Path) -> None:
         return
     was = oct(stat.S_IMODE(mode))
     try:
-        # The folder first, so that nobody else opens its files any more.
+        # The folder first, so that no other process opens its files.
         data.chmod(stat.S_IMODE(mode) & ~_FOREIGN_ACCESS)
     except OSError as error:
         log.warning(
@@ -153,8 +154,10 @@ def hold(file: Path) -> int:
         close_data_folder(data)
         descriptor = _lock_file(file)
     except OSError as error:
+        fault = disk_fault(data if data.exists() else data.parent, error)
+        cause = fault.cause if fault is not None else f"{error.strerror}"
         raise SettingsError(
-            f"The data folder {data} cannot be used: {error.strerror}.",
+            f"The data folder {data} cannot be used: {cause}.",
             hint="Set FITSERVE_DATA_DIR to a folder that you can write.",
         ) from None
     try:
@@ -165,11 +168,22 @@ def hold(file: Path) -> int:
     return descriptor
 
 
+def hold_alone(file: Path, program: str) -> int:
+    """`hold` for a program of which a data folder has one. Raises SettingsError if it runs."""
+    try:
+        return hold(file)
+    except BlockingIOError:
+        raise SettingsError(
+            f"Another {program} uses the data folder {file.parent}.",
+            hint="Stop it, or set another FITSERVE_DATA_DIR.",
+        ) from None
+
+
 def _lock_file(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        if error.errno != errno.EROFS:
+        if error.errno != errno.EROFS or not path.exists():
             raise
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -1,7 +1,9 @@
 """Engine logs as files: DATA_DIR/logs/INSTANCE.log, kept after the engine ends.
 
 A process writes its own file; the watcher copies the log of a container. At half of the size limit
-the file becomes INSTANCE.log.1, so the end is never lost.
+the file becomes INSTANCE.log.1, so the end is never lost. The log of an engine of a cluster, with
+the lines of all ranks, is copied to DATA_DIR/logs/cluster/: the first folder has the engines of
+this machine.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,29 +21,48 @@ _POLL_S = 0.2
 _READ_BYTES = 256 * 1024
 
 
-def log_path(data: Path, instance: str) -> Path:
-    return data / "logs" / f"{instance}.log"
+def log_path(data: Path, instance: str, *, in_cluster: bool = False) -> Path:
+    folder = data / "logs"
+    return (folder / "cluster" if in_cluster else folder) / f"{instance}.log"
 
 
 class LogCopy:
-    """Writes lines to an empty log file: a copy always begins with the log's first line."""
+    """Writes lines to an empty log file: a copy always begins with the log's first line.
+
+    A disk that takes no line never stops the reader of the log: such lines are left out, and a note
+    counts them.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file: BinaryIO = path.open("wb", buffering=0)
-        self._size = 0
+        self._file: BinaryIO | None = None
+        self._size = self._missing = 0
+        with suppress(OSError):
+            self._file = self._new_file()
 
     def write(self, line: bytes) -> None:
-        if self._size > LIMIT_BYTES // 2:
-            self._file.close()
-            self._path.replace(self._path.with_suffix(".log.1"))
-            self._file = self._path.open("wb", buffering=0)
-            self._size = 0
-        self._size += self._file.write(line + b"\n") or 0
+        note = b"(lines without room on the disk: %d)\n" % self._missing if self._missing else b""
+        try:
+            if self._file is None:
+                self._file = self._new_file()
+            elif self._size > LIMIT_BYTES // 2:
+                self._path.replace(self._path.with_suffix(".log.1"))
+                self.close()
+                self._file = self._new_file()
+            self._size += self._file.write(note + line + b"\n") or 0
+            self._missing = 0
+        except OSError:
+            self._missing += 1
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+        self._file = None
+
+    def _new_file(self) -> BinaryIO:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._size = 0
+        return self._path.open("wb", buffering=0)
 
 
 async def read_log(
@@ -74,9 +96,10 @@ async def read_log(
 
 
 def remove_logs(data: Path, instance: str) -> None:
-    path = log_path(data, instance)
-    path.unlink(missing_ok=True)
-    path.with_suffix(".log.1").unlink(missing_ok=True)
+    for in_cluster in (False, True):
+        path = log_path(data, instance, in_cluster=in_cluster)
+        path.unlink(missing_ok=True)
+        path.with_suffix(".log.1").unlink(missing_ok=True)
 
 
 def _last_lines(file: BinaryIO, count: int) -> deque[bytes]:

@@ -22,7 +22,7 @@ log = Logger("fitserve.store")
 # Seconds between two checks of a whole file that has changed, and their largest part of a core.
 _INSPECTION_S = 5.0
 _INSPECTION_SHARE = 0.01
-# A damaged file is replaced once nobody has written to it for so long.
+# A damaged file is replaced once it was not written for so long.
 _REST_S = 10.0
 # Changes that a mirror may lack before it is made anew.
 _MOST_PENDING = 1000

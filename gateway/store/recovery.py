@@ -7,7 +7,7 @@ Engines then keep running, and changes are refused.
     damaged, cut off, empty           its mirror, in its place      set aside, with the time
     the same, without a mirror        an empty database in memory   set aside, with the time
     of another version                an empty database in memory   left alone
-    not writable, on a full disk      its copy in memory            left alone
+    not writable, on a full disk      its copy in memory            written, as soon as possible
     not readable, locked              an empty database in memory   left alone
 
 An empty database gets the running engines from their records (store/running_engines.py).
@@ -44,12 +44,14 @@ def open_store(path: Path) -> Store:
         problem = error.message.rstrip(".")
     if (copy := _copy(path)) is not None:
         try:
-            return Store(path, copy=copy, problem=problem)
+            store = Store(path, copy=copy, problem=problem, returns=True)
+            log.error("changes are refused until this is repaired", problem=problem)
+            return store  # noqa: TRY300
         except OtherVersion as error:
             return _in_memory(path, error.message.rstrip("."))
         except StoreError as error:
             return _set_aside(path, error.message.rstrip("."))
-    return _in_memory(path, problem)
+    return _in_memory(path, problem, returns=not path.exists())
 
 
 def installation_id(path: Path, store: Store) -> str:
@@ -138,9 +140,9 @@ def _from_mirror(path: Path, problem: str) -> Store | None:
     return store
 
 
-def _in_memory(path: Path, problem: str) -> Store:
+def _in_memory(path: Path, problem: str, *, returns: bool = False) -> Store:
     log.error("changes are refused until this is repaired; engines keep running", problem=problem)
-    return Store(path, copy=_memory(), problem=problem)
+    return Store(path, copy=_memory(), problem=problem, returns=returns)
 
 
 def _memory() -> sqlite3.Connection:

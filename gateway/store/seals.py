@@ -16,6 +16,9 @@ SEALED = {
     "benches": "id, model, at, bench",
 }
 
+Sums = list[tuple[int, float]]
+"""Of each table, the number of its rows and the sum of their seals."""
+
 
 def seal_changes(connection: sqlite3.Connection) -> None:
     """Have the connection seal each row that it adds or changes."""
@@ -38,7 +41,7 @@ def broken_seal(connection: sqlite3.Connection) -> str | None:
     return None
 
 
-def seal_sums(connection: sqlite3.Connection) -> list[tuple[int, float]]:
+def seal_sums(connection: sqlite3.Connection) -> Sums:
     """Number and sum of the seals of each table, which two equal databases share."""
     query = "SELECT count(*), total(seal) FROM"
     return [connection.execute(f"{query} {table}").fetchone() for table in SEALED]

@@ -16,14 +16,16 @@ from pathlib import Path
 from gateway.disk_fault import disk_fault
 from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
 from gateway.domain.grant import Grant
+from gateway.domain.running import MOST_ENDED_ATTEMPTS
 from gateway.errors import Conflict, NotFound, StoreError
+from gateway.logging import Logger
 from gateway.store.database import Database
 from gateway.store.event_table import EventTable
 from gateway.store.start_table import StartTable
 from gateway.store.usage_table import UsageTable
 
-# Attempts kept per model: enough to see a crash loop, bounded over years.
-_KEEP_ATTEMPTS = 50
+log = Logger("fitserve.store")
+
 # Runs of `fitserve bench` kept per model.
 _KEEP_BENCHES = 50
 
@@ -33,13 +35,20 @@ class Store:
 
     copy: a connection to use instead of the file, which is then neither read nor written.
     problem: the reason why changes are refused, for `changeable`.
+    returns: the copy is written into its file, and the problem ends, as soon as that is possible.
     """
 
     def __init__(
-        self, path: Path, *, copy: sqlite3.Connection | None = None, problem: str | None = None
+        self,
+        path: Path,
+        *,
+        copy: sqlite3.Connection | None = None,
+        problem: str | None = None,
+        returns: bool = False,
     ) -> None:
         self.path = path
         self.problem = problem
+        self.returns = returns
         self._database = Database(path, copy)
         self.events = EventTable(self._database)
         self.usage = UsageTable(self._database)
@@ -56,7 +65,11 @@ class Store:
 
     def look(self) -> None:
         """Inspect the file, which others may damage, and repair it. Call it every few seconds."""
-        self._database.look()
+        if not self.returns:
+            self._database.look()
+        elif self._database.return_to_file():
+            self.problem, self.returns = None, False
+            log.info("the database can be written again; changes are accepted", file=str(self.path))
 
     def changeable(self) -> None:
         """Raise StoreError if changes are refused."""
@@ -67,8 +80,11 @@ class Store:
             )
 
     def _cure(self) -> str:
-        """The step that makes changes possible. A gateway that began with a copy keeps it."""
+        """The step that makes changes possible."""
         fault = disk_fault(self.path.parent)
+        if self.returns:
+            repair = fault.cure if fault is not None else "Repair this, unless it is repaired"
+            return f"{repair}; changes are accepted some seconds later"
         if fault is not None:
             return f"{fault.cure}, then start the gateway again"
         return "Mend this, unless it is mended, and start the gateway again"
@@ -133,13 +149,7 @@ class Store:
         with self._database.change() as db:
             row = db.execute("SELECT deleting FROM models WHERE name=?", (wish.name,)).fetchone()
             if row is not None:
-                doing = "is still being removed" if row[0] else "exists already"
-                hint = (
-                    "Try again in a few seconds."
-                    if row[0]
-                    else f"Remove it first (`fitserve rm {wish.name}`), or use another name."
-                )
-                raise Conflict(f"The model {wish.name} {doing}.", hint=hint)
+                raise Conflict.of_model(wish.name, is_leaving=bool(row[0]))
             db.execute(
                 "INSERT INTO models (name, wish, created_at) VALUES (?, ?, ?)",
                 (wish.name, wish.model_dump_json(), now_s),
@@ -224,7 +234,7 @@ class Store:
             db.execute(
                 "DELETE FROM attempts WHERE model=? AND state IN ('failed', 'stopped') AND id NOT"
                 " IN (SELECT id FROM attempts WHERE model=? ORDER BY id DESC LIMIT ?)",
-                (model, model, _KEEP_ATTEMPTS),
+                (model, model, MOST_ENDED_ATTEMPTS),
             )
             number = int(cursor.lastrowid or 0)
         return Attempt(
@@ -326,7 +336,7 @@ class Store:
                 "INSERT OR IGNORE INTO facts (fact, learned_at) VALUES (?, ?)", rows
             ).rowcount
 
-    def keep_measured(self, facts: Collection[Fact]) -> None:
+    def keep_measurements(self, facts: Collection[Fact]) -> None:
         """Replace the measurements of the machine.
 
         Facts of kind speed_ratio are removed, because they depend on the former figures.

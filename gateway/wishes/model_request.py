@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 from pydantic import ConfigDict, Field
 
 from gateway.domain import Wish
@@ -53,10 +55,12 @@ class ModelRequest(Wish):
                 hint="Give it to that engine.",
                 param="chat_template",
             )
-        if self.min_context and self.max_context and self.min_context > self.max_context:
-            raise BadRequest(
-                "min_context is larger than max_context.",
-                hint="Swap or drop one.",
-                param="min_context",
-            )
+        for low, high in combinations(("min_context", "context", "max_context"), 2):
+            least, most = getattr(self, low), getattr(self, high)
+            if least and most and least > most:
+                raise BadRequest(
+                    f"{low} is larger than {high}: {least} and {most} tokens.",
+                    hint="Swap or drop one.",
+                    param=low,
+                )
         return Wish.model_validate(fields | {"endpoints": endpoints})

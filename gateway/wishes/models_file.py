@@ -11,7 +11,6 @@ begin in the folder of the file.
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.domain import Wish
 from gateway.domain.wish import NAME_PATTERN, ChatTemplate, Policy
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, near_name
 from gateway.file_reading import read_file
 from gateway.wishes.document import Document, Keys, Mistake, read
 from gateway.wishes.model_request import ModelRequest
@@ -61,7 +60,7 @@ def load(path: Path) -> ModelsFile:
         )
     document, references = read(text), References(path.absolute().parent)
     wishes: dict[str, Wish] = {}
-    mistakes = [*document.mistakes, *_of_the_top(document)]
+    mistakes = [*document.mistakes, *_top_mistakes(document)]
     if not document.mistakes:
         for name, fields in _models(document):
             outcome = _wish(document, str(name), fields or {}, references)
@@ -69,7 +68,7 @@ def load(path: Path) -> ModelsFile:
                 wishes[str(name)] = outcome
             else:
                 mistakes += outcome
-        mistakes += _of_names(document, wishes)
+        mistakes += _name_mistakes(document, wishes)
     if mistakes:
         lines = [mistake.words(path) for mistake in sorted(mistakes)[:_MOST_PROBLEMS]]
         rest_line = (
@@ -122,22 +121,22 @@ def _models(document: Document) -> list[tuple[str, dict[str, Any] | None]]:
     return [
         (name, fields)
         for name, fields in models.items()
-        if isinstance(fields, dict | None) and _named(name)
+        if isinstance(fields, dict | None) and _is_name(name)
     ]
 
 
-def _named(name: object) -> bool:
+def _is_name(name: object) -> bool:
     return re.fullmatch(NAME_PATTERN, str(name)) is not None
 
 
-def _of_the_top(document: Document) -> list[Mistake]:
+def _top_mistakes(document: Document) -> list[Mistake]:
     data = document.data
     if document.mistakes:
         return []
     if data is not None and not isinstance(data, dict):
         return [Mistake(document.place(()), "the file has to be a mapping with the key `models`")]
     wrong = [
-        Mistake(document.place((str(key),)), _unknown(str(key), {"models"}))
+        Mistake(document.place((str(key),)), _unknown_key(str(key), {"models"}))
         for key in data or {}
         if str(key) != "models" and not str(key).startswith(_EXTENSION_PREFIX)
     ]
@@ -170,7 +169,7 @@ def _of_the_top(document: Document) -> list[Mistake]:
             f"{str(name)!r} cannot be a model's name: {_NAME}",
         )
         for name in models
-        if not _named(name)
+        if not _is_name(name)
     ]
     return wrong + bare + names
 
@@ -187,12 +186,12 @@ def _wish(
     mistakes = []
     for keys, text in texts(fields, top):
         try:
-            references.resolved(text)
+            references.resolve(text)
         except Unresolved as problem:
             mistakes.append(Mistake(document.place(keys), f"{problem}"))
     if mistakes:
         return mistakes
-    resolved = references.resolved({str(key): value for key, value in fields.items()})
+    resolved = references.resolve({str(key): value for key, value in fields.items()})
     folders = [(resolved, key, (*top, key)) for key in _FOLDERS if key in resolved]
     if isinstance(adapters := resolved.get("loras"), dict):
         folders += [(adapters, key, (*top, "loras", str(key))) for key in adapters]
@@ -202,10 +201,11 @@ def _wish(
         except (
             ValueError,
             RuntimeError,
-        ) as error:  # a character that no path has; the home of nobody
+        ) as error:  # a character that no path has; an unknown home
             mistakes.append(
                 Mistake(
-                    document.place(at), f"this cannot be a folder: {references.hidden(str(error))}"
+                    document.place(at),
+                    f"this cannot be a folder: {references.hide_values(str(error))}",
                 )
             )
     if mistakes:
@@ -213,9 +213,11 @@ def _wish(
     try:
         wish = ModelRequest.model_validate({"name": name, **resolved}).wish()
     except ValidationError as error:
-        return _of_fields(document, top, error, references)
+        return _field_mistakes(document, top, error, references)
     except BadRequest as error:
-        return [Mistake(document.place((*top, error.param or "")), references.hidden(str(error)))]
+        return [
+            Mistake(document.place((*top, error.param or "")), references.hide_values(str(error)))
+        ]
     return wish
 
 
@@ -225,7 +227,7 @@ def _absolute_source(folder: Path, source: Any) -> Any:
     return str((folder / Path(source).expanduser()).resolve()) if is_relative else source
 
 
-def _of_fields(
+def _field_mistakes(
     document: Document, top: Keys, error: ValidationError, references: References
 ) -> list[Mistake]:
     """The mistakes, one for each value: a value of several types fails as each of them."""
@@ -242,17 +244,17 @@ def _of_fields(
             field_names = (
                 _NESTED.get(str(problem["loc"][0]), set()) if len(problem["loc"]) > 1 else _FIELDS
             )
-            words.append(_unknown(str(field), field_names))
+            words.append(_unknown_key(str(field), field_names))
         else:
             prefix = "" if words else ".".join(map(str, place[1:])) + ": "
             words.append(prefix + problem["msg"].removeprefix("Value error, "))
     return [
-        Mistake(document.place(keys), references.hidden("; or: ".join(words)))
+        Mistake(document.place(keys), references.hide_values("; or: ".join(words)))
         for keys, words in messages.items()
     ]
 
 
-def _of_names(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
+def _name_mistakes(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
     """No two models have a name in common."""
     owners: dict[str, str] = {}
     names = [
@@ -269,8 +271,8 @@ def _of_names(document: Document, wishes: dict[str, Wish]) -> list[Mistake]:
     ]
 
 
-def _unknown(key: str, keys: set[str]) -> str:
-    near = difflib.get_close_matches(key.replace("-", "_"), sorted(keys), 1)
+def _unknown_key(key: str, keys: set[str]) -> str:
+    near = near_name(key.replace("-", "_"), sorted(keys))
     return f"there is no key `{key}`" + (
-        f"; `{near[0]}` may be meant" if near else f"; known are {', '.join(sorted(keys))}"
+        f"; `{near}` may be meant" if near else f"; known are {', '.join(sorted(keys))}"
     )

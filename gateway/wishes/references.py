@@ -34,20 +34,20 @@ class References:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     values: dict[str, Secret] = field(default_factory=dict)
 
-    def resolved(self, value: Any) -> Any:
+    def resolve(self, value: Any) -> Any:
         """The value with references replaced. Raises Unresolved."""
         if isinstance(value, str):
             text = _REFERENCE.sub(self._read, value)
             inner = [self.values[match[0]] for match in _REFERENCE.finditer(value)]
-            if any(one.is_short for one in inner):
+            if any(reference.is_short for reference in inner):
                 # Letters around a short value make another word of it.
                 self.values[value] = Secret(text)
             return text
         if isinstance(value, dict):
-            return {key: self.resolved(item) for key, item in value.items()}
-        return [self.resolved(item) for item in value] if isinstance(value, list) else value
+            return {key: self.resolve(item) for key, item in value.items()}
+        return [self.resolve(item) for item in value] if isinstance(value, list) else value
 
-    def hidden(self, text: str) -> str:
+    def hide_values(self, text: str) -> str:
         """The text with references in the place of their values, and of each part of a value."""
         for reference, value in self.values.items():
             text = value.hidden_in(text, reference)
@@ -70,7 +70,7 @@ class References:
                 OSError,
                 ValueError,
                 RuntimeError,
-            ) as error:  # a character that no path has; the home of nobody
+            ) as error:  # a character that no path has; an unknown home
                 raise Unresolved(
                     f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}"
                 ) from None

@@ -18,7 +18,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from gateway.engines.inside.meta import fit, meta_mode
-from gateway.engines.vllm.inside.boot import configured
+from gateway.engines.vllm.inside.boot import configure
 from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.
@@ -193,7 +193,7 @@ def answers(version: str) -> list[list[Any]]:
             "vllm.v1.attention.backends.mla.flashinfer_mla_sparse_sm90"
         )
         sm90.has_flashinfer_sm90_nope_mla = flashinfer.has_flashinfer
-    with configured(), meta_mode():  # a backend's module makes a buffer on the GPU
+    with configure(), meta_mode():  # a backend's module makes a buffer on the GPU
         return [_answer(question) for question in questions(version)]
 
 
@@ -271,7 +271,7 @@ def _answer(q: Question) -> list[Any]:
         ]
         valid = " ".join(backend.name for backend in backends)
         refused = ", ".join(
-            f"{backend.name}: {_coded(reasons)}" for backend, (_, reasons) in bad.items()
+            f"{backend.name}: {_code(reasons)}" for backend, (_, reasons) in bad.items()
         )
     try:
         path = platform.get_attn_backend_cls(
@@ -304,7 +304,7 @@ def _flash_version(**how: Any) -> int | None:
     return version
 
 
-def _coded(reasons: list[str]) -> str:
+def _code(reasons: list[str]) -> str:
     codes = []
     for reason in reasons:
         missing = reason.startswith(("ImportError", "ModuleNotFoundError"))

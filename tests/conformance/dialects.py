@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.engines.common.chat.repair import repaired
+from gateway.engines.common.chat.repair import repair_template
 from gateway.profiles.profiles import Profiles
 
 KEPT = Path(__file__).with_suffix(".json")
@@ -76,7 +76,7 @@ class Dialect(NamedTuple):
         return f"{' '.join(self.marks)} {PROMPT} {' '.join(self.before)}"
 
 
-def kept() -> list[Dialect]:
+def kept_dialects() -> list[Dialect]:
     return [Dialect(**row) for row in json.loads(KEPT.read_text())]
 
 
@@ -84,7 +84,7 @@ def marks(text: str) -> list[str]:
     return sorted(set(MARK.findall(text)) | {word for word in WORDS if word in text})
 
 
-def rendered(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
+def render(text: str, messages: list[dict[str, Any]], *, prompt: bool = False) -> str:
     """As transformers renders chat templates (utils/chat_template_utils.py)."""
     jinja2: Any = importlib.import_module("jinja2.sandbox")
 
@@ -121,7 +121,7 @@ def alike(one: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
-def written(text: str, answer: dict[str, Any], names: str) -> str | None:
+def continuation(text: str, answer: dict[str, Any], names: str) -> str | None:
     """What follows the prompt where the answer is `answer`; None: the template takes no such
     answer, or writes nothing of it."""
     jinja2: Any = importlib.import_module("jinja2")
@@ -132,9 +132,9 @@ def written(text: str, answer: dict[str, Any], names: str) -> str | None:
                 call["function"]["arguments"] = arguments
             try:
                 asked, prompted, whole = (
-                    rendered(text, ASKED),
-                    rendered(text, ASKED, prompt=True),
-                    rendered(text, [*ASKED, said]),
+                    render(text, ASKED),
+                    render(text, ASKED, prompt=True),
+                    render(text, [*ASKED, said]),
                 )
             except (jinja2.TemplateError, TypeError, ValueError):
                 continue
@@ -153,7 +153,7 @@ def written(text: str, answer: dict[str, Any], names: str) -> str | None:
     return None
 
 
-def found(folder: Path) -> Iterator[Dialect]:
+def matching_dialects(folder: Path) -> Iterator[Dialect]:
     for path in sorted(folder.glob("*.jinja")):
         text = path.read_text()
         call = {
@@ -161,8 +161,8 @@ def found(folder: Path) -> Iterator[Dialect]:
             "type": "function",
             "function": {"name": NAME, "arguments": ARGUMENTS},
         }
-        calls = written(text, {"role": "assistant", "content": "", "tool_calls": [call]}, NAME)
-        thinks = written(
+        calls = continuation(text, {"role": "assistant", "content": "", "tool_calls": [call]}, NAME)
+        thinks = continuation(
             text,
             {
                 "role": "assistant",
@@ -174,9 +174,9 @@ def found(folder: Path) -> Iterator[Dialect]:
         )
         before = marks(text[text.rfind(PROMPT) :]) if PROMPT in text else []
         yield Dialect(path.stem, marks(text), before, calls, thinks)
-        mended, faults = repaired(text, Profiles().parsers.repairs)
+        mended, faults = repair_template(text, Profiles().parsers.repairs)
         if faults:
-            twice = written(
+            twice = continuation(
                 mended, {"role": "assistant", "content": "", "tool_calls": [call, call]}, NAME
             )
             yield Dialect(f"{path.stem}{REPAIRED}", marks(mended), before, twice, None)
@@ -184,7 +184,8 @@ def found(folder: Path) -> Iterator[Dialect]:
 
 def main() -> None:
     rows = [
-        json.dumps(dialect._asdict(), ensure_ascii=False) for dialect in found(Path(sys.argv[1]))
+        json.dumps(dialect._asdict(), ensure_ascii=False)
+        for dialect in matching_dialects(Path(sys.argv[1]))
     ]
     sys.stdout.write("[\n" + ",\n".join(rows) + "\n]\n")
 

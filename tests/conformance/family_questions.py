@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gateway.engines.vllm.inside.model import built
+from gateway.engines.vllm.inside.model import build_from_config
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.support.paths import MODELS
 from tests.support.versions import since
@@ -80,9 +80,9 @@ def config(model: str) -> dict[str, Any]:
 
 
 @contextmanager
-def made(model: str, tp: int) -> Iterator[Any]:
+def make_questions(model: str, tp: int) -> Iterator[Any]:
     arguments: dict[str, Any] = {"runner": "pooling"} if model in _POOLING else {}
-    with built(config(model), tp, max_model_len=512, **arguments) as (_, found):
+    with build_from_config(config(model), tp, max_model_len=512, **arguments) as (_, found):
         yield found
 
 
@@ -122,7 +122,7 @@ def _answer(model: str) -> dict[str, Any]:
     attention: list[list[Any]] = []
     for tp in TENSOR_PARALLEL:
         try:
-            with made(model, tp) as found:
+            with make_questions(model, tp) as found:
                 ranks[tp] = _shapes(found)
                 attention = attention or _attention(found)
         except Exception as error:  # an engine's refusal is an answer

@@ -60,7 +60,7 @@ def digest(questions: Iterable[Any]) -> str:
     return "sha256:" + hashlib.sha256(repr(list(questions)).encode()).hexdigest()
 
 
-def written(module: ModuleType, version: str, answers: Mapping[str, list[Any]]) -> str:
+def file_text(module: ModuleType, version: str, answers: Mapping[str, list[Any]]) -> str:
     """The text of the file."""
     table: dict[str, int] = {}  # the distinct answers as JSON, and their numbers
     rows = []

@@ -25,7 +25,7 @@ def questions(version: str) -> list[Groups]:
 
 def answers(version: str) -> list[Any]:
     vllm_answers.stand_in_for_packages()
-    return [_answer(one) for one in questions(version)]
+    return [_answer(question) for question in questions(version)]
 
 
 def _answer(one: Groups) -> Any:

@@ -61,16 +61,16 @@ class Kept(NamedTuple):
 
     def environment(self) -> str:
         """A Python that has what the engines' sources import."""
-        folder = self._made(
+        folder = self._build(
             "asking.txt", lambda folder: venv.create(folder, clear=True, with_pip=True)
         )
         return str(folder / "bin/python")
 
     def older(self) -> Path:
         """What is laid over the environment for versions before the questions' OLDER_BEFORE."""
-        return self._made("asking-older.txt", lambda _: None)
+        return self._build("asking-older.txt", lambda _: None)
 
-    def _made(self, name: str, begin: Callable[[Path], object]) -> Path:
+    def _build(self, name: str, begin: Callable[[Path], object]) -> Path:
         requirements = ROOT / "requirements" / name
         folder = (
             self.folder
@@ -97,7 +97,7 @@ class Kept(NamedTuple):
 def wheel_of(requirement: str, folder: Path) -> Path:
     """The wheel of `NAME==VERSION`, of whichever platform of Linux has one."""
     # Newest first: a wheel may need a newer glibc than this machine has, and is only read.
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 17)] + [
+    platforms = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17)] + [
         "manylinux2014_x86_64",
         "manylinux1_x86_64",
     ]

@@ -14,8 +14,8 @@ import json
 import re
 from typing import Any
 
-from gateway.engines.vllm.inside.answers import bytes_needed, groups_of, planned, planner, specs
-from gateway.engines.vllm.inside.model import built, prepare
+from gateway.engines.vllm.inside.answers import bytes_needed, groups_of, plan_cache, planner, specs
+from gateway.engines.vllm.inside.model import build_from_config, prepare
 from tests.support import paths
 from tests.support.versions import since
 
@@ -85,7 +85,7 @@ def config(model: str) -> dict[str, Any]:
     return fields
 
 
-def _preferred(made: Any) -> int:
+def _preferred_block(made: Any) -> int:
     """Tokens of a block before states make it larger: what the backend of the first attention layer
     prefers."""
     for layer in made.compilation_config.static_forward_context.values():
@@ -96,14 +96,14 @@ def _preferred(made: Any) -> int:
     return 0
 
 
-def _planned(
+def _plan_cache(
     plans: Any, made: Any, kept: dict[str, Any], groups: Any, memory: int, length: int
 ) -> list[Any]:
     """[number of blocks, requests at once], or [the length it suggests] where a request does not
     fit."""
     made.model_config.max_model_len = length
     try:
-        cache = planned(plans, made, kept, groups, memory)
+        cache = plan_cache(plans, made, kept, groups, memory)
     except ValueError as error:
         suggested = re.search(r"estimated maximum model length is (\d+)", str(error))
         if "KV cache is needed" not in str(error) and not suggested:
@@ -120,7 +120,7 @@ def _answer(made: Any) -> dict[str, Any]:
     BATCHED; planned: see _planned, for each of BATCHED, BYTES and PLANNED."""
     recurrent = made.model_config.is_hybrid
     preferred = (
-        _preferred(made)
+        _preferred_block(made)
         if recurrent and hasattr(made.cache_config, "skip_page_size_padded")
         else 16
     )
@@ -144,7 +144,7 @@ def _answer(made: Any) -> dict[str, Any]:
         made.scheduler_config.max_num_batched_tokens = tokens
         answer["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
         answer["planned"] += [
-            _planned(plans, made, kept_specs, groups, memory, length)
+            _plan_cache(plans, made, kept_specs, groups, memory, length)
             for memory in BYTES
             for length in PLANNED
         ]
@@ -157,7 +157,7 @@ def answers(version: str) -> list[Any]:
     for model, tp, dtype, prefix in questions(version):
         arguments: dict[str, Any] = {"kv_cache_dtype": dtype, "enable_prefix_caching": prefix}
         try:
-            with built(config(model), tp, **arguments) as (made, _):
+            with build_from_config(config(model), tp, **arguments) as (made, _):
                 found.append(_answer(made))
         except Exception as error:  # an engine's refusal is an answer
             found.append(" ".join(f"{type(error).__name__}: {error}".split(" [type=")[0].split()))

@@ -18,7 +18,7 @@ _RECURRENT = [
 ]
 
 
-def _compressed(
+def _compress(
     form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any
 ) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
@@ -82,28 +82,28 @@ QUANTS: dict[str, dict[str, Any]] = {
         "quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False,
         "modules_in_block_to_quantize": [*_ATTENTION, *_MLP, *_RECURRENT],
     },
-    "w4a16": _compressed("pack-quantized", _numbers(4, "int", "group", group_size=128), None),
-    "w8a16": _compressed("pack-quantized", _numbers(8, "int", "channel"), None),
-    "int8": _compressed("int-quantized", _numbers(8, "int", "channel"),
+    "w4a16": _compress("pack-quantized", _numbers(4, "int", "group", group_size=128), None),
+    "w8a16": _compress("pack-quantized", _numbers(8, "int", "channel"), None),
+    "int8": _compress("int-quantized", _numbers(8, "int", "channel"),
         _numbers(8, "int", "token", dynamic=True)),
-    "fp8-dynamic": _compressed(
+    "fp8-dynamic": _compress(
         "float-quantized", _numbers(8, "float", "channel"),
         _numbers(8, "float", "token", dynamic=True),
         ignore=["lm_head", "re:.*mlp.gate$", "re:.*layers.0.self_attn.(q|k|v)_proj"],
     ),
-    "fp8-static": _compressed("float-quantized", _numbers(8, "float", "tensor"),
+    "fp8-static": _compress("float-quantized", _numbers(8, "float", "tensor"),
         _numbers(8, "float", "tensor")),
-    "fp8-ct-block": _compressed(
+    "fp8-ct-block": _compress(
         "float-quantized", _numbers(8, "float", "block", block_structure=[128, 128]),
         _numbers(8, "float", "group", group_size=128, dynamic=True),
         ignore=["re:.*mlp.gate$", "lm_head"],
     ),
-    "nvfp4": _compressed(
+    "nvfp4": _compress(
         "nvfp4-pack-quantized", _numbers(4, "float", "tensor_group", group_size=16),
         _numbers(4, "float", "tensor_group", group_size=16, dynamic="local"),
         ignore=["re:.*mlp.gate$", "lm_head"],
     ),
-    "mxfp4-ct": _compressed(
+    "mxfp4-ct": _compress(
         "mxfp4-pack-quantized", _numbers(4, "float", "group", group_size=32),
         _numbers(4, "float", "group", group_size=32, dynamic=True),
         ignore=["lm_head", "re:.*router$", "re:.*self_attn.*"],

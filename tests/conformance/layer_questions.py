@@ -12,7 +12,7 @@ import importlib
 import re
 from typing import Any
 
-from gateway.engines.vllm.inside.model import built
+from gateway.engines.vllm.inside.model import build_from_config
 from tests.conformance.layer_cases import CASES, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0",)
@@ -64,7 +64,7 @@ def _answer(model: str, quant: str) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for tp in TENSOR_PARALLEL:
         try:
-            with built(case(model, quant), tp) as (_, made):
+            with build_from_config(case(model, quant), tp) as (_, made):
                 given[str(tp)] = _layers(made)
         except Exception as error:  # an engine's refusal is an answer
             given[str(tp)] = f"{type(error).__name__}: {error}"[:400]

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gateway.engines.inside.meta import fit
 from gateway.engines.vllm.inside.answers import block_fp8
-from gateway.engines.vllm.inside.boot import configured
+from gateway.engines.vllm.inside.boot import configure
 from tests.support.versions import since
 
 # A capability, then which optional packages are installed where it is not what the image has.
@@ -196,7 +196,7 @@ def _answer(question: Question) -> list[Any]:
     }
     option = {"linear_backend": question.forced} if question.forced else {}
     try:
-        with configured(question.dtype, **option):
+        with configure(question.dtype, **option):
             return ask.get(question.kind, _fp8)(question)
     except (ValueError, RuntimeError) as error:
         if any(refusal in str(error) for refusal in REFUSALS):

@@ -40,11 +40,11 @@ def answers(version: str) -> list[Any]:
     stand_in_for_packages()
     engine = Profiles().engine(f"vllm=={version}")
     return [
-        _parsed(engine) if asked == PARSER else _supported(asked) for asked in questions(version)
+        _parse(engine) if asked == PARSER else _is_supported(asked) for asked in questions(version)
     ]
 
 
-def _supported(model: str) -> bool | None:
+def _is_supported(model: str) -> bool | None:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     interfaces: Any = importlib.import_module("vllm.model_executor.models.interfaces")
     (architecture,) = json.loads((ROOT / "tests/models" / f"{model}.json").read_text())[
@@ -57,7 +57,7 @@ def _supported(model: str) -> bool | None:
         return None
 
 
-def _parsed(engine: Engine) -> Any:
+def _parse(engine: Engine) -> Any:
     told = [
         "--enable-lora",
         "--max-lora-rank=16",
@@ -67,7 +67,7 @@ def _parsed(engine: Engine) -> Any:
     ]
     found = parser().parse_args(told)
     return [
-        [[one.name, one.path] for one in found.lora_modules],
+        [[module.name, module.path] for module in found.lora_modules],
         found.enable_lora,
         found.max_lora_rank,
         found.max_loras,

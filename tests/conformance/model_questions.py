@@ -28,13 +28,13 @@ from gateway.engines.vllm.inside.answers import (
     block_bytes,
     groups_of,
     kernels,
-    planned,
+    plan_cache,
     planner,
     pretend_bitsandbytes,
     specs,
     stand_in_for_packages,
 )
-from gateway.engines.vllm.inside.model import built, prepare
+from gateway.engines.vllm.inside.model import build_from_config, prepare
 from tests.conformance.layer_cases import TENSOR_PARALLEL
 from tests.conformance.model_cases import OLDER_BEFORE, ONLINE, config, machines, pooling, triples
 
@@ -77,15 +77,17 @@ def answer_of(
     for tp in ranks:
         attention = weights = kv = None
         try:
-            with built(asked, tp, **arguments) as (made, whole):
+            with build_from_config(asked, tp, **arguments) as (made, whole):
                 layers[tp] = layers_of(whole, made)
                 attention = _attention(whole, made)
-                weights = sum(one.numel() * one.element_size() for one in whole.parameters())
+                weights = sum(
+                    parameter.numel() * parameter.element_size() for parameter in whole.parameters()
+                )
                 kv = _kv(made) if cache else None
         except Exception as error:  # an engine's refusal is an answer
             layers.pop(tp, None)
             attention = weights = kv = None
-            found["refused"][str(tp)] = _said(error)
+            found["refused"][str(tp)] = _error_text(error)
         found["attention"].append(attention)
         found["weights"].append(weights)
         found["kv"].append(kv)
@@ -96,7 +98,7 @@ def answer_of(
     return {name: value for name, value in found.items() if value}
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}".split(" [type=")[0].removeprefix(
         "ValidationError: 1 validation error for "
     )
@@ -140,7 +142,7 @@ def _kv(made: Any) -> str:
     plans = planner()
     groups = groups_of(plans, made, kept)
     made.model_config.max_model_len = 16
-    cache = planned(plans, made, kept, groups, _KV_BYTES)
+    cache = plan_cache(plans, made, kept, groups, _KV_BYTES)
     size = block_bytes(groups)
     if cache.num_blocks != _KV_BYTES // size:
         raise RuntimeError(f"a block is not {size} bytes: {cache.num_blocks} are in {_KV_BYTES}")

@@ -20,7 +20,7 @@ def block(q: Any) -> dict[str, Any] | None:
             "sym": q.symmetric, "data_type": "int",
                 "packing_format": "auto_round:auto_gptq"}  # fmt: skip
     if q.origin == "compressed-tensors":
-        return _compressed(q)
+        return _compress(q)
     if q.origin == "fp8":
         found = {"weight_block_size": [q.group, q.group]} if q.kind == "fp8_block" else {}
         return {
@@ -46,7 +46,7 @@ def block(q: Any) -> dict[str, Any] | None:
     return {"quant_method": "mxfp4"} if q.origin == "mxfp4" else None
 
 
-def _compressed(q: Any) -> dict[str, Any]:
+def _compress(q: Any) -> dict[str, Any]:
     integer = q.kind in ("wna16", "int8", "w4a8")
     strategy = {
         "fp8_tensor": "tensor",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from gateway.engines.inside.meta import fit, meta_mode
 from gateway.engines.vllm.inside.answers import stand_in_for_packages
-from gateway.engines.vllm.inside.boot import configured
+from gateway.engines.vllm.inside.boot import configure
 from gateway.engines.vllm.inside.model import group_up
 from tests.conformance.moe_blocks import block as quantization_block
 from tests.support.versions import since
@@ -194,7 +194,7 @@ def _answer(q: Question) -> list[Any]:
             meta_mode(),
             torch.device("meta"),
         ):
-            return _built(q, current)
+            return _build(q, current)
     except REFUSALS as error:
         return ["none", re.sub(r"\s+", " ", f"{type(error).__name__}: {error}")[:300]]
     finally:
@@ -203,7 +203,7 @@ def _answer(q: Question) -> list[Any]:
 
 @functools.cache
 def _configuration(dtype: str, forced: str) -> Any:
-    with configured(dtype, **({"moe_backend": forced} if forced else {})):
+    with configure(dtype, **({"moe_backend": forced} if forced else {})):
         return importlib.import_module("vllm.config").get_current_vllm_config()
 
 
@@ -219,7 +219,7 @@ def _expert_map() -> None:
         manager.get_compressed_map_string = lambda _: ""
 
 
-def _built(q: Question, current: Any) -> list[Any]:
+def _build(q: Question, current: Any) -> list[Any]:
     torch: Any = importlib.import_module("torch")
     current.parallel_config.enable_expert_parallel = q.ep
     current.parallel_config.tensor_parallel_size = q.tp
@@ -251,7 +251,7 @@ def _built(q: Question, current: Any) -> list[Any]:
         m.quant_method for m in layer.modules() if getattr(m, "quant_method", None) is not None
     )
     backend = _backend(method)
-    return [type(method).__name__, backend, _padded(q, method, backend)]
+    return [type(method).__name__, backend, _pad(q, method, backend)]
 
 
 def _backend(method: Any) -> str | None:
@@ -263,7 +263,7 @@ def _backend(method: Any) -> str | None:
     return enums[0].name if enums else None
 
 
-def _padded(q: Question, method: Any, backend: str | None) -> list[int] | None:
+def _pad(q: Question, method: Any, backend: str | None) -> list[int] | None:
     ranks = 1 if q.ep else q.tp
     made = [method.moe.hidden_dim, method.moe.intermediate_size_per_partition]
     if q.kind == "mxfp4" and isinstance(getattr(method, "intermediate_size", None), int):  # 0.18.0

@@ -14,7 +14,7 @@ import importlib
 import re
 from typing import Any
 
-from gateway.engines.vllm.inside.model import built
+from gateway.engines.vllm.inside.model import build_from_config
 from tests.conformance.layer_cases import PUBLISHED, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0",)
@@ -96,7 +96,7 @@ def questions(_: str) -> list[tuple[str, dict[str, Any], str]]:
     return [*((model, {}, "generate") for model in PUBLISHED), *VARIANTS]
 
 
-def asked(model: str, changes: dict[str, Any]) -> dict[str, Any]:
+def question_config(model: str, changes: dict[str, Any]) -> dict[str, Any]:
     """The config.json of this question."""
     return {
         key: value
@@ -131,9 +131,15 @@ def answers(version: str) -> list[dict[str, Any]]:
         answer: dict[str, Any] = {"bytes": []}
         for tp in TENSOR_PARALLEL:
             try:
-                with built(asked(model, changes), tp, runner=runner) as (_, made):
+                with build_from_config(question_config(model, changes), tp, runner=runner) as (
+                    _,
+                    made,
+                ):
                     answer["bytes"].append(
-                        sum(one.numel() * one.element_size() for one in made.parameters())
+                        sum(
+                            parameter.numel() * parameter.element_size()
+                            for parameter in made.parameters()
+                        )
                     )
                     answer.setdefault("others", _others(made))
             except Exception:  # an engine's refusal is an answer

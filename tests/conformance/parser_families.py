@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gateway.domain import ModelSpec
 from gateway.profiles.profiles import Profiles
-from tests.conformance.dialects import PROMPT, kept
-from tests.support.published import published
+from tests.conformance.dialects import PROMPT, kept_dialects
+from tests.support.published import published_model
 
 KEPT = Path(__file__).with_suffix(".txt")
 VERSIONS = (
@@ -77,14 +77,14 @@ FAMILIES = {
 
 def spec(family: str) -> ModelSpec:
     model_type, template = FAMILIES[family]
-    known = {one.name: one.template() for one in kept()}
+    known = {dialect.name: dialect.template() for dialect in kept_dialects()}
     text = known.get(template, f"{template} {PROMPT}")
-    return published("llama-3.1-8b").evolve(
+    return published_model("llama-3.1-8b").evolve(
         chat_template=text, model_type=model_type, added_tokens=("<think>", "</think>")
     )
 
 
-def given(profiles: Profiles, family: str) -> list[str]:
+def parsers_by_version(profiles: Profiles, family: str) -> list[str]:
     """Tools and thoughts, by engine version; - for none."""
     writing = profiles.parsers.writing(spec(family))
     found = []
@@ -97,7 +97,10 @@ def given(profiles: Profiles, family: str) -> list[str]:
 
 def text(profiles: Profiles) -> str:
     """One line for each family: its name, then what each version of VERSIONS is given."""
-    rows = [("family", *VERSIONS), *((family, *given(profiles, family)) for family in FAMILIES)]
+    rows = [
+        ("family", *VERSIONS),
+        *((family, *parsers_by_version(profiles, family)) for family in FAMILIES),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

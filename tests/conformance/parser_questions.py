@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tests.conformance.dialects import ARGUMENTS, ASKED, NAME, TOOLS, kept
+from tests.conformance.dialects import ARGUMENTS, ASKED, NAME, TOOLS, kept_dialects
 
 CAPABILITIES = ("9.0",)
 
@@ -46,7 +46,7 @@ class Tokenizer:
         return [ord(one) for one in text]
 
     def decode(self, tokens: list[int], **_: Any) -> str:
-        return "".join(chr(one) for one in tokens)
+        return "".join(chr(token) for token in tokens)
 
     def convert_tokens_to_ids(self, token: str) -> int:
         return self.vocabulary[token]
@@ -55,7 +55,9 @@ class Tokenizer:
 def questions(version: str) -> Iterator[tuple[str, str]]:
     """(model, how it writes the call)."""
     del version
-    return ((one.name, one.calls) for one in kept() if one.calls is not None)
+    return (
+        (dialect.name, dialect.calls) for dialect in kept_dialects() if dialect.calls is not None
+    )
 
 
 def answers(version: str) -> list[list[str]]:
@@ -65,7 +67,7 @@ def answers(version: str) -> list[list[str]]:
         model="m", messages=ASKED, tools=TOOLS, tool_choice="auto"
     )
     names = sorted({*manager.lazy_parsers, *manager.tool_parsers})
-    counts = {one.name: one.times for one in kept()}
+    counts = {dialect.name: dialect.times for dialect in kept_dialects()}
     return [
         [name for name in names if reads(manager, name, said, request, counts[model])]
         for model, said in questions(version)

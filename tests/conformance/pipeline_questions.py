@@ -27,10 +27,10 @@ def questions(version: str) -> list[str]:
 def answers(version: str) -> list[Any]:
     prepare()
     stand_in_for_packages()
-    return [_staged(architecture) for architecture in questions(version)]
+    return [_has_stages(architecture) for architecture in questions(version)]
 
 
-def _staged(architecture: str) -> bool | None:
+def _has_stages(architecture: str) -> bool | None:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     interfaces: Any = importlib.import_module("vllm.model_executor.models.interfaces")
     known = registry.ModelRegistry.models.get(architecture)

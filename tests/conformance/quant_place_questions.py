@@ -32,7 +32,7 @@ def answers(version: str) -> list[list[str]]:
     return [_answer(CASES[name]) for name, _ in questions(version)]
 
 
-def written(case: Case) -> dict[str, bytes]:
+def case_files(case: Case) -> dict[str, bytes]:
     """The files of a case."""
     config, file = files(case)
     named = {"config.json": config} | ({} if file is None else {"hf_quant_config.json": file})
@@ -44,7 +44,7 @@ def _answer(case: Case) -> list[str]:
     registry._run_in_subprocess = lambda function: function()
     utils: Any = importlib.import_module("vllm.utils.torch_utils")
     vllm_config: Any = importlib.import_module("vllm.config.vllm").VllmConfig
-    with folder_of(written(case)) as folder:
+    with folder_of(case_files(case)) as folder:
         try:
             arguments = arguments_of(folder, [])
             model, load = arguments.create_model_config(), arguments.create_load_config()

@@ -219,12 +219,12 @@ def _answer(folder: Path, q: Question) -> Any:
             kv_cache_dtype=q.kv_dtype,
             **given,
         )
-        return _said(args, q)
+        return _selection_answer(args, q)
     except (AssertionError, ValueError) as error:
         return f"{type(error).__name__}: {error}"[:120].replace(str(folder), "")
 
 
-def _said(args: Any, q: Question) -> list[Any]:
+def _selection_answer(args: Any, q: Question) -> list[Any]:
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     try:
         sglang_model.publish(args)

@@ -14,7 +14,7 @@ from gateway.engines.sglang.inside import answers as sglang_answers
 from tests.conformance.group_cases import CAPABILITIES, Groups, groups
 from tests.conformance.group_questions import experts_of
 from tests.conformance.layer_cases import case
-from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, completed
+from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, complete
 from tests.support.versions import since
 
 __all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]
@@ -25,11 +25,11 @@ def questions(version: str) -> list[Groups]:
 
 
 def answers(version: str) -> list[Any]:
-    return [_answer(version, one) for one in questions(version)]
+    return [_answer(version, question) for question in questions(version)]
 
 
 def _answer(version: str, one: Groups) -> Any:
-    files = {"config.json": json.dumps(completed(case(one.model, one.quant))).encode()}
+    files = {"config.json": json.dumps(complete(case(one.model, one.quant))).encode()}
     command = [f"--tp-size={one.tp * one.dp}", "--dtype=bfloat16", "--context-length=512"]
     command += (
         [f"--attn-dp-size={one.dp}"]

@@ -129,9 +129,9 @@ def answers(version: str) -> list[str]:
     for _, group in itertools.groupby(sorted(asked, key=_configuration), key=_configuration):
         some = list(group)
         try:
-            config = _configured(some[0])
+            config = _configure(some[0])
         except sglang_layers.REFUSALS as error:
-            found |= dict.fromkeys(some, sglang_layers.refused("method", error))
+            found |= dict.fromkeys(some, sglang_layers.refusal_text("method", error))
             continue
         found |= {question: _answer(question, config) for question in some}
     return [found[question] for question in asked]
@@ -141,11 +141,11 @@ def _configuration(q: Question) -> tuple[str, str, int]:
     return json.dumps(quantization_block(q)), q.dtype, q.tp
 
 
-def _configured(q: Question) -> Any:
+def _configure(q: Question) -> Any:
     block = quantization_block(q)
     config = json.loads(MODEL.read_text()) | ({"quantization_config": block} if block else {})
     given = {"quantization": "fp8"} if q.origin == "online" else {}
-    return sglang_layers.configured(config, q.dtype, q.tp, arguments=given).quantization
+    return sglang_layers.configure(config, q.dtype, q.tp, arguments=given).quantization
 
 
 def _answer(q: Question, config: Any) -> str:
@@ -163,4 +163,4 @@ def _answer(q: Question, config: Any) -> str:
                 layer = linear.ReplicatedLinear(q.k, q.n, **given)
             return sglang_layers.product(layer, q.parts[0], q.dtype)
     except sglang_layers.REFUSALS as error:
-        return sglang_layers.refused("none", error)
+        return sglang_layers.refusal_text("none", error)

@@ -98,11 +98,11 @@ def _answer(folder: Path, question: Question) -> Any:
         )
         if hasattr(resolved, "resolve_once"):
             resolved.resolve_once()
-            batch = sglang_model.resolved(resolved, "cuda_graph_config")["decode"]["max_bs"]
+            batch = sglang_model.resolve_argument(resolved, "cuda_graph_config")["decode"]["max_bs"]
         else:
             batch = resolved.cuda_graph_max_bs
         chunk, share = (
-            sglang_model.resolved(resolved, name)
+            sglang_model.resolve_argument(resolved, name)
             for name in ("chunked_prefill_size", "mem_fraction_static")
         )
         return [chunk, batch, round(share, 6)]

@@ -39,15 +39,19 @@ def questions(version: str) -> list[tuple[str, str, str]]:
         lacks |= {
             name for bound, names in added.items() if not since(version, bound) for name in names
         }
-    return [one for one in triples(NEWEST_VLLM) if one[0] not in lacks and one[2] in CAPABILITIES]
+    return [
+        triple
+        for triple in triples(NEWEST_VLLM)
+        if triple[0] not in lacks and triple[2] in CAPABILITIES
+    ]
 
 
 def config_of(model: str, quant: str) -> dict[str, Any]:
     """As published, but for the number of layers."""
-    return completed(config(model, quant))
+    return complete(config(model, quant))
 
 
-def completed(fields: dict[str, Any]) -> dict[str, Any]:
+def complete(fields: dict[str, Any]) -> dict[str, Any]:
     """With two fields that SGLang reads: they do not decide shapes, and the kept config leaves them
     out."""
     text = fields.get("text_config", fields)

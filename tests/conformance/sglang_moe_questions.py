@@ -186,13 +186,13 @@ def config_of(q: Question) -> dict[str, Any]:
 def _answer(q: Question) -> Any:
     given = {"quantization": "fp8"} if q.origin == "online" else {}
     try:
-        made = sglang_layers.configured(config_of(q), q.dtype, q.tp, q.ep, given)
+        made = sglang_layers.configure(config_of(q), q.dtype, q.tp, q.ep, given)
     except sglang_layers.REFUSALS as error:
-        return sglang_layers.refused("method", error)
+        return sglang_layers.refusal_text("method", error)
     try:
         with sglang_model.meta(q.dtype):
             model = sglang_layers.model(made)
         layer = next(module for module in model.modules() if hasattr(module, "moe_runner_config"))
         return sglang_layers.experts(layer)
     except sglang_layers.REFUSALS as error:
-        return sglang_layers.refused("none", error)
+        return sglang_layers.refusal_text("none", error)

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from tests.conformance.dialects import ANSWER, ARGUMENTS, NAME, THOUGHT, TOOLS, kept
+from tests.conformance.dialects import ANSWER, ARGUMENTS, NAME, THOUGHT, TOOLS, kept_dialects
 
 ENGINE = "sglang"
 CAPABILITIES = ("9.0",)
@@ -28,10 +28,10 @@ class Question(NamedTuple):
 
 def questions(version: str) -> Iterator[Question]:
     del version
-    for one in kept():
-        for about, said in (("calls", one.calls), ("thinks", one.thinks)):
+    for dialect in kept_dialects():
+        for about, said in (("calls", dialect.calls), ("thinks", dialect.thinks)):
             if said is not None:
-                yield Question(one.name, about, said)
+                yield Question(dialect.name, about, said)
 
 
 def answers(version: str) -> list[list[str]]:
@@ -46,7 +46,7 @@ def answers(version: str) -> list[list[str]]:
     except ImportError:
         thoughts = importlib.import_module("sglang.srt.reasoning_parser").ReasoningParser
     tools = [protocol.Tool(**tool) for tool in TOOLS]
-    found, counts = [], {one.name: one.times for one in kept()}
+    found, counts = [], {dialect.name: dialect.times for dialect in kept_dialects()}
     for question in questions(version):
         if question.about == "calls":
             asked = question.said, counts[question.model]

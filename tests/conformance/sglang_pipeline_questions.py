@@ -27,9 +27,9 @@ def questions(version: str) -> list[str]:
 def answers(version: str) -> list[Any]:
     registry: Any = importlib.import_module("sglang.srt.models.registry")
     known = registry.ModelRegistry.models
-    return [_staged(known.get(architecture)) for architecture in questions(version)]
+    return [_has_stages(known.get(architecture)) for architecture in questions(version)]
 
 
-def _staged(made: Any) -> bool | None:
+def _has_stages(made: Any) -> bool | None:
     forward = getattr(made, "forward", None)  # some stand for a class that depends on the model
     return None if forward is None else "pp_proxy_tensors" in inspect.signature(forward).parameters

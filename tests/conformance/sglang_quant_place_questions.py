@@ -10,7 +10,7 @@ from typing import Any
 from gateway.engines.inside.meta import folder_of
 from gateway.engines.sglang.inside.model import arguments_of, configured_of
 from tests.conformance.quant_place_cases import CAPABILITIES, CASES, Case
-from tests.conformance.quant_place_questions import questions, written
+from tests.conformance.quant_place_questions import case_files, questions
 
 __all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]
 
@@ -24,7 +24,7 @@ def answers(version: str) -> list[list[str]]:
 
 
 def _answer(case: Case) -> list[str]:
-    with folder_of(written(case)) as folder:
+    with folder_of(case_files(case)) as folder:
         try:
             configured = configured_of(arguments_of(folder, []))
         except Exception:  # an engine's refusal is an answer

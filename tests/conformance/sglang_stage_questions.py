@@ -15,7 +15,7 @@ from gateway.engines.inside.meta import folder_of
 from gateway.engines.sglang.inside.attention import record_backends
 from gateway.engines.sglang.inside.model import arguments_of, configured_of, meta, model_of
 from tests.conformance.layer_cases import case
-from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, completed
+from tests.conformance.sglang_model_questions import ENGINE, OLDER_BEFORE, complete
 from tests.conformance.stage_cases import CAPABILITIES, Stages, argv, stages
 
 __all__ = ["CAPABILITIES", "ENGINE", "OLDER_BEFORE", "answers", "questions"]
@@ -29,25 +29,28 @@ def questions(version: str) -> list[Stages]:
 
 def answers(version: str) -> list[Any]:
     record_backends()
-    return [_answer(one) for one in questions(version)]
+    return [_answer(question) for question in questions(version)]
 
 
 def _answer(one: Stages) -> Any:
     os.environ.pop(STAGE_LAYERS, None)
     if one.layers:
         os.environ[STAGE_LAYERS] = ",".join(map(str, one.layers))
-    files = {"config.json": json.dumps(completed(case(one.model, one.quant))).encode()}
+    files = {"config.json": json.dumps(complete(case(one.model, one.quant))).encode()}
     try:
         with folder_of(files) as folder:
             return [
-                _held(folder, argv(one, "pp-size", "context-length"), stage)
+                _stage_bytes(folder, argv(one, "pp-size", "context-length"), stage)
                 for stage in range(one.count)
             ]
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
 
 
-def _held(folder: str, command: list[str], stage: int) -> int:
+def _stage_bytes(folder: str, command: list[str], stage: int) -> int:
     made = configured_of(arguments_of(folder, command), stage)
     with meta(str(made.model.dtype).removeprefix("torch.")):
-        return sum(one.numel() * one.element_size() for one in model_of(made).parameters())
+        return sum(
+            parameter.numel() * parameter.element_size()
+            for parameter in model_of(made).parameters()
+        )

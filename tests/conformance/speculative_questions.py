@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from gateway.engines.vllm.inside.model import built
+from gateway.engines.vllm.inside.model import build_from_config
 from tests.support.paths import MODELS
 
 CAPABILITIES = ("9.0",)
@@ -199,8 +199,8 @@ def _answer(question: Question) -> list[Any]:
             Path(folder, "config.json").write_text(json.dumps(DRAFTERS[question.drafter]))
         given = config_of(question, folder if question.drafter else None)
         try:
-            with built(target, question.tp, speculative_config=given) as (made, model):
-                return _taken(made, model)
+            with build_from_config(target, question.tp, speculative_config=given) as (made, model):
+                return _taken_layers(made, model)
         except Exception as error:
             message = re.sub(r"/\S+|0x[0-9a-f]+", "...", str(error))[:160]
             refused = (
@@ -212,7 +212,7 @@ def _answer(question: Question) -> list[Any]:
             return ["error" if refused else "unanswered", type(error).__name__, message]
 
 
-def _taken(made: Any, model: Any) -> list[Any]:
+def _taken_layers(made: Any, model: Any) -> list[Any]:
     spec = made.speculative_config
     draft = spec.draft_model_config
     if draft is None or draft is made.model_config:

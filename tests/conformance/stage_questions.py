@@ -30,7 +30,7 @@ def questions(version: str) -> list[Stages]:
 
 def answers(version: str) -> list[Any]:
     vllm_answers.stand_in_for_packages()
-    return [_answer(one) for one in questions(version)]
+    return [_answer(question) for question in questions(version)]
 
 
 def _answer(one: Stages) -> Any:
@@ -44,12 +44,14 @@ def _answer(one: Stages) -> Any:
             given = vllm_model.arguments_of(
                 folder, [*argv(one, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"]
             )
-            return [_held(given, stage) for stage in range(one.count)]
+            return [_stage_bytes(given, stage) for stage in range(one.count)]
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
 
 
-def _held(given: Any, stage: int) -> list[int]:
+def _stage_bytes(given: Any, stage: int) -> list[int]:
     with vllm_model.built_of(given, stage) as (made, whole):
-        weights = sum(one.numel() * one.element_size() for one in whole.parameters())
+        weights = sum(
+            parameter.numel() * parameter.element_size() for parameter in whole.parameters()
+        )
         return [weights, sum(row["layers"] for row in vllm_answers.attention(whole, made))]

@@ -65,10 +65,10 @@ def _half(capability: str) -> str:
 def config(model: str, quant: str) -> dict[str, Any]:
     """The config.json of this case."""
     fields = model_cases.config(model.removesuffix(RESAVED), quant)
-    return resaved(fields) if model.endswith(RESAVED) else fields
+    return resave(fields) if model.endswith(RESAVED) else fields
 
 
-def resaved(fields: dict[str, Any]) -> dict[str, Any]:
+def resave(fields: dict[str, Any]) -> dict[str, Any]:
     """As transformers 5.20 writes what it has read."""
     text = dict(fields.get("text_config", fields))
     if "num_experts" in text:

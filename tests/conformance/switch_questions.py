@@ -8,7 +8,7 @@ where the engine refuses the model.
 from __future__ import annotations
 
 from gateway.engines.vllm.inside.answers import stand_in_for_packages
-from gateway.engines.vllm.inside.model import built, prepare
+from gateway.engines.vllm.inside.model import build_from_config, prepare
 from tests.conformance import model_questions
 from tests.conformance.model_cases import OLDER_BEFORE, config
 from tests.conformance.switch_cases import cases, machines
@@ -28,7 +28,7 @@ def answers(version: str) -> list[list[str] | None]:
 
 def _answer(model: str, quant: str) -> list[str] | None:
     try:
-        with built(config(model, quant), 1) as (made, whole):
+        with build_from_config(config(model, quant), 1) as (made, whole):
             return model_questions.rows_of({1: model_questions.layers_of(whole, made)})
     except Exception:  # an engine's refusal is an answer
         return None

@@ -53,9 +53,11 @@ def other_bytes(group: TensorGroup, tp: int) -> int:
     return group.count * first // ranks * math.prod(rest) * (4 if group.dtype == "F32" else 2)
 
 
-def asked(question: tuple[str, dict[str, Any], Any], version: str) -> BuiltModel:
+def built_model(question: tuple[str, dict[str, Any], Any], version: str) -> BuiltModel:
     model, changes, task = question
-    spec = read_model(model, None, parameter_questions.asked(model, changes), None, None, (), task)
+    spec = read_model(
+        model, None, parameter_questions.question_config(model, changes), None, None, (), task
+    )
     return build(spec, TRAITS[version])
 
 
@@ -63,7 +65,7 @@ def asked(question: tuple[str, dict[str, Any], Any], version: str) -> BuiltModel
 def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
-    found = asked(question, version)
+    found = built_model(question, version)
     for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
         assert rank_bytes(found, tp) == expected, tp
 
@@ -72,7 +74,7 @@ def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
 def test_what_is_not_linear_is_what_the_engine_builds(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
-    held = {other.name: other for other in asked(question, version).other_tensors}
+    held = {other.name: other for other in built_model(question, version).other_tensors}
     elsewhere = {ELSEWHERE.get((version, question[0]))}
     assert held.keys() - elsewhere == {name for name, *_ in answer["others"]}
     for name, count, shape, dtype in answer["others"]:

@@ -71,7 +71,7 @@ def forecast(family: str, quant: str, tp: int) -> Plan | Rejected | str:
     return (plain or decided.rejected)[0]
 
 
-def guessed(fields: dict[str, Any]) -> tuple[str, ...]:
+def guess_parsers(fields: dict[str, Any]) -> tuple[str, ...]:
     return read_model("m", None, fields, None, None, (), None, structure_text(fields)).guessed
 
 
@@ -103,7 +103,7 @@ def nameless(rows: Counter[tuple[str, int, int, str]]) -> Counter[Any]:
     return found
 
 
-def judged(family: str, quant: str, place: int, answer: dict[str, Any]) -> Verdict:
+def judge(family: str, quant: str, place: int, answer: dict[str, Any]) -> Verdict:
     case = f"{family} {quant} tp={RANKS[place]}"
     asked, mine = config(family, quant), forecast(family, quant, RANKS[place])
     if isinstance(mine, str) or mine.memory is None:
@@ -116,14 +116,14 @@ def judged(family: str, quant: str, place: int, answer: dict[str, Any]) -> Verdi
     said = attention_ours(mine, {(kind, head) for kind, head, _, number in told if number})
     backends = rows_apart(told, said)
     words = f"weights {weights:+.2%}; layers: {kernels[2]}; attention: {backends[2]}"
-    return Verdict(case, guessed(asked), weights, kernels[:2], backends[:2], words)
+    return Verdict(case, guess_parsers(asked), weights, kernels[:2], backends[:2], words)
 
 
 @cache
 def verdicts() -> tuple[Verdict, ...]:
     """Every case that the engine builds."""
     return tuple(
-        judged(family, quant, place, answer)
+        judge(family, quant, place, answer)
         for (family, quant), answer in pairs(forecast_questions, VERSION, "9.0")
         for place in range(len(RANKS))
         if answer["weights"][place] is not None
@@ -133,11 +133,11 @@ def verdicts() -> tuple[Verdict, ...]:
 def figure(cases: Sequence[Verdict]) -> dict[str, float]:
     """Shares of the cases: guessed, refused, and, of those with a plan, weights within 0.5 %,
     kernels of layers wrong, backends of attention wrong."""
-    planned = [one for one in cases if one.weights is not None]
+    planned = [case for case in cases if case.weights is not None]
     kernels = [sum(column) for column in zip(*(one.kernels for one in planned), strict=True)]
     backends = [sum(column) for column in zip(*(one.backends for one in planned), strict=True)]
     return {
-        "guessed": sum(bool(one.guessed) for one in cases) / len(cases),
+        "guessed": sum(bool(case.guessed) for case in cases) / len(cases),
         "refused": 1 - len(planned) / len(cases),
         "weights within 0.5 %": sum(map(near, planned)) / len(planned),
         "kernels wrong": kernels[0] / kernels[1],
@@ -159,11 +159,13 @@ def test_the_forecast_from_config_alone_is_what_the_engine_builds() -> None:
 
 
 def test_what_is_no_guess_has_the_weights_of_the_engine() -> None:
-    sure = [one for one in verdicts() if one.weights is not None and not one.guessed]
+    sure = [
+        verdict for verdict in verdicts() if verdict.weights is not None and not verdict.guessed
+    ]
     assert [one.case for one in sure if not near(one)] == []
 
 
 def test_the_engine_builds_most_families() -> None:
-    built = {one.case.split()[0] for one in verdicts()}
+    built = {verdict.case.split()[0] for verdict in verdicts()}
     assert len(built) >= 93
     assert len({family for family, _ in cases()}) == 109

@@ -83,7 +83,7 @@ def test_of_every_engine_that_is_asked_the_wheel_and_what_is_beside_it_are_writt
 def test_what_is_written_is_what_is_read() -> None:
     kept = golden.path_of(sglang_linear_questions, SGLANG[-1])
     assert (
-        golden.written(sglang_linear_questions, SGLANG[-1], golden.read(kept.read_text()))
+        golden.file_text(sglang_linear_questions, SGLANG[-1], golden.read(kept.read_text()))
         == kept.read_text()
     )
 

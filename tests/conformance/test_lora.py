@@ -14,7 +14,7 @@ from gateway.domain.value import served_name
 from gateway.profiles.profiles import Profiles
 from tests.conformance import lora_questions
 from tests.conformance.golden import pairs
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import VLLM
 
 PROFILES = Profiles()
@@ -40,8 +40,8 @@ def test_what_generates_and_has_no_adapters_is_known(version: str) -> None:
     }
     assert sum(answer is True for answer in told.values()) >= 30
     without = {
-        published(model).architecture
+        published_model(model).architecture
         for model, answer in told.items()
-        if answer is False and published(model).task == "generate"
+        if answer is False and published_model(model).task == "generate"
     }
     assert set(PROFILES.engine(f"vllm=={version}").no_lora) == without

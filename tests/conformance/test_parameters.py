@@ -42,9 +42,9 @@ def answers(version: str) -> dict[str, dict[str, Any]]:
 
 
 def plan(model: str, version: str) -> Blueprint:
-    found = blueprint_of(config(model), model, TRAITS[version])
-    assert found is not None
-    return found
+    blueprint = blueprint_of(config(model), model, TRAITS[version])
+    assert blueprint is not None
+    return blueprint
 
 
 def of_linear(
@@ -205,10 +205,10 @@ def test_any_config_gives_a_blueprint_or_a_bad_model(model: str, data: st.DataOb
     for name in data.draw(st.lists(st.sampled_from(sorted(target)), min_size=1, max_size=3)):
         target[name] = data.draw(VALUES)
     try:
-        found = blueprint_of(fields, model, data.draw(st.sampled_from(list(TRAITS.values()))))
+        blueprint = blueprint_of(fields, model, data.draw(st.sampled_from(list(TRAITS.values()))))
     except BadModel:
         return
-    if found is not None:
-        for item in found.linears:
+    if blueprint is not None:
+        for item in blueprint.linears:
             assert len(item.numbers) <= 2000
             of_linear(item, [1, 2, 3, 8], "BF16")

@@ -14,9 +14,9 @@ from gateway.domain import ModelSpec
 from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.profiles.profiles import Profiles
 from tests.conformance import parser_families, parser_questions, sglang_parser_questions
-from tests.conformance.dialects import Dialect, kept
+from tests.conformance.dialects import Dialect, kept_dialects
 from tests.conformance.golden import pairs
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_SGLANG, SGLANG, SGLANG_REF, VLLM, VLLM_REF
 
 PROFILES = Profiles()
@@ -92,7 +92,9 @@ def spec(dialect: Dialect) -> ModelSpec:
     model_type = next(
         (kind for begins, kind in TYPES.items() if dialect.name.startswith(begins)), "other"
     )
-    return published("llama-3.1-8b").evolve(chat_template=dialect.template(), model_type=model_type)
+    return published_model("llama-3.1-8b").evolve(
+        chat_template=dialect.template(), model_type=model_type
+    )
 
 
 @pytest.mark.parametrize("version", VLLM)
@@ -102,7 +104,7 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
         dict(pairs(parser_questions, version, "9.0")),
     )
     wrong = []
-    for dialect in kept():
+    for dialect in kept_dialects():
         if dialect.calls is None:
             continue
         mine, theirs = (
@@ -117,7 +119,7 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
-    found = [one for one in kept() if family in one.name]
+    found = [dialect for dialect in kept_dialects() if family in dialect.name]
     assert found
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip(f"SGLang {NEWEST_SGLANG} has no parser for Seed-OSS")
@@ -128,7 +130,10 @@ def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_sglangs_parser_reads_what_the_template_writes(version: str) -> None:
-    engine, templates = PROFILES.engine(f"sglang=={version}"), {one.name: one for one in kept()}
+    engine, templates = (
+        PROFILES.engine(f"sglang=={version}"),
+        {dialect.name: dialect for dialect in kept_dialects()},
+    )
     wrong = set()
     for question, read in pairs(sglang_parser_questions, version, "9.0"):
         model = spec(templates[question.model]).evolve(added_tokens=("<think>", "</think>"))
@@ -154,7 +159,7 @@ def test_every_family_is_given_what_the_table_of_families_says() -> None:
     for ref in parser_families.VERSIONS:
         flags, at = PROFILES.engine(ref).flags, parser_families.VERSIONS.index(ref)
         for family in parser_families.FAMILIES:
-            tools, thoughts = parser_families.given(PROFILES, family)[at].split("/")
+            tools, thoughts = parser_families.parsers_by_version(PROFILES, family)[at].split("/")
             assert tools == "-" or tools in (flags["tool-call-parser"].choices or ()), (ref, family)
             assert thoughts == "-" or thoughts in (flags["reasoning-parser"].choices or ()), (
                 ref,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import Engine
-from gateway.engines.sglang.kv_dtype import declared
-from gateway.engines.vllm.kv_dtype import adopted
+from gateway.engines.sglang.kv_dtype import declared_dtype
+from gateway.engines.vllm.kv_dtype import adopted_dtype
 from gateway.models.quantization_block import FILE
 from gateway.models.spec import read_model, with_quant_files
 from gateway.planner.quantization_methods import MethodRefused, check, resolve
@@ -41,7 +41,9 @@ def ours(engine: Engine, name: str) -> list[str]:
     except MethodRefused:
         return ["refused"]
     sglang = engine.kind == "sglang"
-    cache = declared(spec.quant, engine) if sglang else adopted(spec, engine, CAPABILITY)
+    cache = (
+        declared_dtype(spec.quant, engine) if sglang else adopted_dtype(spec, engine, CAPABILITY)
+    )
     return ["ok", resolved.method, cache]
 
 

@@ -10,7 +10,7 @@ from tests.conformance import method_questions, sglang_method_questions
 from tests.conformance.golden import golden, pairs
 from tests.conformance.method_questions import BLOCKS, CAPABILITIES, Question
 from tests.support.versions import SGLANG, VLLM
-from tests.unit.planner.test_quantization_methods import ENGINES, PROFILES, planned
+from tests.unit.planner.test_quantization_methods import ENGINES, PROFILES, make_decision
 
 
 def ours(engine: Engine, question: Question, capability: str, *, parser: bool = True) -> list[str]:
@@ -61,7 +61,7 @@ def test_a_block_that_its_class_refuses_has_no_plan(version: str) -> None:
     }
     assert refused
     for block in refused:
-        decision = planned(version, "3090", BLOCKS[block])
+        decision = make_decision(version, "3090", BLOCKS[block])
         assert not decision.plans, (version, block)
         assert decision.rejected[0].reasons
 

@@ -26,7 +26,7 @@ MADE_UP: dict[str, dict[str, Any]] = {
 MADE_UP |= {"glm-5": {"kind": "mla", "sparse": True}, "lfm2": {}, "llama-4": {}}
 
 
-def resolved(version: str, capability: str, q: asked.Question) -> Selection:
+def resolve(version: str, capability: str, q: asked.Question) -> Selection:
     if q.model in asked.OTHERS:
         architecture = asked.OTHERS[q.model]["architectures"][0]
         query = AttentionQuery(
@@ -45,7 +45,7 @@ def resolved(version: str, capability: str, q: asked.Question) -> Selection:
 def test_backends_and_pages_are_the_engines_own(version: str, capability: str) -> None:
     wrong = []
     for question, answer in pairs(asked, version, capability):
-        chosen = resolved(version, capability, question)
+        chosen = resolve(version, capability, question)
         found = (
             [chosen.prefill, chosen.decode, chosen.page] if chosen.status == "ok" else chosen.status
         )

@@ -8,14 +8,14 @@ import pytest
 
 from tests.conformance import sglang_attention_questions
 from tests.conformance.golden import golden
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG
 from tests.unit.engines.sglang.test_kv_cache import pool
 
 
 @cache
 def published_architecture(name: str) -> str:
-    return published(name).architecture
+    return published_model(name).architecture
 
 
 @pytest.mark.parametrize("version", SGLANG)

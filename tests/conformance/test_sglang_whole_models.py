@@ -64,7 +64,7 @@ def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> P
     """What became of the way in which nothing is changed."""
     decided = decision(model, quant, capability, tp)
     plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
-    refused = [one for one in decided.rejected if one.engine.version == version]
+    refused = [rejection for rejection in decided.rejected if rejection.engine.version == version]
     found: list[PlanOutcome] = [*plain, *refused]
     return found[0]
 
@@ -136,7 +136,7 @@ def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) 
 
 
 @cache
-def compared() -> tuple[int, dict[tuple[str, str], list[str]]]:
+def compare_answers() -> tuple[int, dict[tuple[str, str], list[str]]]:
     """How many answers there are, and of (what differs, model and quantization) what the two
     say."""
     told: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -150,9 +150,11 @@ def compared() -> tuple[int, dict[tuple[str, str], list[str]]]:
         for place, tp in enumerate(asked.RANKS):
             for version, answer in answers.items():
                 count += 1
-                for one in differences(version, case, tp, answer[place]):
-                    key = one.partition(":")[0], " ".join(case[:2])
-                    found.setdefault(key, []).append(f"{version} sm {case[2]} tp={tp}: {one}")
+                for difference in differences(version, case, tp, answer[place]):
+                    key = difference.partition(":")[0], " ".join(case[:2])
+                    found.setdefault(key, []).append(
+                        f"{version} sm {case[2]} tp={tp}: {difference}"
+                    )
     return count, found
 
 
@@ -277,14 +279,14 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def test_the_planner_differs_from_the_engine_where_that_is_known_and_nowhere_else() -> None:
-    _, found = compared()
+    _, found = compare_answers()
     known = {(what, name) for what, names in GAPS for name in names}
     assert {key: said[0] for key, said in found.items() if key not in known} == {}
     assert known - found.keys() == set()
 
 
 def test_most_of_many_answers_are_the_planners_own() -> None:
-    count, found = compared()
+    count, found = compare_answers()
     differing = {
         line.partition(": ")[0] + name for (_, name), said in found.items() for line in said
     }

@@ -23,7 +23,7 @@ from tests.unit.engines.common.speculative.test_speculative import (
     attends,
     drafter,
     engine,
-    speculated,
+    speculation_of,
     target,
     wish,
 )
@@ -45,11 +45,11 @@ def ours(version: str, question: Question) -> Speculation:
     if question.drafter:
         named = drafter(question.drafter, spec if question.method != "draft_model" else None)
         asked = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
-        return speculated(
+        return speculation_of(
             spec, named, asked, engine(version), RULES[version], attends, Rank(tp=question.tp)
         )
     asked = wish(speculative=question.method, num_speculative_tokens=question.tokens)
-    return speculated(
+    return speculation_of(
         spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp)
     )
 
@@ -59,7 +59,7 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
     compared = 0
     for question, answer in pairs(speculative_questions, version, "9.0"):
         if not question.target:
-            assert listed(version, question.method, answer), question
+            assert is_listed(version, question.method, answer), question
         elif answer[0] == "unanswered" or (question.tokens is None and answer[0] == "error"):
             continue  # without a number engines refuse what we name a number for
         elif answer[0] == "error":
@@ -74,7 +74,7 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
     assert compared > 40
 
 
-def listed(version: str, name: str, answer: list[str]) -> bool:
+def is_listed(version: str, name: str, answer: list[str]) -> bool:
     rules = RULES[version]
     if name == LISTS[0]:
         return sorted(rules.methods) == answer

@@ -14,7 +14,12 @@ import pytest
 
 from gateway.domain import ModelSpec
 from gateway.engines.common.layers.build import build, relevant_traits
-from gateway.engines.common.layers.stages import dealt, layers_of, repeated, unshared
+from gateway.engines.common.layers.stages import (
+    field_against_stages,
+    layers_of,
+    parts_of_every_stage,
+    stage_model,
+)
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
@@ -74,9 +79,9 @@ def ours(ref: str, one: Stages) -> list[list[int]] | None:
     spec, engine = spec_of(one), PROFILES.engine(ref)
     built, whole = (
         build(spec, relevant_traits(spec, engine.traits)),
-        repeated(engine, spec.architecture),
+        parts_of_every_stage(engine, spec.architecture),
     )
-    if unshared(built, engine, spec.architecture):
+    if field_against_stages(built, engine, spec.architecture):
         return None
     rank = Rank(
         pp=one.count,
@@ -86,7 +91,7 @@ def ours(ref: str, one: Stages) -> list[list[int]] | None:
     layers = one.layers or layers_of(built, engine_kind(engine.kind), one.count)
     found = []
     for part in range(one.count):
-        stage = dealt(built, layers, part, whole)
+        stage = stage_model(built, layers, part, whole)
         held = weights_bytes(stage, rank, engine.traits)
         assert held is not None
         found.append([held, sum(group.layers for group in stage.attention)])
@@ -172,9 +177,9 @@ def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_a
     spec = read_model("m", None, case("seed-oss-36b", "awq"), None, None, (), None)
     engine = PROFILES.engine(f"vllm=={VLLM[-1]}")
     known = {
-        ",".join(map(str, one.layers))
-        for one in stage_questions.questions(VLLM[-1])
-        if one.model == "seed-oss-36b"
+        ",".join(map(str, question.layers))
+        for question in stage_questions.questions(VLLM[-1])
+        if question.model == "seed-oss-36b"
     }
     stage_layers = stage_questions.STAGE_LAYERS
     machine, rules = PROFILES.hardware("5090+3090"), PROFILES.rules([engine])

@@ -165,7 +165,7 @@ def test_errors_that_the_engine_takes_up_count_once_and_choices_of_the_parser_ar
 ) -> None:
     entered = {("checks.py", _CHECKS[: _CHECKS.index("def parse")].count("\n") + 1)}
     sources = _sources(tmp_path, {"dtype": ("a", "b")})
-    found = {one.text: one.kind for one in refusals(sources, entered)}
+    found = {refusal.text: refusal.kind for refusal in refusals(sources, entered)}
     assert found["raise ValueError('inner')"] == "wrapped"
     assert found["raise ValueError('parser')"] == "option"
     assert {*found.values()} <= {*KINDS}
@@ -194,7 +194,9 @@ def test_values_that_types_refuse_and_contrary_conditions_lead_to_no_refusal(
     devices = {"has_blackwell()": False}
     sources = Sources(tmp_path, {"typed.py"}, settings, {}, devices)
     first = _TYPED[: _TYPED.index("    def check")].count("\n") + 1
-    found = [(one.text[18:-2], one.kind) for one in refusals(sources, {("typed.py", first)})]
+    found = [
+        (refusal.text[18:-2], refusal.kind) for refusal in refusals(sources, {("typed.py", first)})
+    ]
     assert found == [
         ("mode", "contrary"),
         ("policy", "typed"),

@@ -29,7 +29,7 @@ RULES = PROFILES.rules(ENGINES)
 EXACT = 0.0001
 
 
-def decided(model: str, quant: str, capability: str, **args: Scalar) -> Decision:
+def make_decision(model: str, quant: str, capability: str, **args: Scalar) -> Decision:
     """Of all versions, on one GPU on which nothing is too large."""
     spec = read_model("m", None, config(model, quant), None, None, (), None)
     return decide(
@@ -42,7 +42,7 @@ def decided(model: str, quant: str, capability: str, **args: Scalar) -> Decision
 
 
 @cache
-def started(start: Start) -> Decision:
+def decision_at_start(start: Start) -> Decision:
     model, quant, capability, dtype, kv_dtype = start
     flags: dict[str, Scalar] = {
         "dtype": dtype,
@@ -50,7 +50,7 @@ def started(start: Start) -> Decision:
         "max-model-len": 4096,
         "enforce-eager": True,
     }
-    return decided(model, quant, capability, **flags)
+    return make_decision(model, quant, capability, **flags)
 
 
 def experts_of(start: Start) -> int:
@@ -61,7 +61,10 @@ def experts_of(start: Start) -> int:
 def outcome(decision: Decision, version: str) -> Plan | Rejected:
     """What became of the way in which nothing is changed."""
     plain = [plan for plan in decision.plans if plan.engine.version == version and plan.cost == 0]
-    return (plain + [one for one in decision.rejected if one.engine.version == version])[0]
+    return (
+        plain
+        + [rejection for rejection in decision.rejected if rejection.engine.version == version]
+    )[0]
 
 
 def difference(
@@ -101,7 +104,7 @@ def later(version: str, mine: Rejected) -> bool:
     before 0.26 look at no earlier."""
     if "is compiled for compute capability" in mine.reasons[0]:
         return True
-    at_start = [one for row in mine.attention for one in row.refused if one.at_start]
+    at_start = [refusal for row in mine.attention for refusal in row.refused if refusal.at_start]
     return any("of shared memory" in one.reason or not since(version, "0.26") for one in at_start)
 
 
@@ -113,7 +116,9 @@ def test_every_start_is_what_the_engine_makes_of_it(version: str) -> None:
         for start, answer in pairs(start_questions, version, capability)
         if answer is not None
         and (
-            said := difference(version, outcome(started(start), version), answer, experts_of(start))
+            said := difference(
+                version, outcome(decision_at_start(start), version), answer, experts_of(start)
+            )
         )
     ]
     assert wrong == []
@@ -131,7 +136,7 @@ def test_no_dtype_is_chosen_that_the_engine_refuses(version: str) -> None:
     for model, quant, capability in sorted(
         {start[:3] for start in answers if start[4] == "auto" and start[2] < "8"}
     ):
-        for plan in decided(model, quant, capability).plans:
+        for plan in make_decision(model, quant, capability).plans:
             start = (model, quant, capability, plan.dtype.value, plan.kv_cache_dtype.value)
             if plan.engine.version == version and "refused" in answers.get(
                 start, {"refused": "not asked"}

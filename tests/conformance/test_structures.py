@@ -77,7 +77,7 @@ def made_up_engine(config: dict[str, Any]) -> dict[str, Any]:
     return rows
 
 
-def observed() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def observe_configs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     changes: list[dict[str, Any]] = [{}]
     changes += [{name: 2 * value} for name, value in BASE.items() if type(value) is int and value]
     changes = [change for change in changes if "num_hidden_layers" not in change]
@@ -89,7 +89,7 @@ def observed() -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def test_the_rules_of_a_made_up_engine_are_learned() -> None:
-    rows = {row.name: row for row in learn(observed())}
+    rows = {row.name: row for row in learn(observe_configs())}
     qkv, shared = rows["model.layers.*.qkv_proj"], rows["model.layers.*.shared.up"]
     assert (qkv.when, qkv.layers, qkv.of) == ("always", "all", "num_hidden_layers")
     assert qkv.sizes["parts.0"] == "head_dim*num_attention_heads"
@@ -104,7 +104,7 @@ def test_the_rules_of_a_made_up_engine_are_learned() -> None:
 
 def test_a_document_of_learned_rows_gives_the_sizes_of_another_config() -> None:
     facts = Facts({}, {}, set(), {}, {}, {})
-    text = document("MadeUp", "vllm==0.33.0", {}, learn(observed()), facts)
+    text = document("MadeUp", "vllm==0.33.0", {}, learn(observe_configs()), facts)
     config = BASE | {"num_shared_experts": 3, "first_dense": 2, "head_dim": 24, "mlp_bias": True}
     config |= {"architectures": ["MadeUp"], "model_type": "made_up", "vocab_size": 10}
     blueprint = registry.blueprint_of(config, "m", structure=text)
@@ -142,7 +142,7 @@ def _row(width: int) -> dict[str, Any]:
 QUESTIONS = [
     (question, answer)
     for question, answer in pairs(parameter_questions, VERSION, "9.0")
-    if structure_text(parameter_questions.asked(question[0], question[1]))
+    if structure_text(parameter_questions.question_config(question[0], question[1]))
 ]
 
 
@@ -152,7 +152,7 @@ def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
 ) -> None:
     """Also where a reader of the family exists: the structure alone gives them."""
     model, changes, task = question
-    config = parameter_questions.asked(model, changes)
+    config = parameter_questions.question_config(model, changes)
     monkeypatch.setattr(registry, "_exact_blueprint", lambda *_: None)
     structure = structure_text(config)
     spec = read_model(model, None, config, None, None, (), task, structure)
@@ -215,7 +215,7 @@ def test_every_zeroth_layer_is_none() -> None:
 def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
     """Sizes tell kinds apart where the layers of one become those of the other."""
 
-    def built(config: dict[str, Any]) -> dict[str, Any]:
+    def build_row(config: dict[str, Any]) -> dict[str, Any]:
         return {
             f"model.layers.{number}.up": _row(config[kind])
             for number, kind in enumerate(config["layer_types"])
@@ -228,7 +228,7 @@ def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
         {"slim": 32},
         {"layer_types": ["slim", "slim", "wide", "slim", "slim", "wide"]},
     ]
-    rows = learn([(base | change, built(base | change)) for change in changes])
+    rows = learn([(base | change, build_row(base | change)) for change in changes])
     assert {(row.layers, row.sizes["parts.0"]) for row in rows} == {
         ("layer_types[i] == 'wide'", "wide"),
         ("layer_types[i] == 'slim'", "slim"),
@@ -238,7 +238,7 @@ def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
 def test_parts_that_every_rank_has_whole_are_told() -> None:
     """As the indexer's key beside query, key and value, and a gate's inputs among merged parts."""
 
-    def built(config: dict[str, Any]) -> dict[str, Any]:
+    def build_row(config: dict[str, Any]) -> dict[str, Any]:
         heads, few, head = config["heads"], config["few"], config["head"]
         parts = [heads * head, *[few * head] * 3, head]
         joint = {"what": "linear", "shard": "qkv", "k": 48, "bias": 0, "parts": parts}
@@ -250,7 +250,7 @@ def test_parts_that_every_rank_has_whole_are_told() -> None:
 
     base = {"heads": 8, "few": 4, "head": 6}
     changes: list[dict[str, Any]] = [{}, {"heads": 16}, {"few": 2}, {"head": 12}]
-    learned = learn([(base | change, built(base | change)) for change in changes])
+    learned = learn([(base | change, build_row(base | change)) for change in changes])
     facts = Facts({}, {"qkv": (4,), "up": (1,)}, set(), {}, {}, {})
     rows = {row["name"]: row for row in json.loads(document("A", "v", {}, learned, facts))["rows"]}
     assert rows["qkv"]["units"] == ["heads", "few", "few", "few", "1"]

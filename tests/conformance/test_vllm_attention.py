@@ -89,7 +89,10 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
     )
     # What is selected may refuse once it is made, which was not asked here:
     # tests/conformance/test_starts.py.
-    made = [next((one.kernel for one in row.refused if one.at_start), row.backend) for row in found]
+    made = [
+        next((refusal.kernel for refusal in row.refused if refusal.at_start), row.backend)
+        for row in found
+    ]
     return [
         part for row, backend in zip(found, made, strict=True) for part in (backend, row.version)
     ]

@@ -34,7 +34,7 @@ def mine(
 
 
 @remember
-def answered(version: str, capability: str) -> list[tuple[Any, dict[str, Any], Cache]]:
+def answer_rows(version: str, capability: str) -> list[tuple[Any, dict[str, Any], Cache]]:
     return [
         (question, answer, mine(version, capability, question, answer))
         for question, answer in pairs(kv_questions, version, capability)
@@ -62,7 +62,7 @@ def test_the_engine_answers_all_but_what_it_refuses() -> None:
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
 def test_blocks_and_groups_are_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answered(version, capability):
+    for question, answer, found in answer_rows(version, capability):
         groups = answer["groups"]
         assert sum(table.count for table in found.tables) == len(groups), question
         if any(kind == "MambaSpec" for kind, *_ in answer["layers"]):
@@ -75,7 +75,7 @@ def test_blocks_and_groups_are_the_engines(version: str, capability: str) -> Non
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
 def test_the_bytes_of_a_request_are_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answered(version, capability):
+    for question, answer, found in answer_rows(version, capability):
         asked = [(length, batched) for batched in BATCHED for length in LENGTHS]
         needed = [found.bytes_for(length, batched) for length, batched in asked]
         if version == "0.18.0" and len(answer["groups"]) > 1:
@@ -90,7 +90,7 @@ def test_the_bytes_of_a_request_are_the_engines(version: str, capability: str) -
 
 @pytest.mark.parametrize(("version", "capability"), CASES)
 def test_what_fits_is_the_engines(version: str, capability: str) -> None:
-    for question, answer, found in answered(version, capability):
+    for question, answer, found in answer_rows(version, capability):
         asked = [(kv, length, batched) for batched in BATCHED for kv in BYTES for length in PLANNED]
         for (kv, length, batched), told in zip(asked, answer["planned"], strict=True):
             longest = found.largest(kv, batched, length)
@@ -118,5 +118,5 @@ def test_sparse_kernels_pack_a_latent() -> None:
         answer["cache"]
         == stored_dtype(dtype, "FLASHMLA_SPARSE" if model == "deepseek-v3.2" else "")
         for version in VLLM
-        for (model, _, dtype, _), answer, _ in answered(version, "9.0")
+        for (model, _, dtype, _), answer, _ in answer_rows(version, "9.0")
     )

@@ -36,7 +36,7 @@ def body_of(model: str, quant: str, traits: tuple[str, ...] = ()) -> BuiltModel:
     return build(read_model(model, None, config(model, quant), None, None, (), None), traits)
 
 
-def grown(
+def padded_experts(
     layers: tuple[Linear, ...], capability: str, version: str, model: str, tp: int
 ) -> dict[Linear, tuple[int, int]]:
     """TensorRT-LLM's unquantized experts grow to 128 where it is chosen, which the choice of
@@ -68,7 +68,7 @@ def test_bytes_are_those_of_the_engine(
         total = answer[""][position]
         if total is None:
             continue
-        padded = grown(made.linears, capability, version, model, tp)
+        padded = padded_experts(made.linears, capability, version, model, tp)
         ours: dict[str, int] = {}
         slack: dict[str, float] = {}
         for layer in made.linears:

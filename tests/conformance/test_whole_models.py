@@ -56,7 +56,7 @@ def decision(model: str, quant: str, capability: str) -> Decision:
 def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> PlanOutcome:
     """What became of the way in which nothing is changed."""
     decided = decision(model, quant, capability)
-    here = [one for one in decided.rejected if one.engine.version == version]
+    here = [rejection for rejection in decided.rejected if rejection.engine.version == version]
     refused = [one for one in here if (one.tensor_parallel, one.pipeline_parallel) == (tp, 1)]
     plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
     found: list[PlanOutcome] = [
@@ -259,7 +259,7 @@ def differences(version: str, case: tuple[str, str, str], answer: dict[str, Any]
     return found
 
 
-def asked(version: str) -> list[tuple[tuple[str, str, str], dict[str, Any]]]:
+def ask_questions(version: str) -> list[tuple[tuple[str, str, str], dict[str, Any]]]:
     """Each question with its answer, from the machine that it is about."""
     return [
         (case, answer)
@@ -270,12 +270,12 @@ def asked(version: str) -> list[tuple[tuple[str, str, str], dict[str, Any]]]:
 
 
 @cache
-def compared() -> tuple[list[str], list[str]]:
+def compare_answers() -> tuple[list[str], list[str]]:
     """Differences, and what of the planner's answers is "unknown"; case by case, since one decision
     is of all versions."""
     answers: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
     for version in VLLM:
-        for case, answer in asked(version):
+        for case, answer in ask_questions(version):
             answers.setdefault(case, {})[version] = answer
     wrong, unknown = [], []
     for case, told in answers.items():
@@ -291,18 +291,20 @@ def compared() -> tuple[list[str], list[str]]:
 
 
 def test_every_whole_model_is_what_the_engine_builds_or_refuses() -> None:
-    assert compared()[0] == []
+    assert compare_answers()[0] == []
 
 
 def test_nothing_of_them_is_unknown() -> None:
-    assert compared()[1] == []
+    assert compare_answers()[1] == []
 
 
 def test_the_golden_answers_are_many_and_of_every_kind() -> None:
-    answers = [(version, *case, answer) for version in VLLM for case, answer in asked(version)]
+    answers = [
+        (version, *case, answer) for version in VLLM for case, answer in ask_questions(version)
+    ]
     assert len(TENSOR_PARALLEL) * len(answers) >= 3000
     assert all(
-        {case for case, _ in asked(version)} == set(model_questions.questions(version))
+        {case for case, _ in ask_questions(version)} == set(model_questions.questions(version))
         for version in VLLM
     )
     assert len({model for _, model, *_ in answers}) >= 38

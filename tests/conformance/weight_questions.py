@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.engines.vllm.inside.answers import pretend_bitsandbytes
-from gateway.engines.vllm.inside.model import built
+from gateway.engines.vllm.inside.model import build_from_config
 from tests.conformance.layer_cases import QUANTS, TENSOR_PARALLEL, case
 
 CAPABILITIES = ("9.0", "8.6", "10.0", "12.0")
 
 
-def _compressed(
+def _compress(
     weights: dict[str, Any], inputs: dict[str, Any] | None, form: str = "pack-quantized"
 ) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
@@ -61,21 +61,21 @@ MORE: dict[str, dict[str, Any]] = {
     "gptq-channel": QUANTS["gptq"] | {"group_size": -1},
     "gptq-asymmetric": QUANTS["gptq"] | {"sym": False},
     "auto-round-awq": QUANTS["auto-round"] | {"packing_format": "auto_round:auto_awq"},
-    "w4a16-asymmetric": _compressed(_numbers(4, "int", "group", group_size=128, symmetric=False),
+    "w4a16-asymmetric": _compress(_numbers(4, "int", "group", group_size=128, symmetric=False),
         None),
-    "w4a16-act-order": _compressed(_numbers(4, "int", "group", group_size=128, actorder="group"),
+    "w4a16-act-order": _compress(_numbers(4, "int", "group", group_size=128, actorder="group"),
         None),
-    "w4a16-channel": _compressed(_numbers(4, "int", "channel"), None),
-    "w8a16-group": _compressed(_numbers(8, "int", "group", group_size=32), None),
-    "w4a8": _compressed(_numbers(4, "int", "group", group_size=128), _TOKEN8),
-    "int8-static": _compressed(_numbers(8, "int", "tensor"), _numbers(8, "int", "tensor"),
+    "w4a16-channel": _compress(_numbers(4, "int", "channel"), None),
+    "w8a16-group": _compress(_numbers(8, "int", "group", group_size=32), None),
+    "w4a8": _compress(_numbers(4, "int", "group", group_size=128), _TOKEN8),
+    "int8-static": _compress(_numbers(8, "int", "tensor"), _numbers(8, "int", "tensor"),
         "int-quantized"),
-    "fp8-weight-only": _compressed(_numbers(8, "float", "channel"), None, "float-quantized"),
-    "nvfp4-weight-only": _compressed(_numbers(4, "float", "tensor_group", group_size=16), None,
+    "fp8-weight-only": _compress(_numbers(8, "float", "channel"), None, "float-quantized"),
+    "nvfp4-weight-only": _compress(_numbers(4, "float", "tensor_group", group_size=16), None,
         "nvfp4-pack-quantized"),
-    "mxfp4-weight-only": _compressed(_numbers(4, "float", "group", group_size=32), None,
+    "mxfp4-weight-only": _compress(_numbers(4, "float", "group", group_size=32), None,
         "mxfp4-pack-quantized"),
-    "mxfp8-ct": _compressed(
+    "mxfp8-ct": _compress(
         _numbers(8, "float", "group", group_size=32),
         _numbers(8, "float", "group", group_size=32, dynamic=True),
         "mxfp8-quantized",
@@ -172,14 +172,17 @@ def answers(version: str) -> list[dict[str, list[int | None]]]:
         f"{platform.get_device_capability().major}.{platform.get_device_capability().minor}"
         == CAPABILITIES[0]
     )
-    return [_answer(*one) if first or one[:2] in EVERYWHERE else {} for one in questions(version)]
+    return [
+        _answer(*question) if first or question[:2] in EVERYWHERE else {}
+        for question in questions(version)
+    ]
 
 
 def _answer(model: str, quant: str, ranks: tuple[int, ...]) -> dict[str, list[int | None]]:
     found: dict[str, list[int | None]] = collections.defaultdict(lambda: [None] * len(ranks))
     for position, tp in enumerate(ranks):
         try:
-            with built(config(model, quant), tp) as (_, made):
+            with build_from_config(config(model, quant), tp) as (_, made):
                 sums = _bytes(made)
         except Exception:  # an engine's refusal is an answer
             sums = collections.Counter()

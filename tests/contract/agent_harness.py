@@ -17,7 +17,7 @@ from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.host import Host
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, DockerHarness, answering_docker
 from tests.support.forked import Forked
-from tests.support.patience import HANG_S, Patience
+from tests.support.patience import HANG_S, Patience, hang_s
 
 # The engine of the agent's one profile: the scripted engine, which mounts itself as a model.
 ENGINE = Engine(
@@ -84,7 +84,7 @@ class AgentHarness(DockerHarness):
         assert self.agent is not None
         self.agent.send_signal(number)
         agent, self.agent = self.agent, None
-        return agent.wait(HANG_S)
+        return agent.wait(hang_s())
 
     def make_spec(
         self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from .cluster_harness import ClusterHarness, LinkedNodes, cluster_for_test, linked_nodes
 from .harness import Harness
 
 
@@ -32,10 +33,32 @@ def host_factory(kind: str, tmp_path: Path) -> Harness:
 _DOCKER = [pytest.param(kind, marks=pytest.mark.docker) for kind in ("docker", "agent")]
 
 
-@pytest.fixture(params=["memory", "process", *_DOCKER])
+@pytest.fixture(scope="session")
+def machines() -> Iterator[LinkedNodes]:
+    """The cluster of all tests, as its start takes ten seconds."""
+    nodes = linked_nodes()
+    try:
+        nodes.start()
+        yield nodes
+    finally:
+        left = nodes.close()
+    assert left == [], "programs of the cluster outlived it"
+
+
+@pytest.fixture
+async def cluster(machines: LinkedNodes, anyio_backend: str) -> AsyncIterator[ClusterHarness]:
+    async with cluster_for_test(machines) as made:
+        yield made
+
+
+@pytest.fixture(params=["memory", "process", "cluster", *_DOCKER])
 async def harness(
     request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
 ) -> AsyncIterator[Harness]:
+    if request.param == "cluster":
+        async with cluster_for_test(request.getfixturevalue("machines")) as cluster:
+            yield cluster
+        return
     made = host_factory(request.param, tmp_path)
     try:
         yield made

@@ -91,7 +91,7 @@ class DockerHarness:
         self.docker.start(made["Id"])
         before = self.inspect(name)
 
-        def untouched() -> bool:
+        def is_untouched() -> bool:
             now = self.inspect(name)
             return (now["Id"], now["State"], now["Name"]) == (
                 before["Id"],
@@ -99,7 +99,7 @@ class DockerHarness:
                 before["Name"],
             )
 
-        return untouched
+        return is_untouched
 
     def inspect(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self.docker.inspect_container(container_name(name, self.instance))

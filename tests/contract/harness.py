@@ -59,7 +59,7 @@ async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
     while not await condition():
         if patience.is_over():
             raise AssertionError(f"not within {HANG_S:g} s: {what}")
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(patience.pause_s(0.05))
 
 
 async def find(host: Host, name: str) -> Instance | None:
@@ -67,7 +67,7 @@ async def find(host: Host, name: str) -> Instance | None:
     return next((instance for instance in await host.list() if instance.name == name), None)
 
 
-async def exited(host: Host, name: str) -> Instance:
+async def wait_for_exit(host: Host, name: str) -> Instance:
     """Wait until `list` shows the instance as exited."""
     seen: list[Instance] = []
 

@@ -54,6 +54,8 @@ if __name__ == "__main__":
 _DESCRIBED = """
 import os
 READ = os.environ.get("VLLM_READ_AT_IMPORT")
+os.environ.setdefault("SET_BY_IMPORT", "1")
+os.environ.pop("DROPPED_BY_IMPORT", None)
 """
 
 
@@ -83,7 +85,7 @@ class PreparedHarness(ProcessHarness):
         paths = os.pathsep.join([str(self.packages), str(FAKE_ENGINE.parent)])
         return spec.evolve(
             argv=(sys.executable, "-m", "told_engine", *spec.argv[3:]),
-            env={"PYTHONPATH": paths},
+            env={"PYTHONPATH": paths, "DROPPED_BY_IMPORT": "1"},
             key_env="VLLM_API_KEY",
         )
 
@@ -106,7 +108,7 @@ class PreparedHarness(ProcessHarness):
         finally:
             looker.close()
 
-    async def prepared(self, count: int = 1, unlike: Sequence[int] = ()) -> list[int]:
+    async def prepared_pids(self, count: int = 1, unlike: Sequence[int] = ()) -> list[int]:
         """The pids of the prepared processes, once there are so many beside `unlike`."""
 
         found: list[int] = []

@@ -79,6 +79,29 @@ def killed_at_line(number: int, make_host: Callable[[], ProcessHost], spec: Laun
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
 
 
+def fake_spec(
+    name: str, fingerprint: str, script: Sequence[str], port: int, *, address: str | None = None
+) -> LaunchSpec:
+    """The start of the fake engine as a process. port 0: a free one. address: where it listens."""
+    port = port or free_port()
+    return LaunchSpec(
+        name=name,
+        model="m",
+        attempt=1,
+        fingerprint=fingerprint,
+        engine=EngineRef(kind="fake", version="1"),
+        argv=(
+            *(sys.executable, "-S", str(FAKE_ENGINE)),
+            *((f"--host={address}",) if address else ()),
+            *("--port", str(port), "--model", "m", *script),
+        ),
+        env={},
+        gpus=(),
+        shm_bytes=0,
+        port=port,
+    )
+
+
 class ProcessHarness:
     log_stays = True
 
@@ -93,28 +116,7 @@ class ProcessHarness:
     def make_spec(
         self, name: str, fingerprint: str = "f1", script: Sequence[str] = (), port: int = 0
     ) -> LaunchSpec:
-        port = port or free_port()
-        return LaunchSpec(
-            name=name,
-            model="m",
-            attempt=1,
-            fingerprint=fingerprint,
-            engine=EngineRef(kind="fake", version="1"),
-            argv=(
-                sys.executable,
-                "-S",
-                str(FAKE_ENGINE),
-                "--port",
-                str(port),
-                "--model",
-                "m",
-                *script,
-            ),
-            env={},
-            gpus=(),
-            shm_bytes=0,
-            port=port,
-        )
+        return fake_spec(name, fingerprint, script, port)
 
     def restart(self) -> ProcessHost:
         self.host = ProcessHost(self.data_dir)

@@ -66,17 +66,17 @@ async def ask(harness: AgentHarness, call: str, **fields: Any) -> dict[str, Any]
 
 
 def ours(harness: AgentHarness) -> list[dict[str, Any]]:
-    found = harness.docker.containers(
+    containers = harness.docker.containers(
         all=True, filters={"label": f"fitserve.instance={harness.instance}"}
     )
-    return [harness.docker.inspect_container(one["Id"]) for one in found]
+    return [harness.docker.inspect_container(container["Id"]) for container in containers]
 
 
 def everything(harness: AgentHarness) -> set[str]:
     """Every container of this Docker Engine that no other test makes."""
     return {
-        one["Id"]
-        for one in harness.docker.containers(
+        container["Id"]
+        for container in harness.docker.containers(
             all=True, filters={"label": f"fitserve.instance={harness.instance}"}
         )
     }

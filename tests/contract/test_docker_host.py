@@ -28,11 +28,11 @@ from gateway.hosts.docker.host import DockerHost, available
 from gateway.hosts.docker.inquiry import create_inquiry
 from gateway.secret import Secret
 from tests.contract.docker_harness import BASE_IMAGE, DockerHarness, docker_harness
-from tests.contract.harness import answering, exited, find, until
+from tests.contract.harness import answering, find, until, wait_for_exit
 from tests.support.docker_registry import Registry
 from tests.support.docker_wire import Wire
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import hang_s
 
 pytestmark = [pytest.mark.docker, pytest.mark.anyio]
 
@@ -69,8 +69,8 @@ async def output(harness: DockerHarness, spec: LaunchSpec) -> list[str]:
 
 def volume_names(harness: DockerHarness) -> list[str]:
     """The cache volumes of this installation."""
-    found = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})
-    return [one["Name"] for one in found["Volumes"] or []]
+    volumes = harness.docker.volumes(filters={"label": f"fitserve.cache={harness.instance}"})
+    return [one["Name"] for one in volumes["Volumes"] or []]
 
 
 def remove_volumes(harness: DockerHarness) -> None:
@@ -341,7 +341,7 @@ async def test_another_fingerprint_is_a_conflict_even_when_the_engine_has_exited
 ) -> None:
     name = f"{harness.instance}-a"
     await harness.host.start(harness.make_spec(name, script=["--exit-code", "3"]))
-    before = await exited(harness.host, name)
+    before = await wait_for_exit(harness.host, name)
     with pytest.raises(Conflict):
         await harness.host.start(harness.make_spec(name, fingerprint="f2"))
     assert await harness.host.list() == [before]
@@ -426,7 +426,7 @@ async def test_a_container_with_our_labels_by_inheritance_is_not_ours(
         assert labels["fitserve.instance"] == harness.instance
         assert await harness.host.list() == [instance]
         await harness.host.stop(spec.name, 0)
-        assert [found["Id"] for found in containers(harness)] == [copy]
+        assert [container["Id"] for container in containers(harness)] == [copy]
         harness.docker.remove_container(copy)
     finally:
         harness.docker.remove_image(image, force=True)
@@ -449,7 +449,7 @@ async def test_an_engine_killed_for_memory_says_so(harness: DockerHarness) -> No
     )
     await asyncio.to_thread(harness.docker.exec_start, made["Id"])
     harness.kill_engine(spec.name)
-    ended = await exited(harness.host, spec.name)
+    ended = await wait_for_exit(harness.host, spec.name)
     assert ended.oom_killed
     assert ended.exit_code == 137
 
@@ -460,7 +460,7 @@ async def test_an_engine_that_kills_itself_is_seen_as_killed(harness: DockerHarn
     end = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     spec = harness.make_spec(f"{harness.instance}-a").evolve(argv=("python3", "-c", end))
     await harness.host.start(spec)
-    assert (await exited(harness.host, spec.name)).exit_code == 137
+    assert (await wait_for_exit(harness.host, spec.name)).exit_code == 137
 
 
 async def test_a_paused_engine_counts_as_running_and_can_be_stopped(harness: DockerHarness) -> None:
@@ -522,7 +522,7 @@ async def test_a_log_is_followed_across_broken_connections(
         async for line in host.follow(spec.name):
             given.append(line)
             if len(given) in (20, 150):
-                wire.cut()
+                wire.cut_connections()
     assert [int(line.split()[1]) for line in given] == list(range(count))
 
 
@@ -551,11 +551,11 @@ async def test_leaving_a_log_early_closes_the_connection(
         f"/containers/{container_name(spec.name, harness.instance)}/json",
     ]
 
-    async def closed() -> bool:
+    async def is_closed() -> bool:
         # The SDK keeps one idle connection per address it asked.
         return len(wire.open) <= before + len(known)
 
-    await until("the connections are closed", closed)
+    await until("the connections are closed", is_closed)
 
 
 async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(
@@ -565,7 +565,7 @@ async def test_a_flood_that_nobody_reads_is_not_taken_from_docker(
     spec = program(harness, numbers(count).replace(", flush=True", ""))
     host = harness.restart(wire.url)
     await host.start(spec)
-    await exited(harness.host, spec.name)
+    await wait_for_exit(harness.host, spec.name)
     async with aclosing(host.follow(spec.name)) as lines:
         assert (await anext(lines)).startswith(b"line 0 ")
         taken = -1
@@ -700,9 +700,9 @@ async def test_connections_that_broke_while_idle_are_made_anew(
     spec = harness.make_spec(f"{harness.instance}-a")
     for _ in range(3):
         instance = await host.start(spec)
-        wire.cut()
+        wire.cut_connections()
         assert await host.list() == [instance]
-        wire.cut()
+        wire.cut_connections()
     await host.stop(spec.name, 1)
     assert await host.list() == []
 
@@ -714,8 +714,8 @@ async def test_a_call_that_breaks_under_way_is_made_again(
     await host.list()
     wire.hang()
     listing = asyncio.create_task(host.list())
-    await asyncio.wait_for(wire.held.wait(), HANG_S)
-    wire.cut()
+    await asyncio.wait_for(wire.held.wait(), hang_s())
+    wire.cut_connections()
     wire.flow()
     assert await listing == []
 
@@ -887,8 +887,8 @@ async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_sto
 ) -> None:
     await answering(await harness.host.start(harness.make_spec("a1")))
     assert any(
-        "fake_engine.py" in one.command and one.cpu_s >= 0
-        for one in await harness.host.processes("a1")
+        "fake_engine.py" in process.command and process.cpu_s >= 0
+        for process in await harness.host.processes("a1")
     )
     await pause(harness, "a1")
     seen = await harness.host.processes("a1")

@@ -13,7 +13,7 @@ from gateway.hosts.host import MAX_LINE
 from tests.support.patience import HANG_S, hang_s
 from tests.support.scripted_engine import DEAF
 
-from .harness import Harness, answering, exited, find, get, request, until
+from .harness import Harness, answering, find, get, request, until, wait_for_exit
 
 pytestmark = pytest.mark.anyio
 
@@ -76,7 +76,7 @@ async def test_start_of_an_exited_instance_starts_it_anew(harness: Harness) -> N
     spec = harness.make_spec("a1")
     await answering(await harness.host.start(spec))
     harness.kill_engine("a1")
-    await exited(harness.host, "a1")
+    await wait_for_exit(harness.host, "a1")
     instance = await harness.host.start(spec)
     assert (instance.state, instance.exit_code) == ("running", None)
     await answering(instance)
@@ -88,7 +88,7 @@ async def test_starting_anew_ends_workers_that_outlived_the_engine(harness: Harn
     await answering(await harness.host.start(spec))
     assert harness.members("a1") == 2
     harness.kill_engine("a1")
-    await exited(harness.host, "a1")
+    await wait_for_exit(harness.host, "a1")
     await answering(await harness.host.start(spec))
     assert harness.members("a1") == 2
     await harness.host.stop("a1", grace_s=0.2)
@@ -116,10 +116,10 @@ async def test_a_cancelled_start_leaves_nothing_or_an_instance_that_the_next_lis
         await asyncio.wait({start})
         host = harness.restart()
 
-        async def settled(name: str = spec.name) -> bool:
+        async def is_settled(name: str = spec.name) -> bool:
             return (await find(host, name) is not None) == (harness.members(name) > 0)  # noqa: B023
 
-        await until(f"{spec.name} is listed exactly when it runs", settled)
+        await until(f"{spec.name} is listed exactly when it runs", is_settled)
         await answering(await host.start(spec))
         assert harness.members(spec.name) == 1
 
@@ -134,15 +134,15 @@ async def test_list_shows_nothing_at_first(harness: Harness) -> None:
 @pytest.mark.parametrize("code", [0, 3])
 async def test_list_shows_an_exited_engine_with_its_exit_code(harness: Harness, code: int) -> None:
     await harness.host.start(harness.make_spec("a1", script=["--exit-code", str(code)]))
-    instance = await exited(harness.host, "a1")
+    instance = await wait_for_exit(harness.host, "a1")
     assert instance.exit_code == code
-    assert await exited(harness.host, "a1") == instance, "the exit code is not forgotten"
+    assert await wait_for_exit(harness.host, "a1") == instance, "the exit code is not forgotten"
 
 
 async def test_list_shows_a_killed_engine_as_exited_and_not_as_a_success(harness: Harness) -> None:
     await answering(await harness.host.start(harness.make_spec("a1")))
     harness.kill_engine("a1")
-    assert (await exited(harness.host, "a1")).exit_code not in (None, 0)
+    assert (await wait_for_exit(harness.host, "a1")).exit_code not in (None, 0)
 
 
 async def test_names_do_not_disturb_each_other(harness: Harness) -> None:
@@ -191,7 +191,7 @@ async def test_stop_leaves_an_engine_its_grace(harness: Harness) -> None:
     await answering(instance)
     assert not stopping.done()
     harness.kill_engine("a1")
-    await asyncio.wait_for(stopping, HANG_S)
+    await asyncio.wait_for(stopping, hang_s())
     assert await harness.host.list() == []
 
 
@@ -205,7 +205,7 @@ async def test_stop_ends_workers_too(harness: Harness) -> None:
 async def test_stop_ends_workers_that_outlived_the_engine(harness: Harness) -> None:
     await answering(await harness.host.start(harness.make_spec("a1", script=["--spawn-child"])))
     harness.kill_engine("a1")
-    await exited(harness.host, "a1")
+    await wait_for_exit(harness.host, "a1")
     await harness.host.stop("a1", grace_s=0.2)
     assert await harness.host.list() == []
     assert harness.members("a1") == 0
@@ -213,7 +213,7 @@ async def test_stop_ends_workers_that_outlived_the_engine(harness: Harness) -> N
 
 async def test_stop_forgets_an_exited_instance(harness: Harness) -> None:
     await harness.host.start(harness.make_spec("a1", script=["--exit-code", "1"]))
-    await exited(harness.host, "a1")
+    await wait_for_exit(harness.host, "a1")
     await harness.host.stop("a1", grace_s=60)
     assert await harness.host.list() == []
 
@@ -269,7 +269,7 @@ async def test_an_engine_that_died_while_the_gateway_was_away_is_listed_as_exite
     await answering(await harness.host.start(harness.make_spec("a1")))
     host = harness.restart()
     harness.kill_engine("a1")
-    assert (await exited(host, "a1")).exit_code != 0
+    assert (await wait_for_exit(host, "a1")).exit_code != 0
 
 
 # --- follow ---

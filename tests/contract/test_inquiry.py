@@ -28,7 +28,7 @@ from gateway.engines.inquiry.document import ModelFiles, document
 from gateway.engines.inquiry.inquirer import AskedHost, Inquirer
 from gateway.errors import HostError
 from gateway.hosts.docker.host import DockerHost
-from gateway.hosts.docker.inquiry import remove_lost
+from gateway.hosts.docker.inquiry import remove_lost_inquiries
 from gateway.hosts.process.host import ProcessHost
 from gateway.machine.environment import COMPLETE
 from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
@@ -88,7 +88,7 @@ class Asked(Protocol):
 
     def play(self, program: str | None = None, package: str | None = None) -> None: ...
 
-    def left(self) -> bool:
+    def has_remains(self) -> bool:
         """Whether anything of an inquiry is still there: a process, a container, a file."""
         ...
 
@@ -107,11 +107,11 @@ class AskedContainer:
     def play(self, program: str | None = None, package: str | None = None) -> None:
         self.ref = self.ref.evolve(image=image(self.harness, program, package))
 
-    def left(self) -> bool:
+    def has_remains(self) -> bool:
         return bool(containers(self.harness))
 
     async def cleanup(self) -> None:
-        remove_lost(self.harness.docker, self.harness.instance, 0)
+        remove_lost_inquiries(self.harness.docker, self.harness.instance, 0)
         if self.ref.image:
             with suppress(APIError):
                 self.harness.docker.remove_image(self.ref.image, force=True)
@@ -137,7 +137,7 @@ class AskedEnvironment:
             self.python.write_text(program)
             self.python.chmod(0o755)
 
-    def left(self) -> bool:
+    def has_remains(self) -> bool:
         asking = self.data / "asking"
         places = [*asking.iterdir()] if asking.is_dir() else []
         return any(living_in(place) for place in places)
@@ -148,8 +148,8 @@ class AskedEnvironment:
 
 def containers(harness: DockerHarness) -> list[str]:
     return [
-        one["Id"]
-        for one in harness.docker.containers(
+        container["Id"]
+        for container in harness.docker.containers(
             all=True, filters={"label": f"fitserve.inquiry={harness.instance}"}
         )
     ]
@@ -159,7 +159,7 @@ def containers(harness: DockerHarness) -> list[str]:
     params=[pytest.param(AskedContainer, marks=pytest.mark.docker), AskedEnvironment],
     ids=["docker", "process"],
 )
-async def asked(
+async def engine_question(
     request: pytest.FixtureRequest, anyio_backend: str, tmp_path: Path
 ) -> AsyncIterator[Asked]:
     made: Asked = request.param(tmp_path)
@@ -169,13 +169,13 @@ async def asked(
         await made.cleanup()
 
 
-async def answer(asked: Asked, folder: Path, limit_s: float = HANG_S) -> object:
+async def answer(engine_question: Asked, folder: Path, limit_s: float = HANG_S) -> object:
     questions = [
-        Question(engine=str(asked.ref), capability=None, argv=(f"--seed={number}",))
+        Question(engine=str(engine_question.ref), capability=None, argv=(f"--seed={number}",))
         for number in range(2)
     ]
-    return await Inquirer(asked.host, AnswerCache(folder / "answers")).answers(
-        asked.ref, None, MODEL, questions, limit_s
+    return await Inquirer(engine_question.host, AnswerCache(folder / "answers")).answers(
+        engine_question.ref, None, MODEL, questions, limit_s
     )
 
 
@@ -215,41 +215,45 @@ PLAYED: dict[str, tuple[dict[str, str | None], str]] = {
 
 @pytest.mark.parametrize("played", PLAYED)
 async def test_what_is_there_instead_of_an_engine_is_said_in_a_line(
-    asked: Asked, played: str, tmp_path: Path
+    engine_question: Asked, played: str, tmp_path: Path
 ) -> None:
     made, words = PLAYED[played]
-    asked.play(**made)
+    engine_question.play(**made)
     with pytest.raises(HostError, match=words):
-        await answer(asked, tmp_path)
-    assert not asked.left()
+        await answer(engine_question, tmp_path)
+    assert not engine_question.has_remains()
 
 
-async def test_what_hangs_costs_the_limit(asked: Asked, tmp_path: Path) -> None:
-    asked.play(package="import time; time.sleep(1000)")
-    assert await answer(asked, tmp_path, 1.0) == {}
-    assert not asked.left()
+async def test_what_hangs_costs_the_limit(engine_question: Asked, tmp_path: Path) -> None:
+    engine_question.play(package="import time; time.sleep(1000)")
+    assert await answer(engine_question, tmp_path, 1.0) == {}
+    assert not engine_question.has_remains()
 
 
-async def test_what_was_answered_before_a_failure_is_kept(asked: Asked, tmp_path: Path) -> None:
-    asked.play('#!/bin/sh\necho \'{"question": 0, "refused": "ValueError: no"}\'\nexit 9\n')
-    found = await answer(asked, tmp_path)
+async def test_what_was_answered_before_a_failure_is_kept(
+    engine_question: Asked, tmp_path: Path
+) -> None:
+    engine_question.play(
+        '#!/bin/sh\necho \'{"question": 0, "refused": "ValueError: no"}\'\nexit 9\n'
+    )
+    found = await answer(engine_question, tmp_path)
     assert isinstance(found, dict)
     assert [one.refused for one in found.values()] == ["ValueError: no"]
 
 
 async def test_memory_is_bounded(
-    asked: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine_question: Asked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process by what it reserves, a container by what it uses: there the real limit would take
     gigabytes of this machine."""
     monkeypatch.setattr(script, "MOST_MEMORY", 256 << 20)
-    container = isinstance(asked, AskedContainer)
-    asked.play(package="b'x' * (1 << 30)" if container else f"bytearray({32 << 30})")
+    container = isinstance(engine_question, AskedContainer)
+    engine_question.play(package="b'x' * (1 << 30)" if container else f"bytearray({32 << 30})")
     with pytest.raises(
         HostError, match="it was killed. It wanted more than" if container else "MemoryError"
     ):
-        await answer(asked, tmp_path)
-    assert not asked.left()
+        await answer(engine_question, tmp_path)
+    assert not engine_question.has_remains()
 
 
 ASK = """
@@ -270,15 +274,15 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def ask_and_be_killed(asked: Asked) -> None:
+def ask_until_kill(engine_question: Asked) -> None:
     """A gateway that is killed while it asks."""
     arguments = (
-        ["docker", asked.harness.instance]
-        if isinstance(asked, AskedContainer)
-        else ["process", str(asked.data)]
+        ["docker", engine_question.harness.instance]
+        if isinstance(engine_question, AskedContainer)
+        else ["process", str(engine_question.data)]
     )
     with subprocess.Popen(
-        [sys.executable, "-c", ASK, *arguments, asked.ref.image or ""],
+        [sys.executable, "-c", ASK, *arguments, engine_question.ref.image or ""],
         cwd=ROOT,
         stdout=subprocess.PIPE,
     ) as asking:
@@ -301,15 +305,15 @@ time.sleep(1000)
 """
 
 
-async def test_an_asker_that_is_killed_leaves_no_inquiry(asked: Asked) -> None:
+async def test_an_asker_that_is_killed_leaves_no_inquiry(engine_question: Asked) -> None:
     """A helper process of the engine's goes too."""
-    asked.play(package=SPEAK)
-    await asyncio.to_thread(ask_and_be_killed, asked)
+    engine_question.play(package=SPEAK)
+    await asyncio.to_thread(ask_until_kill, engine_question)
 
-    async def gone() -> bool:
-        return not asked.left()
+    async def is_gone() -> bool:
+        return not engine_question.has_remains()
 
-    await until("nothing of the inquiry is left", gone)
+    await until("nothing of the inquiry is left", is_gone)
 
 
 @pytest.fixture
@@ -326,11 +330,11 @@ async def test_an_image_that_ignores_that_it_was_left_is_removed_later(
     docker: AskedContainer,
 ) -> None:
     docker.play("#!/bin/sh\necho '{}'\nexec sleep 1000\n")
-    await asyncio.to_thread(ask_and_be_killed, docker)
+    await asyncio.to_thread(ask_until_kill, docker)
     (lost,) = containers(docker.harness)
-    remove_lost(docker.harness.docker, docker.harness.instance)
+    remove_lost_inquiries(docker.harness.docker, docker.harness.instance)
     assert containers(docker.harness) == [lost]  # it could be another's that is being asked
-    remove_lost(docker.harness.docker, docker.harness.instance, 0)
+    remove_lost_inquiries(docker.harness.docker, docker.harness.instance, 0)
     assert containers(docker.harness) == []
 
 
@@ -427,7 +431,7 @@ async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(
         question = Question(engine=str(ref), capability=None, argv=())
         inquirer = Inquirer(harness.host, AnswerCache(tmp_path / "answers"))
 
-        async def gone() -> bool:
+        async def is_gone() -> bool:
             return not containers(harness)
 
         async def there() -> bool:
@@ -438,13 +442,13 @@ async def test_a_gateway_that_leaves_its_agent_leaves_no_inquiry(
         await until("the container runs", there)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-        await until("the container is gone, for the gateway left", gone)
+        await until("the container is gone, for the gateway left", is_gone)
         asking = asyncio.create_task(inquirer.answers(ref, None, MODEL, [question], HANG_S))
         await until("the container runs", there)
         harness.kill_agent(signal.SIGKILL)
         with pytest.raises(HostError, match="agent does not answer"):
             await asking
-        await until("the container is gone, for the agent was killed", gone)
+        await until("the container is gone, for the agent was killed", is_gone)
     finally:
         await harness.cleanup()
         with suppress(APIError):

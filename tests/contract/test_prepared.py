@@ -21,7 +21,7 @@ from gateway.hosts.process.host import ProcessHost
 from gateway.hosts.process.prepared import fork_client, pool
 from tests.support.patience import HANG_S
 
-from .harness import answering, exited, find, until
+from .harness import answering, find, until, wait_for_exit
 from .prepared_harness import PreparedHarness
 from .process_harness import killed_at_line, living_in
 
@@ -47,7 +47,7 @@ async def harness(tmp_path: Path, anyio_backend: str) -> AsyncIterator[PreparedH
         await made.cleanup()
 
 
-async def started(harness: PreparedHarness, spec: LaunchSpec) -> bool:
+async def start_engine(harness: PreparedHarness, spec: LaunchSpec) -> bool:
     """Start an engine, and wait until it answers. Returns whether it was forked."""
     await answering(await harness.host.start(spec))
     return harness.is_forked(spec.name)
@@ -55,8 +55,8 @@ async def started(harness: PreparedHarness, spec: LaunchSpec) -> bool:
 
 async def prepare(harness: PreparedHarness) -> int:
     """A plain start, and the prepared process that follows. Returns its pid."""
-    assert not await started(harness, harness.make_spec("plain"))
-    (pid,) = await harness.prepared()
+    assert not await start_engine(harness, harness.make_spec("plain"))
+    (pid,) = await harness.prepared_pids()
     return pid
 
 
@@ -64,7 +64,7 @@ async def test_a_forked_engine_sees_what_a_plain_one_sees(harness: PreparedHarne
     await prepare(harness)
     spec = harness.make_spec("forked", script=["--print", "two words"])
     assert (await harness.host.conditions(spec.engine, "")).origin == "fork"
-    assert await started(harness, spec)
+    assert await start_engine(harness, spec)
     assert {one.name: one.origin for one in await harness.host.list()} == {
         "plain": "process",
         "forked": "fork",
@@ -78,14 +78,72 @@ async def test_a_forked_engine_sees_what_a_plain_one_sees(harness: PreparedHarne
     assert keys[0] != keys[1]
     cwds = [one["path"].pop(0) for one in (plain, forked)]
     assert cwds == [str(harness.data_dir / "run" / name) for name in ("plain", "forked")]
+    assert plain["env"]["SET_BY_IMPORT"] == "1"
+    assert "DROPPED_BY_IMPORT" not in plain["env"]
     # The file to which a fork writes what it imports is open beside those of a plain start.
     assert forked.pop("number") <= plain.pop("number") + 1
     assert forked == plain
 
 
+async def test_a_start_that_was_announced_is_forked_at_once(harness: PreparedHarness) -> None:
+    spec = harness.make_spec("first").evolve(model="first")
+    await harness.host.expect(spec)
+    assert await harness.prepared_pids()
+    assert await start_engine(harness, spec)
+    (order,) = harness.data_dir.glob("prepared/*/order.json")
+    assert "VLLM_API_KEY" not in order.read_text()
+
+
+async def test_a_start_waits_for_the_rest_of_its_imports(
+    harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "WAIT_S", HANG_S)
+    begun, let_go = harness.data_dir / "begun", harness.data_dir / "go"
+    with (harness.packages / "described.py").open("a") as file:
+        file.write(
+            "import pathlib, time\n"
+            f"pathlib.Path({str(begun)!r}).touch()\n"
+            f"while not pathlib.Path({str(let_go)!r}).exists(): time.sleep(0.01)\n"
+        )
+    spec = harness.make_spec("first")
+    await harness.host.expect(spec)
+    await harness.host.list()
+
+    async def is_importing() -> bool:
+        return begun.exists()
+
+    await until("the prepared process imports", is_importing)
+    starting = asyncio.ensure_future(start_engine(harness, spec))
+    await asyncio.wait({starting}, timeout=0.1)
+    let_go.touch()
+    assert await starting
+
+
+async def test_a_start_does_not_wait_long_for_imports(
+    harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "WAIT_S", 0.1)
+    begun = harness.data_dir / "begun"
+    with (harness.packages / "described.py").open("a") as file:
+        file.write(
+            "import pathlib, time\n"
+            f"begun = pathlib.Path({str(begun)!r})\n"
+            "if not begun.exists():\n    begun.touch()\n    time.sleep(10_000)\n"
+        )
+    spec = harness.make_spec("first")
+    await harness.host.expect(spec)
+    await harness.host.list()
+
+    async def is_importing() -> bool:
+        return begun.exists()
+
+    await until("the prepared process imports", is_importing)
+    assert not await start_engine(harness, spec)
+
+
 async def test_only_the_fork_gets_the_key(harness: PreparedHarness) -> None:
     pid = await prepare(harness)
-    assert await started(harness, harness.make_spec("forked"))
+    assert await start_engine(harness, harness.make_spec("forked"))
     keys = [
         json.loads(harness.record(name).read_text())["key"].encode() for name in ("plain", "forked")
     ]
@@ -104,21 +162,21 @@ async def test_its_exit_code_is_known_even_to_the_next_gateway(harness: Prepared
     spec = spec.evolve(model="coded")
     await harness.host.start(spec)
     assert harness.is_forked("coded")
-    assert (await exited(harness.host, "coded")).exit_code == 7
-    assert await started(harness, harness.make_spec("killed"))
+    assert (await wait_for_exit(harness.host, "coded")).exit_code == 7
+    assert await start_engine(harness, harness.make_spec("killed"))
     harness.kill_engine("killed")
     harness.restart()
-    assert (await exited(harness.host, "killed")).exit_code == -signal.SIGKILL
+    assert (await wait_for_exit(harness.host, "killed")).exit_code == -signal.SIGKILL
 
 
 async def test_an_ended_prepared_process_still_notes_exit_codes(harness: PreparedHarness) -> None:
     pid = await prepare(harness)
-    assert await started(harness, harness.make_spec("forked"))
+    assert await start_engine(harness, harness.make_spec("forked"))
     os.kill(pid, signal.SIGTERM)
-    (other,) = await harness.prepared(unlike=[pid])
+    (other,) = await harness.prepared_pids(unlike=[pid])
     assert other != pid
     os.kill(harness.pid("forked"), signal.SIGKILL)
-    assert (await exited(harness.host, "forked")).exit_code == -signal.SIGKILL
+    assert (await wait_for_exit(harness.host, "forked")).exit_code == -signal.SIGKILL
 
     async def is_gone() -> bool:
         await harness.host.list()
@@ -142,23 +200,23 @@ async def test_a_process_whose_socket_is_gone_ends(harness: PreparedHarness) -> 
 
 async def test_an_engine_outlives_its_prepared_process(harness: PreparedHarness) -> None:
     pid = await prepare(harness)
-    assert await started(harness, harness.make_spec("forked"))
+    assert await start_engine(harness, harness.make_spec("forked"))
     os.kill(pid, signal.SIGKILL)
     # Nothing is prepared now, and nothing waits for it.
-    assert not await started(harness, harness.make_spec("next"))
+    assert not await start_engine(harness, harness.make_spec("next"))
     assert (await find(harness.host, "forked")) is not None
     harness.kill_engine("forked")
-    gone = await exited(harness.host, "forked")
+    gone = await wait_for_exit(harness.host, "forked")
     assert gone.exit_code is None
-    await harness.prepared(unlike=[pid])
-    assert await started(harness, harness.make_spec("last"))
+    await harness.prepared_pids(unlike=[pid])
+    assert await start_engine(harness, harness.make_spec("last"))
 
 
 async def test_a_stopped_prepared_process_delays_no_start(harness: PreparedHarness) -> None:
     pid = await prepare(harness)
     os.kill(pid, signal.SIGSTOP)
     try:
-        assert not await started(harness, harness.make_spec("next"))
+        assert not await start_engine(harness, harness.make_spec("next"))
     finally:
         os.kill(pid, signal.SIGCONT)
     await harness.host.list()
@@ -169,11 +227,11 @@ async def test_an_update_of_the_engine_ends_what_was_prepared(harness: PreparedH
     pid = await prepare(harness)
     with (harness.packages / "described.py").open("a") as file:
         file.write("READ = 'as updated'\n")
-    assert not await started(harness, harness.make_spec("updated"))
+    assert not await start_engine(harness, harness.make_spec("updated"))
     assert harness.description("updated")["read"] == "as updated"
-    (other,) = await harness.prepared(unlike=[pid])
+    (other,) = await harness.prepared_pids(unlike=[pid])
     assert other != pid
-    assert await started(harness, harness.make_spec("next"))
+    assert await start_engine(harness, harness.make_spec("next"))
     assert harness.description("next")["read"] == "as updated"
 
 
@@ -181,32 +239,32 @@ async def test_a_variable_that_was_read_at_import_must_agree(harness: PreparedHa
     await prepare(harness)
     spec = harness.make_spec("other")
     same = spec.evolve(env={**spec.env, "VLLM_NOT_READ": "1"})
-    assert await started(harness, same)
+    assert await start_engine(harness, same)
     assert harness.description("other")["env"]["VLLM_NOT_READ"] == "1"
     spec = harness.make_spec("read")
     read = spec.evolve(env={**spec.env, "VLLM_READ_AT_IMPORT": "1"})
-    assert not await started(harness, read)
+    assert not await start_engine(harness, read)
     assert harness.description("read")["read"] == "1"
 
 
 async def test_gpus_are_chosen_for_each_fork(harness: PreparedHarness) -> None:
     spec = harness.make_spec("plain").evolve(gpus=("GPU-0",))
-    assert not await started(harness, spec)
-    await harness.prepared()
-    assert await started(harness, harness.make_spec("forked").evolve(gpus=("GPU-1", "GPU-2")))
+    assert not await start_engine(harness, spec)
+    await harness.prepared_pids()
+    assert await start_engine(harness, harness.make_spec("forked").evolve(gpus=("GPU-1", "GPU-2")))
     assert harness.description("forked")["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
 
 
 async def test_another_cache_is_another_prepared_process(harness: PreparedHarness) -> None:
     """The code of a repository decides what is in its cache: nothing is shared with others."""
     plain = harness.make_spec("plain").evolve(cache="one", caches={"VLLM_CACHE_ROOT": "vllm"})
-    assert not await started(harness, plain)
-    (pid,) = await harness.prepared()
+    assert not await start_engine(harness, plain)
+    (pid,) = await harness.prepared_pids()
     spec = harness.make_spec("other").evolve(cache="two", caches={"VLLM_CACHE_ROOT": "vllm"})
-    assert not await started(harness, spec)
-    await harness.prepared(unlike=[pid])
+    assert not await start_engine(harness, spec)
+    await harness.prepared_pids(unlike=[pid])
     again = harness.make_spec("again").evolve(cache="two", caches={"VLLM_CACHE_ROOT": "vllm"})
-    assert await started(harness, again)
+    assert await start_engine(harness, again)
 
 
 async def test_two_environments_and_never_more_than_allowed(tmp_path: Path) -> None:
@@ -222,13 +280,13 @@ async def test_two_environments_and_never_more_than_allowed(tmp_path: Path) -> N
             made = harness.make_spec(name)
             return made.evolve(engine=made.engine.evolve(version=version))
 
-        assert not await started(harness, spec("first", "2"))
-        both = await harness.prepared(2)
-        assert await started(harness, spec("second", "2"))
-        assert await started(harness, spec("third", "1"))
+        assert not await start_engine(harness, spec("first", "2"))
+        both = await harness.prepared_pids(2)
+        assert await start_engine(harness, spec("second", "2"))
+        assert await start_engine(harness, spec("third", "1"))
         assert {view.engine for view in harness.views()} == {"fake==1", "fake==2"}
-        assert not await started(harness, spec("fourth", "3"))
-        await harness.prepared(1, unlike=both)
+        assert not await start_engine(harness, spec("fourth", "3"))
+        await harness.prepared_pids(1, unlike=both)
         assert len(harness.views()) == 2
         assert "fake==3" in {view.engine for view in harness.views()}
         # An engine that is no longer installed is not prepared either.
@@ -257,10 +315,10 @@ async def test_memory_is_read_once_a_minute_however_often_it_is_shown(
     pid = await prepare(harness)
     readings.clear()
     for _ in range(3):
-        assert [view.pss_bytes for view in await harness.host.prepared()] == [7]
+        assert [view.pss_bytes for view in await harness.host.prepared_views()] == [7]
     assert readings == [pid]
     monkeypatch.setattr(fork_client, "MEMORY_S", 0.0)
-    await harness.host.prepared()
+    await harness.host.prepared_views()
     assert readings == [pid, pid]
 
 
@@ -295,11 +353,11 @@ async def test_what_no_fork_survives_is_left_to_the_fork(
     await prepare(harness)
     (view,) = harness.views()
     assert began - 1 <= view.since <= time.time() + 1
-    assert [one.pid for one in await harness.host.prepared()] == [view.pid]
+    assert [one.pid for one in await harness.host.prepared_views()] == [view.pid]
     assert view.refused["culprit"] == reason
     assert view.refused["between"] == "imports culprit"
     assert "colorsys" not in view.refused
-    assert await started(harness, harness.make_spec("forked"))
+    assert await start_engine(harness, harness.make_spec("forked"))
     for pid in procfs.session(view.pid):
         assert pid.pid == view.pid
 
@@ -310,9 +368,9 @@ async def test_modules_that_engines_import_later_are_prepared_next_time(
     monkeypatch.setattr(pool, "MANY_NEW_MODULES", 1)
     (harness.packages / "later.py").write_text("print('LATER', flush=True)\n")
     pid = await prepare(harness)
-    assert await started(harness, harness.make_spec("first", script=["--late"]))
-    (other,) = await harness.prepared(unlike=[pid])
-    assert await started(harness, harness.make_spec("second", script=["--late"]))
+    assert await start_engine(harness, harness.make_spec("first", script=["--late"]))
+    (other,) = await harness.prepared_pids(unlike=[pid])
+    assert await start_engine(harness, harness.make_spec("second", script=["--late"]))
     assert "LATER" in (harness.data_dir / "logs/first.log").read_text()
     assert "LATER" not in (harness.data_dir / "logs/second.log").read_text()
     assert [view.pid for view in harness.views()] == [other]
@@ -324,23 +382,23 @@ async def test_a_fork_that_dies_before_it_listens_makes_the_next_start_plain(
     await prepare(harness)
     await harness.host.start(harness.make_spec("bad", script=["--no-serve", "--exit-code", "1"]))
     assert harness.is_forked("bad")
-    await exited(harness.host, "bad")
+    await wait_for_exit(harness.host, "bad")
     await harness.host.list()
-    assert not await started(harness, harness.make_spec("plain2"))
-    assert await started(harness, harness.make_spec("forked2"))
+    assert not await start_engine(harness, harness.make_spec("plain2"))
+    assert await start_engine(harness, harness.make_spec("forked2"))
 
 
 async def test_nothing_is_prepared_where_memory_is_short(
     harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "available_bytes", lambda: pool.FREE_TO_PREPARE)
-    assert not await started(harness, harness.make_spec("plain"))
+    assert not await start_engine(harness, harness.make_spec("plain"))
     for _ in range(5):
         await harness.host.list()
     assert not list((harness.data_dir / "prepared").glob("*/log"))
     monkeypatch.undo()
     monkeypatch.setattr(pool, "TEND_S", 0.0)
-    await harness.prepared()
+    await harness.prepared_pids()
     monkeypatch.setattr(pool, "available_bytes", lambda: 0)
 
     async def is_ended() -> bool:
@@ -381,7 +439,7 @@ async def test_a_process_that_was_killed_during_its_imports_is_prepared_anew(
     harness: PreparedHarness,
 ) -> None:
     await prepare(harness)
-    (first,) = await harness.prepared()
+    (first,) = await harness.prepared_pids()
     others = set(harness.processes())
     os.kill(first, signal.SIGKILL)
     killed: list[int] = []
@@ -394,7 +452,7 @@ async def test_a_process_that_was_killed_during_its_imports_is_prepared_anew(
         return bool(killed)
 
     await until("a new prepared process is killed", is_killed)
-    assert await harness.prepared(unlike=[first, *killed])
+    assert await harness.prepared_pids(unlike=[first, *killed])
 
 
 async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
@@ -425,7 +483,7 @@ async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
             kills += 1
         await harness.host.list()
         if chance.random() < 0.5:
-            await harness.prepared()
+            await harness.prepared_pids()
         await harness.host.stop(spec.name, 0)
         assert not living_in(harness.data_dir / "run" / spec.name)
     await harness.host.stop("plain", 0)

@@ -27,7 +27,7 @@ from gateway.hosts.process.host import ProcessHost
 from gateway.hosts.process.records import Record, Records
 from tests.support.patience import HANG_S
 
-from .harness import answering, exited, find, until
+from .harness import answering, find, until, wait_for_exit
 from .process_harness import ProcessHarness, killed_at_line, living_in
 
 pytestmark = pytest.mark.anyio
@@ -100,10 +100,10 @@ async def test_an_engine_that_renamed_itself_is_still_adopted(harness: ProcessHa
     before = await harness.host.start(spec)
     pid = harness.pid("a1")
 
-    async def renamed() -> bool:
+    async def is_renamed() -> bool:
         return command_line(pid).startswith(b"engine")
 
-    await until("the engine has another name", renamed)
+    await until("the engine has another name", is_renamed)
     assert await harness.restart().list() == [before]
 
 
@@ -130,7 +130,7 @@ async def test_an_engine_whose_gateway_died_before_it_knew_the_pid_is_found_by_i
     assert harness.pid("a1") == record.pid
     records.write(record.evolve(pid=None, start_ticks=None))
     os.kill(record.pid, signal.SIGKILL)
-    assert (await exited(harness.restart(), "a1")).exit_code in (-9, None)
+    assert (await wait_for_exit(harness.restart(), "a1")).exit_code in (-9, None)
     await harness.host.stop("a1", grace_s=0)
     assert harness.members("a1") == 0
 
@@ -269,7 +269,7 @@ async def test_a_pid_that_was_given_away_is_never_signalled(
         name="a1", model="m", attempt=1, fingerprint="f1", port=1, boot_id=procfs.boot_id()
     )
     Records(harness.data_dir / "instances").write(record.evolve(pid=stranger.pid, start_ticks=1))
-    instance = await exited(harness.host, "a1")
+    instance = await wait_for_exit(harness.host, "a1")
     assert instance.exit_code is None
     await harness.host.stop("a1", grace_s=0)
     assert await harness.host.list() == []
@@ -299,7 +299,7 @@ async def test_a_record_of_another_boot_signals_nobody(
         Records(harness.data_dir / "instances").write(
             record.evolve(start_ticks=stranger.start_ticks)
         )
-        assert (await exited(harness.host, "a1")).exit_code is None
+        assert (await wait_for_exit(harness.host, "a1")).exit_code is None
         await harness.host.stop("a1", grace_s=0)
         assert await harness.host.list() == []
         after = procfs.read(stranger.pid)
@@ -500,12 +500,12 @@ async def test_a_stopped_process_is_seen_with_what_it_runs_and_what_it_took(
     await answering(await harness.host.start(harness.make_spec("a1", script=["--spawn-child"])))
     os.kill(harness.pid("a1"), signal.SIGSTOP)
 
-    async def seen() -> bool:
-        return any(one.stopped for one in await harness.host.processes("a1"))
+    async def is_seen() -> bool:
+        return any(process.stopped for process in await harness.host.processes("a1"))
 
     # A signal reaches what is at work on another core a moment later.
-    await until("one is stopped", seen)
-    stopped = [one for one in await harness.host.processes("a1") if one.stopped]
+    await until("one is stopped", is_seen)
+    stopped = [process for process in await harness.host.processes("a1") if process.stopped]
     assert [one.pid for one in stopped] == [harness.pid("a1")]
     assert "fake_engine.py" in stopped[0].command
     assert stopped[0].cpu_s > 0

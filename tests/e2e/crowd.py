@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.e2e.conftest import Gateway, wait_for
-from tests.e2e.scripted import ENGINE, engines, scripted_gateway
+from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
 from tests.hostile.attackers import Target, attackers
 from tests.hostile.corpus import body_for, request
 from tests.support.patience import HANG_S
@@ -38,7 +38,8 @@ TIMEOUT_S = 60.0
 REPLICAS = 2
 SAMPLE_S = 1.0
 WARM = 0.2
-"""Of the run: until then memory may grow."""
+WARM_S = 60.0
+"""Until then memory may grow: this share of a run, and at most so long."""
 
 
 @dataclass
@@ -55,29 +56,48 @@ class Seen:
 
 @dataclass
 class Figures:
-    """Of one run. Descriptors: before the model was added, and after it was removed again."""
+    """Of one run. Descriptors: before the model was added, and after it was removed again.
+
+    worker_mib: of each worker; empty where one process serves.
+    """
 
     seen: Seen
     attempts: Counter[str]
     kills: int
     resident_mib: list[float]
     descriptors: tuple[int, int]
+    worker_mib: list[list[float]] = field(default_factory=list)
 
     @property
     def growth(self) -> float:
-        """Of the gateway's memory after it was warm: the last fifth of the run against the
-        first."""
-        settled = self.resident_mib[int(len(self.resident_mib) * WARM) :]
-        part = max(1, len(settled) // 5)
-        return statistics.mean(settled[-part:]) / statistics.mean(settled[:part]) - 1
+        """Of the memory after it was warm: of the process that grew most."""
+        return max(growth(sizes) for sizes in (self.resident_mib, *self.worker_mib))
+
+    def each_minute(self) -> dict[str, list[int]]:
+        """MiB of each process at the begin, and after each minute and the last sample."""
+        step = round(60 / SAMPLE_S)
+        processes = {"gateway": self.resident_mib} | {
+            f"worker {number}": sizes for number, sizes in enumerate(self.worker_mib, 1)
+        }
+        return {
+            name: [round(size) for size in (*sizes[:-1:step], sizes[-1])]
+            for name, sizes in processes.items()
+        }
 
     def p99_s(self) -> tuple[float, float]:
         """Until the first byte, and the last one."""
-        return p99(self.seen.first), p99(self.seen.whole)
+        return quantile(self.seen.first, 0.99), quantile(self.seen.whole, 0.99)
 
 
-def p99(seconds: list[float]) -> float:
-    return sorted(seconds)[int(0.99 * len(seconds))] if seconds else math.inf
+def growth(sizes: list[float]) -> float:
+    """The last fifth of the settled sizes against the first."""
+    settled = sizes[min(int(len(sizes) * WARM), round(WARM_S / SAMPLE_S)) :]
+    part = max(1, len(settled) // 5)
+    return statistics.mean(settled[-part:]) / statistics.mean(settled[:part]) - 1
+
+
+def quantile(seconds: list[float], share: float) -> float:
+    return sorted(seconds)[int(share * len(seconds))] if seconds else math.inf
 
 
 class Client:
@@ -199,9 +219,11 @@ def descriptors(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: float) -> Figures:
+async def crowd(
+    folder: Path, *, count: int, each: int, seconds: float, kill_s: float, processes: int = 1
+) -> Figures:
     """`count` clients for so long; every `kill_s` an engine is killed. `each`: attackers of each
-    kind beside them."""
+    kind beside them. processes: workers; 1: the gateway serves by itself."""
     script = ["--tokens-per-second", str(TOKENS_PER_S)]
     made = scripted_gateway(
         folder,
@@ -209,6 +231,7 @@ async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: 
         FITSERVE_ADMIN_KEY=ADMIN,
         FITSERVE_BACKOFF_S="0.2",
         FITSERVE_BACKOFF_MAX_S="0.2",
+        FITSERVE_WORKERS=str(processes),
     )
     made.client.headers["authorization"] = f"Bearer {ADMIN}"
     with contextlib.closing(made) as gateway:
@@ -224,6 +247,8 @@ async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: 
         before = descriptors(pid)
         await asyncio.to_thread(_add, gateway)
         sizes: list[float] = []
+        worker_pids = workers(gateway) if processes > 1 else []
+        worker_sizes: list[list[float]] = [[] for _ in worker_pids]
         chance, kills = random.Random(1), 0
         async with contextlib.AsyncExitStack() as stack:
             seen = await stack.enter_async_context(
@@ -238,6 +263,8 @@ async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: 
             while (now := time.monotonic() - began) < seconds:
                 await asyncio.sleep(min(SAMPLE_S, seconds / 10))
                 sizes.append(resident_mib(pid))
+                for worker_pid, kept in zip(worker_pids, worker_sizes, strict=True):
+                    kept.append(resident_mib(worker_pid))
                 if now >= (kills + 1) * kill_s:
                     kills += await asyncio.to_thread(_kill_one, gateway, chance)
         # The process that multiprocessing keeps beside its children would stay: later tests look at
@@ -248,7 +275,8 @@ async def crowd(folder: Path, *, count: int, each: int, seconds: float, kill_s: 
             await asyncio.to_thread(
                 wait_for, "descriptors", lambda: descriptors(pid) <= before, HANG_S, 0.1
             )
-        return Figures(seen[0], tried[0], kills, sizes, (before, descriptors(pid)))
+        counts = (before, descriptors(pid))
+        return Figures(seen[0], tried[0], kills, sizes, counts, worker_sizes)
 
 
 def _add(gateway: Gateway) -> None:

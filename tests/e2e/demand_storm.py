@@ -37,7 +37,7 @@ from tests.e2e.boot_storm import BootStorm, say
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import engines
 from tests.support.makers import LLAMA_8B
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.sparse_weights import write_weights
 
 MODELS, PLACES, CLIENTS = 5, 2, 8
@@ -125,12 +125,14 @@ class DemandStorm(BootStorm):
         finally:
             self._over.set()
             for client in clients:
-                client.join(4 * HANG_S)
+                client.join(4 * hang_s())
         assert not any(client.is_alive() for client in clients), "a client hangs"
 
     def _ask(self, chance: random.Random) -> None:
         """One request after the other."""
-        with httpx.Client(base_url=self.gateway.url, trust_env=False, timeout=4 * HANG_S) as client:
+        with httpx.Client(
+            base_url=self.gateway.url, trust_env=False, timeout=4 * hang_s()
+        ) as client:
             while not self._over.is_set():
                 name, streams = chance.choice(self.names), chance.random() < 0.5
                 body = {
@@ -187,7 +189,7 @@ class DemandStorm(BootStorm):
                         self.slowest_load_s, attempt["ready_at"] - attempt["started_at"]
                     )
 
-    def hurried(self) -> list[Hurried]:
+    def hurried_requests(self) -> list[Hurried]:
         """As the gateway's log tells. A line may be written a moment after what it tells of."""
         loaded: dict[str, float] = {}
         found = []
@@ -228,7 +230,7 @@ class DemandStorm(BootStorm):
             )
         found += [
             f"{one.model} left after {one.left - one.loaded:.1f} s, and had answered somebody"
-            for one in self.hurried()
+            for one in self.hurried_requests()
             if any(
                 name == one.model and one.loaded <= at <= one.left
                 for name, at in self.heard.answers
@@ -251,7 +253,7 @@ class DemandStorm(BootStorm):
             "gateway away s": round(self.away_s, 1),
             "left for another": self.left,
             "bound of that": round(self.most(seconds)),
-            "of them before their residence": len(self.hurried()),
+            "of them before their residence": len(self.hurried_requests()),
             "plans of each model": [len(each) for each in self.plans.values()],
             "of them new after the kill": [
                 len(each - self.plans_before[name]) for name, each in self.plans.items()

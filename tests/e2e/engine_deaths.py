@@ -18,7 +18,7 @@ import httpx
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 
 STREAMS = 100
@@ -48,13 +48,13 @@ async def one_death(gateway: Gateway) -> dict[str, float]:
     """
     begun = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=HANG_S) as client:
+    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=hang_s()) as client:
         tasks = [asyncio.create_task(_stream(client, gateway.url, begun)) for _ in range(STREAMS)]
         for _ in range(STREAMS):
-            await asyncio.wait_for(begun.acquire(), HANG_S)
+            await asyncio.wait_for(begun.acquire(), hang_s())
         _kill(gateway)
         killed = time.monotonic()
-        ended = await asyncio.wait_for(asyncio.gather(*tasks), HANG_S)
+        ended = await asyncio.wait_for(asyncio.gather(*tasks), hang_s())
         answer = await client.post(
             f"{gateway.url}/v1/completions", json={"model": "m", "prompt": "hi"}
         )
@@ -110,7 +110,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = asyncio.run(deaths(Path(folder), args.rounds))
-    slowest = {name: round(max(one[name] for one in figures), 3) for name in figures[0]}
+    slowest = {name: round(max(figure[name] for figure in figures), 3) for name in figures[0]}
     sys.stdout.write(
         json.dumps({"rounds": args.rounds, "streams": STREAMS, "slowest s": slowest}) + "\n"
     )

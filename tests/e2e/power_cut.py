@@ -164,20 +164,20 @@ class Disk:
             case "sync":
                 for path, file in self.changes:
                     if str(Path(path).parent) == call.path:
-                        _named(self.kept, path, file)
+                        _check_name(self.kept, path, file)
                 self.changes = [
                     change for change in self.changes if str(Path(change[0]).parent) != call.path
                 ]
 
     def _name(self, path: str, file: File | None) -> None:
-        _named(self.names, path, file)
+        _check_name(self.names, path, file)
         self.changes.append((path, file))
 
     def leave(self, folder: Path, chance: random.Random) -> None:
         """Make what is left after a cut."""
         names = dict(self.kept)
         for path, file in self.changes[: chance.randint(0, len(self.changes))]:
-            _named(names, path, file)
+            _check_name(names, path, file)
         for path, file in names.items():
             if not path.endswith(SHARED):
                 target = folder / path
@@ -185,7 +185,7 @@ class Disk:
                 target.write_bytes(file.after(chance))
 
 
-def _named(names: dict[str, File], path: str, file: File | None) -> None:
+def _check_name(names: dict[str, File], path: str, file: File | None) -> None:
     if file is None:
         names.pop(path, None)
     else:

@@ -30,10 +30,10 @@ class RefusedStart(NamedTuple):
         changes: dict[str, Any] = json.loads(self.changes or "{}")
         beside = {name: text for name, text in changes.items() if name.endswith(".json")}
         fields = {name: value for name, value in changes.items() if name not in beside}
-        return {"config.json": changed(config(self.model), fields), **beside}
+        return {"config.json": change_config(config(self.model), fields), **beside}
 
 
-def changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+def change_config(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """A config.json with these changes; null removes a field."""
     result = dict(fields)
     for name, value in changes.items():
@@ -41,7 +41,7 @@ def changed(fields: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             result.pop(name, None)
         elif isinstance(value, dict) and isinstance(inner, dict):
-            result[name] = changed(inner, value)
+            result[name] = change_config(inner, value)
         else:
             result[name] = value
     return result

@@ -36,15 +36,15 @@ os.execv(sys.executable, [sys.executable, "-S", {engine!r}, *sys.argv[1:], *scri
 def scripted_gateway(folder: Path, *scripts: Sequence[str], **settings: str) -> Gateway:
     """Not started yet. scripts: flags of tests/support/fake_engine.py for the first start, the
     second, and so on; none: healthy."""
-    return _scripted(folder, scripts, None, settings)
+    return _start_gateway(folder, scripts, None, settings)
 
 
 def gpu_gateway(folder: Path, machine: Hardware, *scripts: Sequence[str]) -> Gateway:
     """The same on the GPUs that the machine pretends to have; its engine is GPU_ENGINE."""
-    return _scripted(folder, scripts, machine, {})
+    return _start_gateway(folder, scripts, machine, {})
 
 
-def _scripted(
+def _start_gateway(
     folder: Path,
     scripts: Sequence[Sequence[str]],
     machine: Hardware | None,

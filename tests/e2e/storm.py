@@ -1,8 +1,9 @@
 """A gateway, a worker, an agent or both are killed while writers add and remove models and keys.
 
 `python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both | worker]`
-prints the figures of benchmarks/notebook/reliability.md. After a failure the folder with the
-database, all logs, the records and the state of the machine is kept.
+prints the figures of benchmarks/notebook/reliability.md. `--engine FOLDER`: beside the scripted
+engines of the writers one real engine serves, of the environment in this folder. After a failure
+the folder with the database, all logs, the records and the state of the machine is kept.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from typing import Literal
 
 import httpx
 
+from gateway.cli.demo.checkpoint import make_model
 from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.agented import AgentGateway
-from tests.e2e.conftest import wait_for
+from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 
 NAMES = ("a", "b", "c")
@@ -56,7 +58,7 @@ class Writer:
         """Returns when the gateway no longer answers, or is not to be asked any more."""
         gateway = self._storm.gateway
         with httpx.Client(
-            base_url=gateway.url, headers=gateway.client.headers, trust_env=False, timeout=HANG_S
+            base_url=gateway.url, headers=gateway.client.headers, trust_env=False, timeout=hang_s()
         ) as client:
             while self._change(client) and not self._storm.over.wait(self._chance.uniform(0, 0.3)):
                 pass
@@ -91,6 +93,47 @@ class Writer:
         return True
 
 
+class RealEngine:
+    """A real engine that serves all the time. Deaths around it must not touch its processes."""
+
+    name = "real"
+
+    def __init__(self, gateway: Gateway, environment: Path, folder: Path) -> None:
+        """environment: made by `fitserve engine install`; its name is KIND-VERSION."""
+        self._gateway = gateway
+        kind, _, version = environment.name.rpartition("-")
+        self._engine = f"{kind}=={version}"
+        self._source = folder / "real"
+        (gateway.data / "engines" / environment.name).symlink_to(environment)
+        make_model(self._source)
+        self._pids: list[int] = []
+
+    def start(self) -> None:
+        """Add the model and wait until it serves."""
+        body = {"name": self.name, "source": str(self._source), "engines": [self._engine]}
+        answer = self._gateway.client.post("/admin/models", json={**body, "check": False})
+        assert answer.status_code == 202, answer.text
+        self._gateway.until(self.name, "ready")
+        self._pids = self._find()
+        assert self._pids
+
+    def check(self) -> None:
+        """Raises AssertionError where it is another process, or generates nothing."""
+        assert self._find() == self._pids, "the real engine was started again"
+        body = {"model": self.name, "prompt": "hello", "max_tokens": 4}
+        answer = self._gateway.client.post("/v1/completions", json=body)
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["completion_tokens"] > 0
+
+    def _find(self) -> list[int]:
+        (instance,) = [
+            attempt["instance"]
+            for attempt in self._gateway.show(self.name)["attempts"]
+            if attempt["state"] == "ready"
+        ]
+        return sorted(engines(self._gateway)[instance])
+
+
 class Storm:
     """Kills its victim under the writers."""
 
@@ -102,10 +145,12 @@ class Storm:
         writers: int = 1,
         failpoints: bool = False,
         victim: Literal["gateway", "agent", "both", "worker"] | None = None,
+        engine: Path | None = None,
     ) -> None:
         """failpoints: in every second round the gateway kills itself, at an effect that is chosen
         at random. victim: of a gateway with an agent; None: the gateway, whose engines are
-        processes; worker: one of its two workers, and the gateway itself in every third round."""
+        processes; worker: one of its two workers, and the gateway itself in every third round.
+        engine: the environment of a real engine that serves beside the scripted ones."""
         self.folder = folder
         self.victim = victim
         self.over = threading.Event()
@@ -126,11 +171,15 @@ class Storm:
         self.writers = [
             Writer(index, self, random.Random(chance.random())) for index in range(writers)
         ]
+        self.real = RealEngine(self.gateway, engine, folder) if engine is not None else None
         self.kills = 0
         self.suicides = 0
         self.adopted_s: list[float] = []
 
     def rounds(self, count: int) -> None:
+        if self.real is not None and not self.kills:
+            self.gateway.start()
+            self.real.start()
         for _ in range(count):
             began = time.monotonic()
             starts, running = self.gateway.process is None, self.engines()
@@ -160,7 +209,7 @@ class Storm:
             self.kill()
             self.over.set()
             for thread in writing:
-                thread.join(2 * HANG_S)
+                thread.join(2 * hang_s())
                 assert not thread.is_alive(), "a writer hangs"
             self.kills += 1
             self.gateway.environment.pop("FITSERVE_FAILPOINT", None)
@@ -190,10 +239,10 @@ class Storm:
         if any(one["state"] == "ready" for one in listed):
             self.adopted_s.append(time.monotonic() - began)
 
-    def acknowledged(self) -> int:
+    def count_acknowledgements(self) -> int:
         return sum(writer.acknowledged for writer in self.writers)
 
-    def known(self, kind: str) -> tuple[set[str], set[str]]:
+    def known_names(self, kind: str) -> tuple[set[str], set[str]]:
         """The names of which was acknowledged that they are there, and those of which a change got
         no answer."""
         there, unsure = set[str](), set[str]()
@@ -207,29 +256,35 @@ class Storm:
         orphan or a twin."""
         if self.gateway.process is None or self._has_agent:
             self.gateway.start()
-        wait_for("all models settle", self._settled, 2 * HANG_S)
-        names = {model["name"] for model in self._listed()}
+        wait_for("all models settle", self._is_settled, 2 * HANG_S)
+        names = {model["name"] for model in self._list_models()}
         keys = {key["name"] for key in self.gateway.client.get("/admin/keys").json()["data"]} - {
             "admin"
         }
         for kind, listed in (("models", names), ("keys", keys)):
-            wanted, unsure = self.known(kind)
+            wanted, unsure = self.known_names(kind)
+            if kind == "models" and self.real is not None:
+                wanted = {*wanted, self.real.name}
             lost, extra = wanted - listed, listed - wanted - unsure
             assert not lost, f"{kind} acknowledged and lost: {lost}"
             assert not extra, f"{kind} removed and still there: {extra}"
         running = self.engines()
         instances = {self.gateway.show(name)["attempts"][-1]["instance"] for name in names}
         assert set(running) == instances, f"orphans or twins: {sorted(set(running) ^ instances)}"
+        if self.real is not None:
+            self.real.check()
+            real = self.gateway.show(self.real.name)["attempts"][-1]["instance"]
+            running = {name: pids for name, pids in running.items() if name != real}
         assert all(len(pids) == 1 for pids in running.values()), running
         return {"models": len(names), "keys": len(keys), "engines": len(running)}
 
-    def _listed(self) -> list[dict[str, str]]:
+    def _list_models(self) -> list[dict[str, str]]:
         data: list[dict[str, str]] = self.gateway.client.get("/admin/models").json()["data"]
         return data
 
-    def _settled(self) -> bool:
+    def _is_settled(self) -> bool:
         """Nothing moves; there may be nothing left to move."""
-        data = self._listed()
+        data = self._list_models()
         return all(model["state"] == "ready" for model in data) and len(self.engines()) == len(data)
 
     def evidence(self) -> None:
@@ -242,7 +297,7 @@ class Storm:
             ]
             (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
         known: dict[str, object] = {
-            kind: [sorted(names) for names in self.known(kind)] for kind in ("models", "keys")
+            kind: [sorted(names) for names in self.known_names(kind)] for kind in ("models", "keys")
         }
         known |= {"kills": self.kills, "engines": self.engines()}
         (self.folder / "known.json").write_text(json.dumps(known, indent=1))
@@ -309,6 +364,9 @@ def main() -> None:
         "--failpoints", action="store_true", help="in every second round it dies at an effect"
     )
     parser.add_argument(
+        "--engine", type=Path, metavar="FOLDER", help="the environment of a real engine"
+    )
+    parser.add_argument(
         "--hogs", type=int, default=0, help="processes that keep the machine busy meanwhile"
     )
     args = parser.parse_args()
@@ -319,6 +377,7 @@ def main() -> None:
         writers=args.writers,
         failpoints=args.failpoints,
         victim=args.victim,
+        engine=args.engine,
     )
     try:
         with busy(args.hogs):
@@ -335,7 +394,7 @@ def main() -> None:
         "kills": storm.kills,
         "at an effect": storm.suicides,
         "writers": args.writers,
-        "acknowledged": storm.acknowledged(),
+        "acknowledged": storm.count_acknowledgements(),
         "settled": settled,
         "orphans": 0,
         "twins": 0,

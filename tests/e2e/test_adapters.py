@@ -17,9 +17,9 @@ pytestmark = pytest.mark.engine
 
 def test_adapters_answer_as_models_of_their_own(gateway: Gateway, tmp_path: Path) -> None:
     make_model(tmp_path / "base")
-    one = make_adapter(tmp_path / "one", tmp_path / "base", seed=1)
+    adapter = make_adapter(tmp_path / "one", tmp_path / "base", seed=1)
     two = make_adapter(tmp_path / "two", tmp_path / "base", rank=4, seed=2)
-    loras = ("--lora", f"one={one}", "--lora", f"team/two:v1={two}")
+    loras = ("--lora", f"one={adapter}", "--lora", f"team/two:v1={two}")
     added = gateway.cli("add", "base", str(tmp_path / "base"), "--engine", "vllm-cpu", *loras)
     assert added.returncode == 0, added.stderr
     view = gateway.until("base", "ready", START_S)
@@ -29,7 +29,7 @@ def test_adapters_answer_as_models_of_their_own(gateway: Gateway, tmp_path: Path
     listed = {model["id"]: model for model in gateway.client.get("/v1/models").json()["data"]}
     assert (listed["one"]["parent"], listed["one"]["root"], listed["one"]["state"]) == (
         "base",
-        str(one),
+        str(adapter),
         "ready",
     )
     assert "parent" not in listed["base"]

@@ -36,7 +36,7 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
     hardware = machine("8xh100")
     (three,) = gpu_sets(hardware.gpus[:3], hardware.links)
 
-    async def said(one: GpuSet) -> Measurement:
+    async def stored_measurement(one: GpuSet) -> Measurement:
         asked = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
         async with asyncio.timeout(hang_s()):
             lines = [
@@ -47,7 +47,7 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
             ]
         return read_measurement(lines, len(one.gpus))
 
-    found = asyncio.run(said(three))
+    found = asyncio.run(stored_measurement(three))
     assert found.problems == ()
     assert (found.software or "").startswith("torch 2.")
     assert all(number.value > 0 for number in found.numbers)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
-from tests.e2e.test_workers import started
-from tests.support.patience import HANG_S
+from tests.e2e.test_workers import start_gateway
+from tests.support.patience import HANG_S, hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -26,12 +26,12 @@ TOKENS, PER_SECOND = 100, 50
 
 
 @contextlib.asynccontextmanager
-async def asked(gateway: Gateway) -> AsyncIterator[Counter[str]]:
+async def keep_asking(gateway: Gateway) -> AsyncIterator[Counter[str]]:
     """Clients that ask all the time, half of them for streams: whole answers by kind. Whatever the
     SDK raises fails the test."""
     counted, over = Counter[str](), asyncio.Event()
     async with openai.AsyncOpenAI(
-        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=4 * HANG_S
+        base_url=f"{gateway.url}/v1", api_key="none", max_retries=0, timeout=4 * hang_s()
     ) as client:
 
         async def ask(streams: bool) -> None:
@@ -55,14 +55,14 @@ async def asked(gateway: Gateway) -> AsyncIterator[Counter[str]]:
             over.set()
 
 
-async def changed(gateway: Gateway, instead: int) -> dict[str, Any]:
+async def wait_for_change(gateway: Gateway, instead: int) -> dict[str, Any]:
     """The model, once its context is another one and the engine from before is gone."""
     answer = await asyncio.to_thread(
         gateway.client.patch, "/admin/models/m", json={"max_context": instead}
     )
     assert answer.status_code == 202, answer.text
 
-    def done() -> Any:
+    def wait_for_end() -> Any:
         view = gateway.show("m")
         serves = (
             view["state"] == "ready"
@@ -71,17 +71,17 @@ async def changed(gateway: Gateway, instead: int) -> dict[str, Any]:
         )
         return serves and len(engines(gateway)) == 1 and view
 
-    view: dict[str, Any] = await asyncio.to_thread(wait_for, "the change", done, 4 * HANG_S)
+    view: dict[str, Any] = await asyncio.to_thread(wait_for, "the change", wait_for_end, 4 * HANG_S)
     return view
 
 
 async def test_no_answer_fails_and_no_stream_breaks_while_a_model_is_changed(
     tmp_path: Path,
 ) -> None:
-    with started(tmp_path, "--tokens-per-second", str(PER_SECOND)) as gateway:
-        async with asked(gateway) as counted:
+    with start_gateway(tmp_path, "--tokens-per-second", str(PER_SECOND)) as gateway:
+        async with keep_asking(gateway) as counted:
             for context in (2048, 1024):
-                view = await changed(gateway, context)
+                view = await wait_for_change(gateway, context)
                 assert view["attempts"][-1]["max_model_len"] == context
             served = Counter(counted)
             # The one that came last answers too.
@@ -89,4 +89,4 @@ async def test_no_answer_fails_and_no_stream_breaks_while_a_model_is_changed(
                 wait_for, "answers of the last one", lambda: len(counted - served) == 2
             )
         assert set(counted) == {"streams", "answers"}
-        assert [one["failure"] for one in view["attempts"]] == [None, None, None]
+        assert [attempt["failure"] for attempt in view["attempts"]] == [None, None, None]

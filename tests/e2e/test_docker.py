@@ -20,7 +20,7 @@ from tests.contract.docker_harness import docker_harness
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import ENGINE, START_S, fitserve, wait_for
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.yaml_file import read_yaml
 
 pytestmark = pytest.mark.docker
@@ -60,7 +60,7 @@ class Composed:
             "FITSERVE_DOCKER_NETWORK": PROJECT,
         }
         self.client = httpx.Client(
-            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=HANG_S
+            base_url=f"http://127.0.0.1:{self.port}", trust_env=False, timeout=hang_s()
         )
 
     def compose(self, *arguments: str) -> None:

@@ -26,7 +26,7 @@ import pytest
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM, docker_harness
 from tests.e2e.conftest import Gateway, wait_for
 from tests.support.makers import engine
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 
 pytestmark = [
@@ -77,7 +77,7 @@ class Daemon:
         assert self.process is not None
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
-        self.process.wait(HANG_S)
+        self.process.wait(hang_s())
 
     def docker(self, *arguments: str, check: bool = True) -> str:
         done = subprocess.run(
@@ -85,7 +85,7 @@ class Daemon:
             capture_output=True,
             text=True,
             check=check,
-            timeout=HANG_S,
+            timeout=hang_s(),
         )
         return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -191,7 +191,7 @@ class Stream(threading.Thread):
     def run(self) -> None:
         body = {"model": "m", "prompt": "hi", "max_tokens": TOKENS, "stream": True}
         with (
-            httpx.Client(trust_env=False, timeout=2 * HANG_S) as client,
+            httpx.Client(trust_env=False, timeout=2 * hang_s()) as client,
             client.stream("POST", f"{self._url}/v1/completions", json=body) as answer,
         ):
             for chunk in answer.iter_text():
@@ -204,7 +204,7 @@ def problems(gateway: Gateway) -> list[str]:
     return found
 
 
-def answered(gateway: Gateway) -> float:
+def time_request(gateway: Gateway) -> float:
     """Seconds of one short request, which must succeed."""
     began = time.monotonic()
     answer = gateway.client.post(
@@ -228,22 +228,23 @@ def test_with_live_restore_a_restart_of_docker_breaks_no_stream(
     wait_for("tokens", lambda: stream.times)
     daemon.stop()
     wait_for("not ready", lambda: problems(gateway) == ["host"])
-    answered(gateway)
+    time_request(gateway)
     assert stream.is_alive()
     daemon.start(live_restore=True)
     began = time.monotonic()
     wait_for("ready again", lambda: not problems(gateway))
     told = time.monotonic() - began
     assert daemon.containers() == before
-    assert [one["state"] for one in attempts(gateway)] == ["ready"]
+    assert [attempt["state"] for attempt in attempts(gateway)] == ["ready"]
     assert stream.is_alive()
     assert '"error"' not in stream.text
     # What happens from now on is seen: not only events since, but what is there.
     daemon.docker("kill", before[0])
     wait_for(
-        "another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"]
+        "another engine",
+        lambda: [attempt["state"] for attempt in attempts(gateway)] == ["failed", "ready"],
     )
-    stream.join(HANG_S)
+    stream.join(hang_s())
     assert '"error"' in stream.text
     assert "[DONE]" not in stream.text
     log.info("figures: %s", {"back after s": round(told, 2)})
@@ -256,7 +257,7 @@ def test_without_live_restore_engines_end_with_docker_and_are_started_again(
     stream = Stream(gateway)
     wait_for("tokens", lambda: stream.times)
     daemon.stop()
-    stream.join(HANG_S)
+    stream.join(hang_s())
     assert '"error"' in stream.text
     assert "[DONE]" not in stream.text
     answer = gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
@@ -264,9 +265,10 @@ def test_without_live_restore_engines_end_with_docker_and_are_started_again(
     daemon.start(live_restore=False)
     began = time.monotonic()
     wait_for(
-        "another engine", lambda: [one["state"] for one in attempts(gateway)] == ["failed", "ready"]
+        "another engine",
+        lambda: [attempt["state"] for attempt in attempts(gateway)] == ["failed", "ready"],
     )
-    answered(gateway)
+    time_request(gateway)
     assert len(daemon.containers()) == 1
     log.info("figures: %s", {"serves again after s": round(time.monotonic() - began, 2)})
 
@@ -274,13 +276,13 @@ def test_without_live_restore_engines_end_with_docker_and_are_started_again(
 @pytest.mark.parametrize("gateway", [True], indirect=True)
 def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> None:
     before = daemon.containers()
-    usual = max(answered(gateway) for _ in range(20))
+    usual = max(time_request(gateway) for _ in range(20))
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     noticed, slowest = 0.0, 0.0
     while time.monotonic() - began < (STILL_S if noticed else HANG_S):
-        slowest = max(slowest, answered(gateway))
+        slowest = max(slowest, time_request(gateway))
         if not noticed and problems(gateway) == ["host"]:
             noticed = time.monotonic() - began
         time.sleep(0.1)
@@ -289,7 +291,7 @@ def test_a_docker_that_hangs_stops_nothing(daemon: Daemon, gateway: Gateway) -> 
     resumed = time.monotonic()
     wait_for("ready again", lambda: not problems(gateway))
     assert daemon.containers() == before
-    assert [one["state"] for one in attempts(gateway)] == ["ready"]
+    assert [attempt["state"] for attempt in attempts(gateway)] == ["ready"]
     figures = {
         "noticed after s": noticed,
         "slowest request s": slowest,

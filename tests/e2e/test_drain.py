@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("processes", [1, 2])]
@@ -42,16 +42,16 @@ async def stopped_under_streams(
         hold.touch()
         begun = asyncio.Semaphore(0)
         async with httpx.AsyncClient(
-            trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * HANG_S
+            trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * hang_s()
         ) as client:
             told = asyncio.gather(*(stream(client, gateway, begun) for _ in range(STREAMS)))
             for _ in range(STREAMS):
-                await asyncio.wait_for(begun.acquire(), HANG_S)
+                await asyncio.wait_for(begun.acquire(), hang_s())
             assert gateway.process is not None
             gateway.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(wait_for, "nothing new begins", lambda: refuses(gateway))
             yield told
-        assert await asyncio.to_thread(gateway.process.wait, HANG_S) == 0
+        assert await asyncio.to_thread(gateway.process.wait, hang_s()) == 0
         assert not workers(gateway)
         assert engines(gateway) == before
 
@@ -59,7 +59,7 @@ async def stopped_under_streams(
 def refuses(gateway: Gateway) -> bool:
     """Whether no connection is taken any more."""
     try:
-        httpx.get(f"{gateway.url}/healthz", trust_env=False, timeout=HANG_S)
+        httpx.get(f"{gateway.url}/healthz", trust_env=False, timeout=hang_s())
     except httpx.ConnectError:
         return True
     return False

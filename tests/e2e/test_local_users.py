@@ -187,7 +187,7 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
             )
             assert answer.status_code == (200 if key in str(headers) else 401)
 
-        def served() -> bool:
+        def is_served() -> bool:
             """Also with a key of the client's own, which the engine does not get."""
             answer = gateway.client.post(
                 "/v1/completions", json=body, headers={"authorization": "Bearer x"}
@@ -196,11 +196,11 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
             assert key not in f"{answer.text}{answer.headers}"
             return True
 
-        served()
+        is_served()
         gateway.kill()
         gateway.start()
         gateway.until("m", "ready")
-        wait_for("the engine is adopted with its key", served)
+        wait_for("the engine is adopted with its key", is_served)
         assert starts(gateway) == 1
         told = [
             gateway.client.get(path).text

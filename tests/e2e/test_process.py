@@ -212,7 +212,7 @@ def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
     for pid in before:
         os.kill(pid, signal.SIGKILL)
 
-    def refused() -> openai.APIStatusError | None:
+    def refusal() -> openai.APIStatusError | None:
         try:
             with sdk(ready) as client:
                 client.completions.create(model="demo", prompt="x")
@@ -222,9 +222,9 @@ def test_a_killed_engine_is_noticed_and_started_again(ready: Gateway) -> None:
 
     assert (
         "retry-after"
-        in wait_for("clients are told to come back", refused, every_s=0).response.headers
+        in wait_for("clients are told to come back", refusal, every_s=0).response.headers
     )
-    ready.failed("demo", instance)
+    ready.wait_for_failure("demo", instance)
     ready.until("demo", "ready", START_S)
     assert serving(ready) != instance
     assert not before & engine_pids(ready)
@@ -243,7 +243,7 @@ def test_a_killed_worker_of_the_engine_is_a_failure_though_the_engine_exits_with
         if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + _command(pid)
     ]
     os.kill(worker, signal.SIGKILL)
-    ready.failed("demo", instance)
+    ready.wait_for_failure("demo", instance)
     view = ready.until("demo", "ready", START_S)
     failed = next(attempt for attempt in view["attempts"] if attempt["instance"] == instance)
     assert failed["failure"]["kind"] in ("killed", "exited")

@@ -27,7 +27,7 @@ from tests.conformance.engine.reviewed_refusals import reviewed_refusals
 from tests.conformance.engine.start_path import KINDS, Refusal, Sources, fields, refusals
 from tests.conformance.kept import Kept
 from tests.e2e.conftest import ENGINE
-from tests.e2e.refused_starts import SGLANG, VLLM, RefusedStart, changed
+from tests.e2e.refused_starts import SGLANG, VLLM, RefusedStart, change_config
 from tests.e2e.test_unpacked_engines import ENOUGH_S, Unpacked
 from tests.support.paths import MODELS, ROOT
 from tests.support.published import config
@@ -64,7 +64,7 @@ class Rehearsals(NamedTuple):
     paths: list[Refusal]
 
 
-def asked(
+def ask_engine(
     files: dict[str, dict[str, Any]],
     argv: list[str],
     size: int,
@@ -116,7 +116,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
     rows, context, planned = ROWS[ref], CONTEXT[ref], planned_names()
     models = sorted(path.stem for path in MODELS.glob("*.json"))
     starts = [
-        asked(
+        ask_engine(
             row.files,
             [*([] if context in " ".join(row.argv) else [f"{context}=512"]), *row.argv],
             row.kv_bytes,
@@ -126,8 +126,8 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
         for row in rows
     ]
     starts += [
-        asked(
-            {"config.json": changed(config(name), LEFT_OUT.get(name, {}))},
+        ask_engine(
+            {"config.json": change_config(config(name), LEFT_OUT.get(name, {}))},
             [f"{context}=512"],
             24 * GIB,
         )
@@ -137,7 +137,7 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
         (name, limit) for name in ("llama-3.2-1b", "granite-4.0-h-micro") for limit in LIMITS
     ]
     starts += [
-        asked(
+        ask_engine(
             {"config.json": config(name)}, [f"{context}={length}", f"{SEQS[ref]}={seqs}"], 24 * GIB
         )
         for name, (length, seqs) in limited
@@ -202,10 +202,10 @@ def test_the_share_of_refusals_that_are_triggered(rehearsals: tuple[str, Rehears
     met = {
         said["place"] for row, said in found.refused if is_planned(row.argv, dict(row.env), planned)
     }
-    counts = Counter(one.kind for one in found.paths)
-    possible = {one.place for one in found.paths if one.kind == "config" or one.place in met}
+    counts = Counter(path.kind for path in found.paths)
+    possible = {path.place for path in found.paths if path.kind == "config" or path.place in met}
     triggered = possible & places
-    beyond = {one.place for one in found.paths if one.place in places} - possible
+    beyond = {path.place for path in found.paths if path.place in places} - possible
     lines = [f"{ref}: {len(found.paths)} raise statements in the start path"]
     lines += [f"    {counts[kind]:4} {kind}: {why}" for kind, why in KINDS.items()]
     lines += [
@@ -215,9 +215,9 @@ def test_the_share_of_refusals_that_are_triggered(rehearsals: tuple[str, Rehears
     ]
     sys.stdout.write("\n".join(lines) + "\n")
     assert len(triggered) >= LEAST[ref]
-    assert not [one for one in found.paths if one.kind == "option" and one.place in met]
+    assert not [path for path in found.paths if path.kind == "option" and path.place in met]
     reviewed = {row.kind for row in reviewed_refusals(ref.partition("==")[0])}
-    assert not [one for one in found.paths if one.kind in reviewed and one.place in places]
+    assert not [path for path in found.paths if path.kind in reviewed and path.place in places]
 
 
 @pytest.mark.parametrize("ref", SOURCES)

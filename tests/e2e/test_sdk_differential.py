@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.sdk_calls import (
     ANTHROPIC,
     ANTHROPIC_UNREADABLE,
@@ -57,10 +57,10 @@ class Pair:
     def urls(self) -> tuple[str, str]:
         return self.engine, self.gateway.url
 
-    def told(self, metric: str, labels: str = "") -> float:
+    def metric_sum(self, metric: str, labels: str = "") -> float:
         """What the engine's metrics say, summed over the series whose labels contain `labels`."""
         lines = httpx.get(
-            f"{self.engine}/metrics", trust_env=False, timeout=HANG_S
+            f"{self.engine}/metrics", trust_env=False, timeout=hang_s()
         ).text.splitlines()
         found = [line for line in lines if line.startswith(f"{metric}{{") and labels in line]
         assert found
@@ -68,16 +68,18 @@ class Pair:
 
     @property
     def tokens(self) -> float:
-        return self.told("vllm:generation_tokens_total")
+        return self.metric_sum("vllm:generation_tokens_total")
 
     @property
-    def finished(self) -> float:
+    def finished_count(self) -> float:
         """Requests that ended by themselves, with all tokens that they asked for."""
-        return self.told("vllm:request_success_total", 'finished_reason="length"')
+        return self.metric_sum("vllm:request_success_total", 'finished_reason="length"')
 
     @property
     def idle(self) -> bool:
-        return not self.told("vllm:num_requests_running") + self.told("vllm:num_requests_waiting")
+        return not self.metric_sum("vllm:num_requests_running") + self.metric_sum(
+            "vllm:num_requests_waiting"
+        )
 
 
 @pytest.fixture
@@ -156,7 +158,7 @@ def test_bad_json_is_the_clients_fault_to_both(body: bytes, pair: Pair) -> None:
             content=body,
             headers=headers,
             trust_env=False,
-            timeout=HANG_S,
+            timeout=hang_s(),
         )
         for url in pair.urls
     )
@@ -169,7 +171,7 @@ async def leaves(pair: Pair, url: str, stream: bool) -> None:
     """A client goes away while the engine generates; returns when the engine rests."""
     before = pair.tokens
     async with openai.AsyncOpenAI(
-        base_url=f"{url}/v1", api_key=pair.key, max_retries=0, timeout=HANG_S
+        base_url=f"{url}/v1", api_key=pair.key, max_retries=0, timeout=hang_s()
     ) as client:
         asking: asyncio.Task[Any] = asyncio.create_task(
             client.chat.completions.create(**LONG, stream=stream)
@@ -191,10 +193,10 @@ async def test_a_client_that_leaves_ends_the_engines_work(
     stream: bool, through: bool, pair: Pair
 ) -> None:
     for _ in range(TRIES):
-        finished = pair.finished
+        finished = pair.finished_count
         await leaves(pair, pair.urls[through], stream)
         # An answer that was there before its client had left proves nothing.
-        if pair.finished == finished:
+        if pair.finished_count == finished:
             return
     raise AssertionError(f"{TRIES} times the engine gave the whole answer to nobody")
 
@@ -230,7 +232,7 @@ def test_a_stream_ends_as_the_engine_ends_it(pair: Pair) -> None:
             json=body,
             headers=headers,
             trust_env=False,
-            timeout=HANG_S,
+            timeout=hang_s(),
         ) as response:
             answers.append(b"".join(response.iter_raw()))
     assert all(raw.endswith(b"data: [DONE]\n\n") for raw in answers)

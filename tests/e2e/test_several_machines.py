@@ -16,7 +16,7 @@ import pytest
 from gateway.proxy.access.endpoint_keys import FOLDER
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, scripted_gateway, starts
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
 
 ADMIN = {"authorization": "Bearer the-admin-key"}
@@ -59,11 +59,11 @@ class Two:
             api_key="a-clients-own",
             base_url=f"{self.front.url}/v1",
             max_retries=0,
-            timeout=HANG_S,
+            timeout=hang_s(),
             http_client=httpx2.Client(trust_env=False),
         )
 
-    def lay(self, key: str) -> None:
+    def write_files(self, key: str) -> None:
         self.file.parent.mkdir(exist_ok=True)
         self.file.write_text(f"{key}\n")
 
@@ -104,7 +104,7 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     two.says("answers 401: it needs a key, and the model has no endpoint_key")
     assert front.cli("set", "m", "--endpoint-key", "file:rear").returncode == 0
     two.says("cannot be read: its file: No such file or directory")
-    two.lay(WRONG)
+    two.write_files(WRONG)
     said = two.says("refused the key: ")
     assert "key" in said.partition("refused the key: ")[2], said
     with pytest.raises(openai.InternalServerError) as refused:
@@ -114,7 +114,7 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     assert "file:rear" not in refused.value.message
     assert "its key is file:rear" in front.cli("show", "m").stdout
     # The right one.
-    two.lay(two.key)
+    two.write_files(two.key)
     front.until("m", "ready")
     assert chat(two)
     ask = two.sdk.chat.completions
@@ -159,7 +159,7 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
 
 def test_what_sleeps_behind_is_loaded_by_a_request_in_front(two: Two) -> None:
     front, rear = two.front, two.rear
-    two.lay(two.key)
+    two.write_files(two.key)
     added = front.cli(
         "add", "m", "--endpoint", f"{rear.url}/v1", "--endpoint-key", "file:rear", "--wait"
     )
@@ -193,7 +193,7 @@ def test_what_sleeps_behind_is_loaded_by_a_request_in_front(two: Two) -> None:
 
 def test_a_gateway_behind_that_is_restarted_is_waited_for(two: Two) -> None:
     front, rear = two.front, two.rear
-    two.lay(two.key)
+    two.write_files(two.key)
     wish = {
         "name": "m",
         "endpoint": f"{rear.url}/v1",
@@ -214,7 +214,7 @@ def test_a_gateway_behind_that_is_restarted_is_waited_for(two: Two) -> None:
         lambda: 'fitserve_requests_queued{model="m"} 1' in front.client.get("/metrics").text,
     )
     rear.start()
-    waiting.join(HANG_S)
+    waiting.join(hang_s())
     assert answers
     assert answers[0]
     front.until("m", "ready")

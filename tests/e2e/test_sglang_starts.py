@@ -60,7 +60,7 @@ def checkpoints() -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     yield EAGER, config(EAGER[0])
 
 
-def planned(engine: str) -> tuple[int, str, list[Start]]:
+def plan_starts(engine: str) -> tuple[int, str, list[Start]]:
     """The machine's GPUs, and every plan for it."""
     planner = OfflinePlanner.from_environment()
     _, machine = planner.machine(MACHINES[engine])
@@ -81,9 +81,9 @@ def planned(engine: str) -> tuple[int, str, list[Start]]:
     return gpu.total_bytes >> 20, gpu.capability, starts
 
 
-def asked(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[str, Any]]]:
+def ask_starts(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[str, Any]]]:
     kind, _, version = engine.partition("==")
-    memory_mib, capability, starts = planned(engine)
+    memory_mib, capability, starts = plan_starts(engine)
     own = {
         name: value
         for name, value in os.environ.items()
@@ -122,7 +122,7 @@ def asked(python: Path, kept: Kept, engine: str) -> list[tuple[Start, dict[str, 
 
 
 @pytest.fixture(scope="module")
-def answered(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
+def answers(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
     """Two versions at a time: an import takes a core for seconds."""
     kept = Kept(ROOT / ".cache/engines")
     kept.folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def answered(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
         return dict(
             zip(
                 MACHINES,
-                pool.map(lambda engine: asked(python, kept, engine), MACHINES),
+                pool.map(lambda engine: ask_starts(python, kept, engine), MACHINES),
                 strict=True,
             )
         )
@@ -140,9 +140,9 @@ def answered(engines: Path) -> dict[str, list[tuple[Start, dict[str, Any]]]]:
 
 @pytest.mark.parametrize("engine", MACHINES)
 def test_the_engine_takes_the_flags_of_every_plan(
-    answered: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
+    answers: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
 ) -> None:
-    found = answered[engine]
+    found = answers[engine]
     assert (
         len({start.name for start, _ in found}) > 75
     )  # of about 150 checkpoints; others do not fit, or have no kernel
@@ -157,12 +157,12 @@ def test_the_engine_takes_the_flags_of_every_plan(
 
 @pytest.mark.parametrize("engine", MACHINES)
 def test_a_plan_without_graphs_captures_none(
-    answered: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
+    answers: dict[str, list[tuple[Start, dict[str, Any]]]], engine: str
 ) -> None:
     """Later versions call the switch deprecated, and still heed it."""
-    assert {said["graphs"] for start, said in answered[engine] if start.name == EAGER} == {False}
+    assert {said["graphs"] for start, said in answers[engine] if start.name == EAGER} == {False}
     assert {
         said["graphs"]
-        for start, said in answered[engine]
+        for start, said in answers[engine]
         if start.name == (EAGER[0], "as published")
     } == {True}

@@ -19,7 +19,7 @@ from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.conftest import wait_for
 from tests.e2e.demand_storm import DemandStorm
 from tests.e2e.scripted import engines
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import hang_s
 
 MEDIUM = {"replicas": 1, "max_context": 8192}
 
@@ -36,7 +36,7 @@ def storm(tmp_path: Path) -> Iterator[DemandStorm]:
 
 def ask(storm: DemandStorm, name: str) -> None:
     answer = storm.gateway.client.post(
-        "/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}, timeout=HANG_S
+        "/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}, timeout=hang_s()
     )
     assert answer.status_code == 200, answer.text
 
@@ -89,11 +89,12 @@ def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when
         wait_for(
             f"m0 is {wanted}",
             lambda: (
-                sorted(one["state"] for one in storm.gateway.show("m0")["replicas"]) == [*wanted]
+                sorted(replica["state"] for replica in storm.gateway.show("m0")["replicas"])
+                == [*wanted]
             ),
         )
 
-    def planned(name: str) -> None:
+    def write_plan(name: str) -> None:
         wait_for(f"{name} is planned", lambda: state(storm, name) in ("ready", "stopped"))
 
     try:
@@ -102,7 +103,7 @@ def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when
         copies("ready", "ready")
         for name in ("m1", "m2", "m3"):
             storm.add(name, **small)
-            planned(name)
+            write_plan(name)
             ask(storm, name)
         # Two fit into each GPU: for the fifth engine one copy sleeps, though m1 was asked longer
         # ago than m0.
@@ -110,11 +111,11 @@ def test_one_copy_sleeps_for_another_model_while_the_other_serves_and_wakes_when
         copies("asleep", "ready")
         view = storm.gateway.show("m0")
         assert (view["state"], view["detail"][:20]) == ("ready", "1 of 2 copies serve;")
-        before = [one["id"] for one in view["attempts"]]
+        before = [attempt["id"] for attempt in view["attempts"]]
         assert {state(storm, name) for name in ("m1", "m2", "m3")} == {"ready"}
         assert storm.gateway.client.post("/admin/models/m3/stop").status_code == 202
         copies("ready", "ready")
-        assert [(one["id"], one["failure"]) for one in attempts(storm, "m0")] == [
+        assert [(attempt["id"], attempt["failure"]) for attempt in attempts(storm, "m0")] == [
             (number, None) for number in before
         ], "the same ones"
     finally:
@@ -172,7 +173,7 @@ def test_a_model_that_nobody_asks_sleeps_and_nobody_reaches_its_engine_without_t
     ask(storm, "m0")
     until(storm, "asleep")
     ask(storm, "m0")
-    assert [one["id"] for one in attempts(storm, "m0")] == [first["id"]]
+    assert [attempt["id"] for attempt in attempts(storm, "m0")] == [first["id"]]
     # Its owner's stop is more than sleep.
     until(storm, "asleep")
     storm.gateway.client.post("/admin/models/m0/stop").raise_for_status()
@@ -204,7 +205,7 @@ def test_an_engine_that_keeps_its_memory_is_stopped_and_no_other_is_put_to_sleep
     assert not choice["value"]
     assert "of each GPU when it fell asleep" in choice["reason"]
     until(storm, "stopped")
-    assert [one["state"] for one in attempts(storm, "m0")] == ["stopped", "stopped"]
+    assert [attempt["state"] for attempt in attempts(storm, "m0")] == ["stopped", "stopped"]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +222,7 @@ def test_a_gateway_that_dies_at_it_goes_on_with_the_engine_that_runs(
         with contextlib.suppress(httpx.HTTPError):
             ask(storm, "m0")
     assert storm.gateway.process is not None
-    assert storm.gateway.process.wait(HANG_S) == -signal.SIGKILL
+    assert storm.gateway.process.wait(hang_s()) == -signal.SIGKILL
     running = engines(storm.gateway)
     assert len(running) == 1
     del storm.gateway.environment["FITSERVE_FAILPOINT"]

@@ -108,10 +108,10 @@ def test_two_models_take_turns_in_ram_that_holds_one_of_them(
         assert [min(models) for models in there] == ["writer", *["reader", "writer"] * ROUNDS]
         views = {name: gateway.show(name) for name in ("writer", "reader")}
         attempts = sorted(
-            (one for view in views.values() for one in view["attempts"]),
+            (attempt for view in views.values() for attempt in view["attempts"]),
             key=lambda one: one["started_at"],
         )
-        assert not [one["failure"] for one in attempts if one["failure"]]
+        assert not [attempt["failure"] for attempt in attempts if attempt["failure"]]
         for before, after in pairwise(attempts):
             load_s, left_s = (
                 after["ready_at"] - after["started_at"],

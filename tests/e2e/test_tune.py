@@ -23,12 +23,12 @@ def test_the_real_engine_is_measured_beside_the_served_one_which_stays(
     begun = gateway.client.post("/admin/models/demo/tune", json={"minutes": 60})
     assert begun.status_code == 202, begun.text
 
-    def measured() -> Any:
+    def wait_for_figures() -> Any:
         report = gateway.client.get("/admin/models/demo/tune").json()
         assert report["state"] == "running", report
         return sum(one["speed"] is not None for one in report["tried"]) >= 2 and report
 
-    report = wait_for("two measured plans", measured, 2 * START_S)
+    report = wait_for("two measured plans", wait_for_figures, 2 * START_S)
     served, other = report["tried"][:2]
     assert served["worth"] == 1
     assert other["argv"] != served["argv"]
@@ -38,7 +38,11 @@ def test_the_real_engine_is_measured_beside_the_served_one_which_stays(
 
     def alone() -> bool:
         view = gateway.show("demo")
-        live = [one["id"] for one in view["attempts"] if one["state"] in ("starting", "ready")]
+        live = [
+            attempt["id"]
+            for attempt in view["attempts"]
+            if attempt["state"] in ("starting", "ready")
+        ]
         return view["state"] == "ready" and len(live) == 1
 
     wait_for("the served plan alone", alone, START_S)

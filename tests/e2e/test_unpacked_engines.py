@@ -94,7 +94,7 @@ def questions(engine: str, sizes: Sequence[int]) -> list[Question]:
 
 
 @pytest.fixture(scope="module")
-def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> ParsedAnswer:
+def parsed_answers(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> ParsedAnswer:
     """Everything is asked at once, two engines at a time: an import takes a core for 15 s."""
     folder, kept = tmp_path_factory.mktemp("asked"), Kept(ROOT / ".cache/engines")
     with ThreadPoolExecutor(3) as pool:
@@ -109,7 +109,7 @@ def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> ParsedAnswe
     host, cache = Unpacked(python, sources, folder / "asking"), AnswerCache(folder / "answers")
     model, turns = model_files(SEED, None), asyncio.Semaphore(2)
 
-    async def answered(engine: str) -> dict[int, EngineAnswer]:
+    async def ask_engines(engine: str) -> dict[int, EngineAnswer]:
         asked = questions(engine, ASKED[engine])
         async with turns:
             found = await Inquirer(host, cache).answers(ref(engine), GPUS, model, asked, ENOUGH_S)
@@ -120,7 +120,7 @@ def said(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> ParsedAnswe
             return await Inquirer(host, cache).version(ref(NO_RULES), GPUS, ENOUGH_S)
 
     async def all_of_it() -> tuple[Any, list[dict[int, EngineAnswer]]]:
-        version, *answers = await asyncio.gather(of_version(), *map(answered, ASKED))
+        version, *answers = await asyncio.gather(of_version(), *map(ask_engines, ASKED))
         return version, answers
 
     version, answers = asyncio.run(all_of_it())
@@ -132,8 +132,11 @@ def kernels(answer: EngineAnswer) -> set[str]:
     return {row.kernel for row in answer.kernels}
 
 
-def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: ParsedAnswer) -> None:
-    halves, whole = said.answers["vllm==0.19.1"][2], said.answers["vllm==0.19.1"][1]
+def test_0_19_1_has_no_kernel_for_half_of_a_layer(parsed_answers: ParsedAnswer) -> None:
+    halves, whole = (
+        parsed_answers.answers["vllm==0.19.1"][2],
+        parsed_answers.answers["vllm==0.19.1"][1],
+    )
     assert "Failed to find a kernel that can implement the WNA16 linear layer" in halves.refused
     assert (
         "MarlinLinearKernel cannot implement due to: Weight output_size_per_partition = 32"
@@ -143,22 +146,22 @@ def test_0_19_1_has_no_kernel_for_half_of_a_layer(said: ParsedAnswer) -> None:
 
 
 @pytest.mark.parametrize("engine", ["vllm==0.26.0", VLLM_REF])
-def test_later_versions_have_one(said: ParsedAnswer, engine: str) -> None:
-    assert {"MarlinLinearKernel", "MARLIN"} < kernels(said.answers[engine][2])
+def test_later_versions_have_one(parsed_answers: ParsedAnswer, engine: str) -> None:
+    assert {"MarlinLinearKernel", "MARLIN"} < kernels(parsed_answers.answers[engine][2])
 
 
-def test_sglang_answers_for_one_gpu(said: ParsedAnswer) -> None:
+def test_sglang_answers_for_one_gpu(parsed_answers: ParsedAnswer) -> None:
     """That its repacking refuses half of the layer is said in CUDA, which nobody is asked."""
-    assert "apply_gptq_marlin_linear" in kernels(said.answers[SGLANG_REF][1])
+    assert "apply_gptq_marlin_linear" in kernels(parsed_answers.answers[SGLANG_REF][1])
 
 
 def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
-    said: ParsedAnswer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parsed_answers: ParsedAnswer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its forecast is a guess, and its own code then says that both GPUs together will do."""
     monkeypatch.setattr(offline, "REQUESTED_LIMIT_S", ENOUGH_S)  # a busy machine is no reason
     near = Profiles().nearest(NO_RULES)
-    profile: Engine = profile_of(near, ref(NO_RULES).version, None, *said.version)
+    profile: Engine = profile_of(near, ref(NO_RULES).version, None, *parsed_answers.version)
     assert near.ref != profile.ref
     keep(profile, tmp_path / "learned")
     model = tmp_path / "model"
@@ -169,7 +172,7 @@ def test_a_version_that_no_rule_mentions_is_learned_and_plans_as_checked(
     wanted = wish(source=str(model), engines=(NO_RULES,), tensor_parallel=2)
     forecast = planner.decide(wanted, "2x3090")
     name, machine = planner.machine("2x3090")
-    decision, asked = asyncio.run(planner.check_on(wanted, name, machine, said.inquirer))
+    decision, asked = asyncio.run(planner.check_on(wanted, name, machine, parsed_answers.inquirer))
     assert asked.problems == {}
     assert (forecast.plans[0].grade, decision.plans[0].grade) == ("guess", "checked")
     assert decision.plans[0].tensor_parallel.value == 2

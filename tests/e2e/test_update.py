@@ -17,7 +17,7 @@ import yaml
 from gateway.cli.demo.checkpoint import make_model
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
-from tests.e2e.test_change import asked
+from tests.e2e.test_change import keep_asking
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
 from tests.support.patience import HANG_S
 from tests.support.yaml_file import read_yaml
@@ -91,7 +91,7 @@ async def test_no_answer_fails_and_no_stream_breaks_while_workers_serve_and_the_
 ) -> None:
     with serving(tmp_path, hub, ["--tokens-per-second", "50"], FITSERVE_WORKERS="2") as gateway:
         await asyncio.to_thread(wait_for, "two workers", lambda: len(workers(gateway)) == 2)
-        async with asked(gateway) as counted:
+        async with keep_asking(gateway) as counted:
             await asyncio.to_thread(
                 wait_for, "answers of the first commit", lambda: len(counted) == 2
             )
@@ -107,7 +107,7 @@ async def test_no_answer_fails_and_no_stream_breaks_while_workers_serve_and_the_
                 wait_for, "answers of the new commit", lambda: len(counted - served) == 2
             )
         assert now(gateway)[0] == MOVED
-        assert [one["failure"] for one in gateway.show("m")["attempts"]] == [None, None]
+        assert [attempt["failure"] for attempt in gateway.show("m")["attempts"]] == [None, None]
 
 
 def test_a_moved_commit_is_shown_first_and_taken_when_it_is_wanted(
@@ -144,7 +144,9 @@ def test_a_commit_that_does_not_start_leaves_the_old_one_in_force(
         assert view["wish"]["commits"] == {"org/name": COMMIT}
         assert (view["change"]["state"], view["plan"]["model"]["revision"]) == ("refused", COMMIT)
         # The engine that served all the time, not one that was started again.
-        assert [one["instance"] for one in view["attempts"] if one["state"] == "ready"] == [first]
+        assert [
+            attempt["instance"] for attempt in view["attempts"] if attempt["state"] == "ready"
+        ] == [first]
         assert answers(gateway)
 
 

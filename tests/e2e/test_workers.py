@@ -19,10 +19,10 @@ import pytest
 from gateway.proxy.workers.sockets import short_path
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, stream, workers
-from tests.local.proxy.routing.test_responses import ASKED, Engine, bearer
-from tests.support.patience import HANG_S
+from tests.local.proxy.routing.test_responses import ASKED, Engine, bearer, uses
+from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder
-from tests.support.served import served, worker_pids
+from tests.support.served import serve_models, worker_pids
 from tests.support.upstream import Upstream
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +57,7 @@ def one_client_each(gateway: Gateway) -> Iterator[list[http.client.HTTPConnectio
     clients: dict[int, http.client.HTTPConnection] = {}
 
     def both() -> list[http.client.HTTPConnection]:
-        client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=HANG_S)
+        client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=hang_s())
         client.connect()
         clients[client.sock.getsockname()[1]] = client
         held = holders(gateway)
@@ -84,7 +84,7 @@ def complete(client: http.client.HTTPConnection, model: str, key: str = "") -> i
 
 
 @contextlib.contextmanager
-def started(folder: Path, *flags: str, **settings: str) -> Iterator[Gateway]:
+def start_gateway(folder: Path, *flags: str, **settings: str) -> Iterator[Gateway]:
     """A gateway with two workers and the model m."""
     gateway = scripted_gateway(
         folder,
@@ -126,18 +126,18 @@ def metric(gateway: Gateway, name: str) -> float:
 
 def client() -> httpx.AsyncClient:
     return httpx.AsyncClient(
-        trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * HANG_S
+        trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * hang_s()
     )
 
 
 async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
     begun, hold = asyncio.Semaphore(0), tmp_path / "hold"
-    with started(tmp_path, "--hold", str(hold)) as gateway:
+    with start_gateway(tmp_path, "--hold", str(hold)) as gateway:
         hold.touch()
         async with client() as many:
             running = asyncio.gather(*(stream(many, gateway, begun) for _ in range(STREAMS)))
             for _ in range(STREAMS):
-                await asyncio.wait_for(begun.acquire(), HANG_S)
+                await asyncio.wait_for(begun.acquire(), hang_s())
             # The kernel spreads them by a hash of their ports.
             held = Counter(holders(gateway).values())
             victim, other = workers(gateway)
@@ -169,18 +169,18 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
 
 def test_tables_reach_every_worker(tmp_path: Path) -> None:
     with (
-        started(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway,
+        start_gateway(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway,
         one_client_each(gateway) as clients,
     ):
 
         def every_worker_says(status: int, model: str, key: str) -> None:
             left = list(clients)
 
-            def none_is_left() -> bool:
+            def is_empty() -> bool:
                 left[:] = [one for one in left if complete(one, model, key) != status]
                 return not left
 
-            wait_for(f"{status} for {model}", none_is_left, every_s=0.02)
+            wait_for(f"{status} for {model}", is_empty, every_s=0.02)
 
         gateway.client.post(
             "/admin/models", json={"name": "n", "endpoints": ["http://127.0.0.1:9/v1"]}
@@ -196,7 +196,7 @@ def test_tables_reach_every_worker(tmp_path: Path) -> None:
 
 def test_limits_of_a_key_hold_over_all_workers(tmp_path: Path) -> None:
     with (
-        started(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway,
+        start_gateway(tmp_path, FITSERVE_ADMIN_KEY=ADMIN) as gateway,
         one_client_each(gateway) as clients,
     ):
         grant = {"name": "k", "requests_per_minute": 20}
@@ -204,29 +204,29 @@ def test_limits_of_a_key_hold_over_all_workers(tmp_path: Path) -> None:
         for client in clients:
             wait_for("the key is known", lambda client=client: complete(client, "m", key) == 200)  # type: ignore[misc]
 
-        def admitted(client: http.client.HTTPConnection, every_s: float) -> int:
+        def count_admitted_requests(client: http.client.HTTPConnection, every_s: float) -> int:
             """Until the first that is refused."""
             answers: list[int] = []
 
-            def refused() -> bool:
+            def is_refused() -> bool:
                 answers.append(complete(client, "m", key))
                 return answers[-1] != 200
 
-            wait_for("one is refused", refused, every_s=every_s)
+            wait_for("one is refused", is_refused, every_s=every_s)
             assert answers[-1] == 429
             return len(answers) - 1
 
         one, other = clients
-        assert admitted(one, 0) >= 18
+        assert count_admitted_requests(one, 0) >= 18
         # Alone, the other one would admit nineteen as well, and one every three seconds; but it has
         # heard of those.
-        assert admitted(other, 0.5) < 15
+        assert count_admitted_requests(other, 0.5) < 15
 
 
 def test_a_log_is_followed_through_a_worker(tmp_path: Path) -> None:
     with (
-        started(tmp_path, "--print", "one\n") as gateway,
-        httpx.Client(base_url=gateway.url, trust_env=False, timeout=HANG_S) as another,
+        start_gateway(tmp_path, "--print", "one\n") as gateway,
+        httpx.Client(base_url=gateway.url, trust_env=False, timeout=hang_s()) as another,
         gateway.client.stream("GET", "/admin/models/m/logs", params={"follow": "true"}) as log,
     ):
         pieces = log.iter_text()
@@ -243,7 +243,7 @@ def test_a_log_is_followed_through_a_worker(tmp_path: Path) -> None:
 
 
 def test_a_follower_that_leaves_ends_the_request_in_the_control_process(tmp_path: Path) -> None:
-    with started(tmp_path) as gateway:
+    with start_gateway(tmp_path) as gateway:
         assert gateway.process is not None
         descriptors = Path(f"/proc/{gateway.process.pid}/fd")
 
@@ -274,19 +274,19 @@ async def test_workers_outlive_the_control_process_and_end_with_the_next_one(
     tmp_path: Path,
 ) -> None:
     begun, hold = asyncio.Semaphore(0), tmp_path / "hold"
-    with started(tmp_path, "--hold", str(hold)) as gateway:
+    with start_gateway(tmp_path, "--hold", str(hold)) as gateway:
         serving, old = engines(gateway), set(workers(gateway))
         hold.touch()
         async with client() as many:
             before = asyncio.gather(*(stream(many, gateway, begun) for _ in range(20)))
             for _ in range(20):
-                await asyncio.wait_for(begun.acquire(), HANG_S)
+                await asyncio.wait_for(begun.acquire(), hang_s())
             gateway.kill()
             later = asyncio.gather(*(stream(many, gateway, begun) for _ in range(10)))
             health = await many.get(f"{gateway.url}/healthz")
             assert (health.status_code, health.json()["error"]["code"]) == (503, "model_not_ready")
             for _ in range(10):
-                await asyncio.wait_for(begun.acquire(), HANG_S)
+                await asyncio.wait_for(begun.acquire(), hang_s())
             assert set(workers(gateway)) == old
             await asyncio.to_thread(gateway.start)
             # The next gateway serves, and the old workers finish what they began.
@@ -310,10 +310,10 @@ async def test_workers_outlive_the_control_process_and_end_with_the_next_one(
 
 def test_health_is_bad_without_any_worker(tmp_path: Path) -> None:
     with (
-        started(tmp_path) as gateway,
+        start_gateway(tmp_path) as gateway,
         httpx.Client(
             base_url="http://localhost",
-            timeout=HANG_S,
+            timeout=hang_s(),
             transport=httpx.HTTPTransport(uds=short_path(gateway.data / "run" / "control.sock")),
         ) as control,
     ):
@@ -333,7 +333,7 @@ def test_health_is_bad_without_any_worker(tmp_path: Path) -> None:
 
 
 def test_the_port_and_the_data_folder_are_held_as_by_one_process(tmp_path: Path) -> None:
-    with started(tmp_path / "one") as gateway:
+    with start_gateway(tmp_path / "one") as gateway:
         again = gateway.cli("serve", "--workers", "3")
         assert (again.returncode, "Another gateway" in again.stderr) == (3, True)
         other = scripted_gateway(tmp_path / "two", FITSERVE_WORKERS="2")
@@ -343,16 +343,18 @@ def test_the_port_and_the_data_folder_are_held_as_by_one_process(tmp_path: Path)
 
 
 async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> None:
-    """Each acknowledged response is continued by its owner on its replica, and by nobody else."""
+    """Each acknowledged response is continued by its owner on its replica, and by nobody else, also
+    while workers die and come back."""
     kept: list[str] = []
+    refusals = Counter[tuple[int, ...]]()
     async with Upstream(Engine()) as first, Upstream(Engine()) as second:
-        running = served(
+        running = serve_models(
             tmp_path, {"m": [f"{one.url}/v1" for one in (first, second)]}, ADMIN, **TWO
         )
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             async with httpx.AsyncClient(
-                base_url=gateway.url, trust_env=False, timeout=HANG_S
+                base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as one:
                 made = await one.post("/admin/keys", json={"name": "other"}, headers=bearer(ADMIN))
                 other = made.json()["key"]
@@ -364,6 +366,8 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
                         answer = await one.post("/v1/responses", json=ASKED, headers=bearer(ADMIN))
                         assert answer.status_code == 200, answer.text
                         kept.append(answer.json()["id"])
+                        answers = await uses(one, other, kept[-1])
+                        refusals[tuple(status for status, _ in answers)] += 1
                 for id_ in kept:
                     assert [
                         (await one.get(f"/v1/responses/{id_}", headers=bearer(key))).status_code
@@ -375,6 +379,8 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)
     assert len(kept) > 40
+    assert refusals.keys() == {(404,) * 5}
+    assert refusals.total() > 30
 
 
 TWO = {"FITSERVE_WORKERS": "2"}

@@ -52,7 +52,7 @@ async def _drip(
     """`head`, then one byte after the other, whatever is answered, until the connection is
     closed."""
     writer.write(head)
-    closed = asyncio.create_task(_taken(reader))
+    closed = asyncio.create_task(_note_answer(reader))
     try:
         for drop in itertools.cycle(drops):
             if (await asyncio.wait((closed,), timeout=DRIP_S))[0]:
@@ -63,7 +63,7 @@ async def _drip(
         await asyncio.wait((closed,))
 
 
-async def _taken(reader: asyncio.StreamReader) -> None:
+async def _note_answer(reader: asyncio.StreamReader) -> None:
     while await reader.read(65536):
         pass
 
@@ -72,7 +72,7 @@ async def _websocket(
     _: Target, __: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     writer.write(request(b"", *WEBSOCKET, line=b"POST / HTTP/1.1", length=b"5"))
-    await _taken(reader)
+    await _note_answer(reader)
 
 
 async def _trailers(
@@ -82,7 +82,7 @@ async def _trailers(
     for _number in range(64):
         writer.write(b"a: b\r\n" * 10_000)
         await writer.drain()
-    await _taken(reader)
+    await _note_answer(reader)
 
 
 async def _slow_body(
@@ -99,7 +99,7 @@ async def _slow_head(
     await _drip(reader, writer, b"G", b"ET /v1/models HTTP/1.1\r\nhost: x\r\nx: " + b"a" * 100)
 
 
-async def _pipelined(
+async def _pipeline(
     target: Target, _: random.Random, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     slow = body_for(target.model, stream=True, max_tokens=2000)
@@ -108,7 +108,7 @@ async def _pipelined(
     for _number in range(15):
         writer.write(behind)
         await writer.drain()
-    await _taken(reader)
+    await _note_answer(reader)
 
 
 async def _trickle(
@@ -130,7 +130,7 @@ async def _form(
 ) -> None:
     head, _, rest = mutated_form(random_, _forms(target.model)).partition(b"\r\n")
     writer.write(head + b"\r\n" + target.authorization + b"\r\nconnection: close\r\n" + rest)
-    await _taken(reader)
+    await _note_answer(reader)
 
 
 async def _slow_reader(
@@ -158,7 +158,7 @@ KINDS: dict[str, Attack] = {
     "trailers": _trailers,
     "slow bodies without a key": _slow_body,
     "slow heads": _slow_head,
-    "pipelined memory": _pipelined,
+    "pipelined memory": _pipeline,
     "large bodies that trickle": _trickle,
     "forms": _form,
     "slow readers": _slow_reader,

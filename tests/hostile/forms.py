@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from tests.hostile.mutation import changed
+from tests.hostile.mutation import mutate_bytes
 
 logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # which warns of each form
 
@@ -262,13 +262,17 @@ def mutated_form(random_: random.Random, seeds: list[Form]) -> bytes:
         start = seed.body.rindex(b"\r\n\r\n") + 4
         body = (
             seed.body[:start]
-            + changed(random_, seed.body[start : -len(END) - 2], others, TOKENS)
+            + mutate_bytes(random_, seed.body[start : -len(END) - 2], others, TOKENS)
             + b"\r\n"
             + END
         )
     else:
-        body = changed(random_, seed.body, others, TOKENS)
-    kind = changed(random_, seed.kind, list(KINDS), TOKENS) if random_.random() < 0.1 else seed.kind
+        body = mutate_bytes(random_, seed.body, others, TOKENS)
+    kind = (
+        mutate_bytes(random_, seed.kind, list(KINDS), TOKENS)
+        if random_.random() < 0.1
+        else seed.kind
+    )
     kind = bytes(byte for byte in kind if 32 <= byte < 127)
     return Form("", body, None, kind).data
 

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from tests.hostile.answers import PAUSE_S, Conversation, HostileEngine, answers, scripted
+from tests.hostile.answers import PAUSE_S, Conversation, HostileEngine, answers, make_script
 from tests.hostile.corpus import Seed, corpus
 from tests.hostile.engine import LoggedEngine
 from tests.hostile.extensions import pipelines, trailers, upgrades
 from tests.hostile.forms import forms, mutated_form
 from tests.hostile.mutation import mutate
-from tests.hostile.strict import sent
+from tests.hostile.strict import count_requests
 from tests.support.patience import HANG_S
 
 QUIET_S = 0.15
@@ -121,17 +121,17 @@ def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked: int) -> I
         if status >= 500 and status not in (502, 503):
             yield f"status {status}"
     # The answer to a request is lost when the next one in its pipeline is refused.
-    if not reply.from_engine <= asked <= sent(data):
+    if not reply.from_engine <= asked <= count_requests(data):
         yield (
-            f"the engine was asked {asked} times for {reply.from_engine} answers and {sent(data)}"
-            " requests"
+            f"the engine was asked {asked} times for {reply.from_engine} answers and"
+            f" {count_requests(data)} requests"
         )
     for wrong in engine.wrong:
         yield f"the engine got {wrong[:500]}"
     engine.wrong.clear()
 
 
-async def judged(
+async def judge(
     port: int,
     data: bytes,
     engine: LoggedEngine,
@@ -210,7 +210,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
             kind = random_.choices(("request", "form", "answer"), (6, 2, 2))[0]
             tally.inputs[kind] += 1
             if kind == "answer":
-                script = scripted(random_, said)
+                script = make_script(random_, said)
                 tally.violations += [
                     (text, repr(script).encode())
                     for text in await conversation.run(random_, script)
@@ -226,7 +226,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
                     if slow and data[1:]
                     else ()
                 )
-                reply, found = await judged(port, data, lane.engine, cuts=cuts)
+                reply, found = await judge(port, data, lane.engine, cuts=cuts)
                 tally.answered[kind] += reply.from_engine
                 tally.slowest = max(tally.slowest, (reply.seconds, data))
                 tally.statuses.update(status for status, _ in reply.answers)

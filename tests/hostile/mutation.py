@@ -85,7 +85,7 @@ def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
     good is what a change can turn bad."""
     good = [seed.data for seed in seeds if seed.asks != 0 and len(seed.data) <= SHORT]
     every = [seed.data for seed in seeds if len(seed.data) <= SHORT]
-    data = changed(
+    data = mutate_bytes(
         random_, random_.choice(good if random_.random() < 0.7 else every), every, TOKENS
     )
     if random_.random() < 0.1:
@@ -94,7 +94,7 @@ def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
     return data
 
 
-def changed(
+def mutate_bytes(
     random_: random.Random, whole: bytes, others: list[bytes], tokens: tuple[bytes, ...]
 ) -> bytes:
     """One to four changes, and now and then a piece of one of `others` in it."""

@@ -10,7 +10,7 @@ FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t -~\x80-\xff]*)")
 CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})(?:[ \t]*;[\t -~]*)?[ \t]*\r\n")
 
 
-def sent(data: bytes) -> int:
+def count_requests(data: bytes) -> int:
     """Complete requests in `data`, up to the first that parsers of HTTP/1.1 read in different
     ways."""
     count = 0

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gateway.measuring.tuning import engine_load
 from gateway.planner.service import plan_process
 from tests.support import forked
 from tests.support.log_lines import printed_logs
@@ -11,9 +12,10 @@ from tests.support.log_lines import printed_logs
 
 @pytest.fixture(autouse=True)
 def planning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gateways of tests plan in forked processes: hundreds of them would import the planner, a
-    second of processor time each."""
+    """Gateways of tests plan and measure in forked processes: hundreds of them would import the
+    planner, a second of processor time each, and a load half a second."""
     monkeypatch.setattr(plan_process, "spawn", forked.spawn)
+    monkeypatch.setattr(engine_load, "spawn", forked.spawn)
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from gateway.domain import LaunchSpec
 from gateway.errors import FitserveError
-from tests.support.documented import Shown, others, program, shown
+from tests.support.documented import Shown, commands_of_block, others, program
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import HANG_S, Patience, hang_s
 from tests.support.program import app
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -32,6 +32,7 @@ NOT_HERE = {
     ("engine", "install"): "it downloads an engine; tests/local/cli/commands/test_install.py",
     ("engine", "warm"): "it needs the engine; tests/local/cli/test_main.py",
     ("engine", "learn"): "it asks an engine; tests/e2e/test_inquiry.py",
+    ("cluster",): "it joins machines; tests/contract/test_cluster.py",
     ("agent",): "it runs until it is told to end; tests/e2e/agented.py",
     ("update", "NAME", "--engine"): "it needs two engine versions; tests/local/controller",
     ("plan", "MODEL", "--check"): "it asks an engine; tests/e2e/test_inquiry.py",
@@ -58,6 +59,9 @@ ELSEWHERE = {
         "OPENAI_API_BASE_URL=http://127.0.0.1:8080/v1",
     ): "Open WebUI; tests/local/proxy/test_app_requests.py sends what it sent",
     ("ANTHROPIC_BASE_URL=http://HOST:8080",): "Claude Code; as Open WebUI",
+    ("nft",): "it closes ports of this machine",
+    ("mkdir", "-p", "-m"): "tests/support/cluster_nodes.py brings the token",
+    ("scp",): "as before it",
     ("pip", "install"): "tests/e2e/test_demo.py installs the wheel",
 }
 # They go on until they are told to end.
@@ -80,7 +84,7 @@ BEHIND = {
 def runnable() -> list[Shown]:
     """Every distinct command that can run here, where it is shown first."""
     distinct: dict[tuple[str, ...], Shown] = {}
-    for one in shown():
+    for one in commands_of_block():
         if reason(one) is None and one.page != "CONTRIBUTING.md" and not ENDLESS & {*one.words}:
             distinct.setdefault(one.words, one)
     return list(distinct.values())
@@ -111,7 +115,7 @@ class Bench:
             "http://host:8000/v1": elsewhere,
         }
 
-    def typed(self, one: Shown) -> list[str]:
+    def typed_words(self, one: Shown) -> list[str]:
         words = [self.words.get(word, word) for word in one.words]
         if words[0] == "add":
             # Each under a name of its own, from the folder that is here.
@@ -170,29 +174,29 @@ async def _run(bench: Bench) -> AsyncIterator[str]:
     # With the first key the gateway is closed to who has none.
     for one in sorted(runnable(), key=lambda one: one.words[0] == "keys"):
         if one.words[0] == "keys":
-            await _closed(bench, one.words[2] if one.words[1] == "add" else "")
+            await _close_access(bench, one.words[2] if one.words[1] == "add" else "")
         await _ready(bench)
-        words = bench.typed(one)
+        words = bench.typed_words(one)
         if words[0] == "pull":
             words[1] = "org/name"
         done = await asyncio.to_thread(
             CliRunner().invoke, app, words, input="y\n", env=bench.environment
         )
         # `show` of a model that is not ready yet, and plans of none, say so by their exit code.
-        if isinstance(done.exception, FitserveError) or done.exit_code not in allowed(one):
+        if isinstance(done.exception, FitserveError) or done.exit_code not in allowed_codes(one):
             yield f"{one}: {words}: {done.exit_code} {done.output[-500:]} {done.exception!r}"
         if words[0] == "add":
             # Its engine would keep memory from the models of later commands.
             await bench.gateway.client.delete(f"/admin/models/{words[1]}")
 
 
-def allowed(one: Shown) -> tuple[int, ...]:
+def allowed_codes(one: Shown) -> tuple[int, ...]:
     """Exit codes of a command that did what it is for: a doctor finds something, a log does not
     tell."""
     return {"doctor": (0, 1), "diagnose": (0, 1, 4), "matrix": (0, 3)}.get(one.words[0], (0,))
 
 
-async def _closed(bench: Bench, key: str) -> None:
+async def _close_access(bench: Bench, key: str) -> None:
     """The gateway has an admin's key, and none of that name."""
     client = bench.gateway.client
     if "FITSERVE_KEY" not in bench.environment:
@@ -207,12 +211,12 @@ async def test_what_is_shown_for_curl_answers(tmp_path: Path) -> None:
     assert lines
     model_folder(tmp_path / "model")
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
-        for one in lines:
+        for line in lines:
             words = [
                 word.replace("http://127.0.0.1:8080", gateway.url).replace(
                     "Qwen/Qwen3-8B", str(tmp_path / "model")
                 )
-                for word in one.words
+                for word in line.words
             ]
             process = await asyncio.create_subprocess_exec(
                 *words, "--fail-with-body", "--silent", "--noproxy", "*", stdout=PIPE, stderr=PIPE
@@ -225,7 +229,7 @@ async def test_what_is_shown_for_curl_answers(tmp_path: Path) -> None:
             if "-N" in words:
                 process.kill()
             assert (first != b"", await process.wait() in (0, -SIGKILL)) == (True, True), (
-                f"{one}: {first.decode()}"
+                f"{line}: {first.decode()}"
             )
 
 
@@ -243,7 +247,7 @@ def test_every_other_command_runs_somewhere() -> None:
 
 async def _ready(bench: Bench) -> None:
     """The model `m` serves: commands before may have stopped or removed it."""
-    gateway = bench.gateway
+    gateway, patience = bench.gateway, Patience()
     async with asyncio.timeout(hang_s()):
         while True:
             answer = await gateway.client.get("/admin/models/m")
@@ -253,9 +257,9 @@ async def _ready(bench: Bench) -> None:
                 await gateway.client.post("/admin/models/m/start")
             elif answer.json()["state"] == "ready" and answer.json()["change"] is None:
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(patience.pause_s(0.02))
 
 
 def test_what_does_not_run_here_is_shown_somewhere() -> None:
     for begin in NOT_HERE:
-        assert any(one.words[: len(begin)] == begin for one in shown()), begin
+        assert any(one.words[: len(begin)] == begin for one in commands_of_block()), begin

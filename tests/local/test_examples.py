@@ -17,10 +17,10 @@ from gateway.domain.units import GIB
 from gateway.wishes.export.engine_start import EngineStart
 from gateway.wishes.export.kubernetes import kubernetes
 from gateway.wishes.models_file import load
-from tests.local.controller.watch.test_ability_tests import ALL, added, doing
+from tests.local.controller.watch.test_ability_tests import ALL, add_model, doing
 from tests.support.makers import machine
 from tests.support.paths import MODELS, ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import running
 
 EXAMPLES = ROOT / "examples"
@@ -59,7 +59,7 @@ def run(name: str, *arguments: str, **variables: str) -> subprocess.CompletedPro
         env={**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "127.0.0.1", **variables},
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=hang_s(),
         check=False,
     )
 
@@ -73,7 +73,7 @@ async def test_a_client_gets_an_answer(
     tmp_path: Path, name: str, arguments: tuple[str, ...], printed: str
 ) -> None:
     async with running(tmp_path, doing(ALL), hardware=machine("3090")) as gateway:
-        await added(gateway, tmp_path / "model")
+        await add_model(gateway, tmp_path / "model")
         done = await asyncio.to_thread(run, name, *arguments, FITSERVE_URL=gateway.url)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -100,7 +100,7 @@ def test_compose_accepts_the_example() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=hang_s(),
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -121,7 +121,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", str(tmp_path / "fitserve.service")],
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=hang_s(),
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_nothing_that_operators_name_waits_for_the_writer_of_a_pipe(tmp_path: Pa
     with pytest.raises(BadRequest, match="no regular file"):
         load(path)
     with pytest.raises(Unresolved, match="no regular file"):
-        References(path.parent).resolved("${file:pipe}")
+        References(path.parent).resolve("${file:pipe}")
     with pytest.raises(SettingsError, match="no regular file"):
         Certificate(path, None)
     with pytest.raises(NoKeyError, match="no regular file"):
@@ -74,3 +75,24 @@ async def test_a_reading_that_hangs_is_not_begun_again_and_its_result_is_taken_l
 async def test_an_error_of_the_reading_is_raised() -> None:
     with pytest.raises(FileNotFoundError):
         await FileReader(lambda: read_file("/absent", 1)).result()
+
+
+async def test_an_error_after_its_caller_has_left_disturbs_nobody() -> None:
+    free, faults = threading.Event(), list[dict[str, object]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+
+    def read() -> bytes:
+        free.wait()
+        return read_file("/absent", 1)
+
+    reader = FileReader(read, patience_s=0.01)
+    with pytest.raises(OSError, match="no answer of the file system"):
+        await reader.result()
+    call = reader._call
+    assert call is not None
+    free.set()
+    while not call.done():
+        await asyncio.sleep(0.001)
+    del reader, call
+    gc.collect()
+    assert not faults

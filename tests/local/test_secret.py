@@ -17,8 +17,8 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from tests.support.patience import HANG_S
-from tests.support.served import served
+from tests.support.patience import Patience, hang_s
+from tests.support.served import serve_models
 from tests.support.upstream import Call, Upstream
 
 # Letters of regular expressions and of URLs that a header takes behind `Bearer `.
@@ -27,7 +27,7 @@ ALPHABETS = (string.ascii_letters + string.digits, ".*+?()[]{}|^$\\", "%+/=&;:@"
 PART = 10
 
 
-def planted(chance: random.Random, length: int = 40, letters: str = "") -> str:
+def plant_secret(chance: random.Random, length: int = 40, letters: str = "") -> str:
     return "".join(chance.choices(letters or chance.choice(ALPHABETS), k=length))
 
 
@@ -52,10 +52,11 @@ async def refuse(call: Call) -> None:
 def settings(chance: random.Random) -> tuple[dict[str, str], list[str]]:
     """Settings with secrets, and the secrets."""
     secrets = {
-        name: planted(chance) for name in ("admin", "api", "token", "path", "query", "lab", "user")
+        name: plant_secret(chance)
+        for name in ("admin", "api", "token", "path", "query", "lab", "user")
     }
-    secrets["path"], secrets["query"] = (planted(chance, 40, ALPHABETS[0]) for _ in range(2))
-    secrets["user"] = planted(chance, 40, ALPHABETS[0])
+    secrets["path"], secrets["query"] = (plant_secret(chance, 40, ALPHABETS[0]) for _ in range(2))
+    secrets["user"] = plant_secret(chance, 40, ALPHABETS[0])
     signing = base64.b64encode(chance.randbytes(32)).decode()
     variables = {
         "FITSERVE_API_KEY": secrets["api"],
@@ -73,7 +74,7 @@ def settings(chance: random.Random) -> tuple[dict[str, str], list[str]]:
 def calls(chance: random.Random, admin: str, url: str) -> Iterator[tuple[Any, list[str]]]:
     """Requests with secrets where users put them by mistake, and these secrets."""
     bearer = {"authorization": f"Bearer {admin}"}
-    one = planted(chance)
+    one = plant_secret(chance)
     wishes: list[dict[str, Any]] = [
         {"endpoint": f"http://user:{quote(one, safe='')}@127.0.0.1:9/v1"},
         {"endpoint": "http://127.0.0.1:9/v1", "endpoint_key": one},
@@ -113,16 +114,18 @@ def use(folder: Path, url: str, seed: int) -> tuple[list[str], dict[str, bytes]]
     admin = variables.pop("admin")
     written: dict[str, bytes] = {}
     with (
-        served(folder, {"m": [f"{url}/v1"]}, admin, **variables) as one,
-        httpx.Client(base_url=one.url, trust_env=False, timeout=HANG_S) as client,
+        serve_models(folder, {"m": [f"{url}/v1"]}, admin, **variables) as one,
+        httpx.Client(base_url=one.url, trust_env=False, timeout=hang_s()) as client,
     ):
         for number, ((method, path, headers, body), given) in enumerate(calls(chance, admin, url)):
             answer = client.request(method, path, headers=headers, json=body)
             written[f"{number} {method} {path}"] = answer.content + str(answer.headers).encode()
             secrets += given
         bearer = {"authorization": f"Bearer {admin}"}
+        patience = Patience()
         while "refused the key" not in client.get("/admin/models/lab", headers=bearer).text:
-            time.sleep(0.05)
+            assert not patience.is_over()
+            time.sleep(patience.pause_s(0.05))
         made = client.post("/admin/keys", json={"name": "made"}, headers=bearer).json()["key"]
         for path in (*(f"/admin/{name}" for name in SHOWN), "/metrics", "/v1/models"):
             answer = client.get(path, headers=bearer)

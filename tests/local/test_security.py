@@ -16,10 +16,10 @@ import httpx
 import pytest
 
 from gateway.proxy.access.scopes import SCOPES
-from tests.local.server.admin.test_key_routes import gateway, make, unused
-from tests.support.patience import HANG_S
+from tests.local.server.admin.test_key_routes import gateway, make, unused_script
+from tests.support.patience import hang_s
 from tests.support.running import Running, running
-from tests.support.served import served
+from tests.support.served import serve_models
 from tests.support.upstream import Call, Upstream
 from tests.unit.test_security import ADMIN, COLUMNS, routes, told_in_documents
 
@@ -42,7 +42,7 @@ async def knock(one: Running, key: str | None, method: str, path: str) -> int:
 @pytest.mark.anyio
 async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> None:
     """Every cell of the table in docs/api.md is asked of the gateway that runs."""
-    async with running(tmp_path, unused, admin_key=ADMIN, api_key=API) as one:
+    async with running(tmp_path, unused_script, admin_key=ADMIN, api_key=API) as one:
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         scopes: tuple[Any, ...] = ("inference", "read", "admin")
         keys: dict[str, list[str | None]] = {
@@ -79,7 +79,7 @@ async def test_s3_each_scope_opens_its_routes_and_no_others(tmp_path: Path) -> N
 
 @pytest.mark.anyio
 async def test_s11_without_a_key_only_health_answers_and_tells_nothing(tmp_path: Path) -> None:
-    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
         answers = {}
         for method, path in routes():
             answer = await one.client.request(method, path)
@@ -106,7 +106,7 @@ async def raw(port: int, data: bytes) -> int:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(data)
-        line = await asyncio.wait_for(reader.readline(), HANG_S)
+        line = await asyncio.wait_for(reader.readline(), hang_s())
         return int(line.split()[1])
     finally:
         writer.close()
@@ -150,7 +150,7 @@ TARGETS = [
 @pytest.mark.anyio
 async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) -> None:
     assert tuple(map(int, version("starlette").split(".")[:3])) >= (1, 0, 1)
-    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         api = await make(one, "api-1")
         port = int(one.url.rpartition(":")[2])
@@ -190,7 +190,7 @@ async def test_s4_no_spelling_of_a_path_or_host_gains_a_scope(tmp_path: Path) ->
 async def test_s13_other_origins_are_told_nothing_and_cookies_count_for_nothing(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
         ask = {"origin": "https://evil.example", "access-control-request-method": "POST"}
         good = {"authorization": f"Bearer {ADMIN}", "origin": "https://evil.example"}
         for path in ("/admin/models", "/v1/chat/completions", "/metrics", "/healthz", "/v1/models"):
@@ -217,20 +217,20 @@ async def test_s13_no_get_changes_anything(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (one, _):
         await make(one, "app")
 
-        def kept() -> list[Any]:
+        def stored_rows() -> list[Any]:
             with contextlib.closing(sqlite3.connect(tmp_path / "data" / "fitserve.db")) as db:
                 return [
                     db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall()
                     for table in ("models", "attempts", "facts", "keys")
                 ]
 
-        before = kept()
+        before = stored_rows()
         assert before[0]
         assert before[3]
         for method, path in routes():
             if method in ("GET", "HEAD"):
                 await knock(one, None, method, path.replace("{name:path}", "a"))
-        assert kept() == before
+        assert stored_rows() == before
 
 
 # --- S14: guesses ---
@@ -251,7 +251,9 @@ async def test_s14_good_clients_beside_a_guesser_are_not_affected(tmp_path: Path
         assert (
             await knock(one, None, "GET", "/admin/models") == 200
         )  # the client's own header, the admin key
-        async with httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=HANG_S) as stranger:
+        async with httpx.AsyncClient(
+            base_url=one.url, trust_env=False, timeout=hang_s()
+        ) as stranger:
             assert (await stranger.get("/v1/models")).status_code == 401
 
 
@@ -314,8 +316,8 @@ def _talk(folder: Path, url: str, extra: dict[str, str]) -> tuple[str, list[byte
     admin, api = ({"authorization": f"Bearer {CANARIES[name]}"} for name in ("admin", "api"))
     told: list[bytes] = []
     with (
-        served(folder, {"m": [f"{url}/v1"]}, CANARIES["admin"], **extra) as one,
-        httpx.Client(base_url=one.url, trust_env=False, timeout=HANG_S) as client,
+        serve_models(folder, {"m": [f"{url}/v1"]}, CANARIES["admin"], **extra) as one,
+        httpx.Client(base_url=one.url, trust_env=False, timeout=hang_s()) as client,
     ):
         made = str(client.post("/admin/keys", json={"name": "app"}, headers=admin).json()["key"])
         chat = "/v1/chat/completions"

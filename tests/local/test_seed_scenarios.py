@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.e2e.conftest import Gateway, wait_for
@@ -50,8 +50,8 @@ class Seed(Gateway):
     def __init__(self, folder: Path, machine: str, *versions: str) -> None:
         super().__init__(folder / "data", folder / "gateway.log", **FAST)
         self.folder = folder
-        self.machine = shipped() / "hardware" / f"{machine}.json"
-        self.profiles = shipped()
+        self.machine = shipped_profiles() / "hardware" / f"{machine}.json"
+        self.profiles = shipped_profiles()
         for version in versions:
             environment = self.data / "engines" / f"vllm-{version}"
             (environment / "bin").mkdir(parents=True)
@@ -71,7 +71,7 @@ class Seed(Gateway):
         """A rule of a file of profiles/ has something else in its place, or a whole file is not
         there."""
         self.profiles = self.folder / "profiles"
-        shutil.copytree(shipped(), self.profiles, copy_function=os.symlink)
+        shutil.copytree(shipped_profiles(), self.profiles, copy_function=os.symlink)
         changed = self.profiles / file
         text = changed.read_text()
         changed.unlink()
@@ -115,30 +115,34 @@ class Seed(Gateway):
         next gateway on the same data,
         whose engines died meanwhile."""
         last = self.show("m")["plan"]["argv"]
-        for renew in (self.removed, self.restarted):
+        for renew in (self.remove_model, self.restart):
             before = len(self.starts)
             renew()
-            view = self.add(fields, *options) if renew == self.removed else self.until("m", "ready")
+            view = (
+                self.add(fields, *options)
+                if renew == self.remove_model
+                else self.until("m", "ready")
+            )
             wait_for(
-                "all copies are started", partial(self.started, before + len(view["replicas"]))
+                "all copies are started", partial(self.has_started, before + len(view["replicas"]))
             )
             assert not [start["ending"] for start in self.starts[before:] if start["ending"]]
             shown = self.show("m")
             assert shown["plan"]["argv"] == last
             ended = [
-                one["failure"]["kind"]
-                for one in shown["attempts"]
-                if one["started_at"] >= self.starts[before]["at"] and one["failure"]
+                attempt["failure"]["kind"]
+                for attempt in shown["attempts"]
+                if attempt["started_at"] >= self.starts[before]["at"] and attempt["failure"]
             ]
             assert not ended
 
-    def started(self, count: int) -> bool:
+    def has_started(self, count: int) -> bool:
         return len(self.starts) >= count
 
-    def removed(self) -> None:
+    def remove_model(self) -> None:
         assert self.cli("rm", "m", "--wait").returncode == 0
 
-    def restarted(self) -> None:
+    def restart(self) -> None:
         self.kill()
         for pids in engines(self).values():
             for pid in pids:
@@ -178,16 +182,16 @@ class Seed(Gateway):
             for start in self.starts
         ]
 
-    def learned(self, kind: str) -> list[dict[str, str]]:
+    def learned_scopes(self, kind: str) -> list[dict[str, str]]:
         """The scopes of what was learned here."""
         facts = self.client.get("/admin/facts").json()["data"]
         return [
-            one["fact"]["scope"]
-            for one in facts
-            if one["id"] is not None and one["fact"]["kind"] == kind
+            fact["fact"]["scope"]
+            for fact in facts
+            if fact["id"] is not None and fact["fact"]["kind"] == kind
         ]
 
-    def asked(self, times: int) -> list[int]:
+    def requests_by_engine(self, times: int) -> list[int]:
         """How often each engine that lives was asked, of so many requests; every one of them is
         answered."""
         before = self._requests()
@@ -221,7 +225,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 seeds: list[Seed] = []
 
 
-def begun(folder: Path, machine: str, *versions: str, forget: tuple[str, ...] = ()) -> Seed:
+def begin_seed(folder: Path, machine: str, *versions: str, forget: tuple[str, ...] = ()) -> Seed:
     seed = Seed(folder, machine, *versions)
     if forget:
         seed.forgets(*forget)
@@ -244,14 +248,16 @@ NO_TILES = ("engines/vllm/0.18.0/linear.yaml", MARLIN_TILES)
 
 
 def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
-    seed = begun(folder, "2x3090", "0.19.1")
+    seed = begin_seed(folder, "2x3090", "0.19.1")
     seed.add(QWEN36, "--engine", "vllm==0.19.1", "--replicas", "2")
     view = both_ready(seed)
     assert [start["ending"] for start in seed.starts] == ["", ""]
     assert seed.values("tensor-parallel-size") == ["1", "1"]
     assert len({start["env"]["CUDA_VISIBLE_DEVICES"] for start in seed.starts}) == 2
     assert {attempt["max_model_len"] for attempt in view["attempts"]} == {32768}
-    refused = next(one for one in view["decision"]["rejected"] if one["tensor_parallel"] == 2)
+    refused = next(
+        rejection for rejection in view["decision"]["rejected"] if rejection["tensor_parallel"] == 2
+    )
     assert (refused["verdict"], refused["layer"]) == (
         "no_kernel",
         "language_model.model.layers.*.linear_attn.in_proj_ba",
@@ -259,11 +265,11 @@ def test_000_is_foreseen_and_served_by_two_copies(folder: Path) -> None:
     for kernel in ("CutlassW4A8", "Machete", "AllSpark", "Marlin", "Conch", "Exllama"):
         assert kernel in refused["reasons"][0]
     # Balanced, and one that is killed does not touch the other.
-    assert seed.asked(40) == [20, 20]
+    assert seed.requests_by_engine(40) == [20, 20]
     (victim, pids), (other, kept) = sorted(engines(seed).items())
     os.kill(pids[0], signal.SIGKILL)
-    seed.failed("m", victim)
-    seed.asked(20)
+    seed.wait_for_failure("m", victim)
+    seed.requests_by_engine(20)
     both_ready(seed)
     assert engines(seed)[other] == kept
     assert victim not in engines(seed)
@@ -275,7 +281,7 @@ def both_ready(seed: Seed) -> Any:
     def both() -> Any:
         view = seed.show("m")
         return (
-            [one["state"] for one in view["replicas"]] == ["ready", "ready"]
+            [replica["state"] for replica in view["replicas"]] == ["ready", "ready"]
             and len(engines(seed)) == 2
             and view
         )
@@ -284,7 +290,7 @@ def both_ready(seed: Seed) -> Any:
 
 
 def test_000_is_cured_by_a_newer_version_where_one_is_allowed(folder: Path) -> None:
-    seed = begun(folder, "2x3090", "0.19.1", "0.26.0")
+    seed = begin_seed(folder, "2x3090", "0.19.1", "0.26.0")
     seed.add(QWEN36, "--engine", "vllm==0.19.1", "--engine", "vllm==0.26.0", "--tp", "2")
     (start,) = seed.starts
     assert (start["version"], seed.values("tensor-parallel-size")) == ("0.26.0", ["2"])
@@ -292,7 +298,7 @@ def test_000_is_cured_by_a_newer_version_where_one_is_allowed(folder: Path) -> N
 
 
 def test_000_is_recovered_from_by_one_who_insists_on_two_gpus(folder: Path) -> None:
-    seed = begun(folder, "2x3090", "0.19.1", forget=NO_TILES)
+    seed = begin_seed(folder, "2x3090", "0.19.1", forget=NO_TILES)
     view = seed.add(QWEN36, "--engine", "vllm==0.19.1", "--tp", "2")
     first, second = view["attempts"]
     culprit = first["failure"]["culprit"]
@@ -307,7 +313,7 @@ def test_000_is_recovered_from_by_one_who_insists_on_two_gpus(folder: Path) -> N
         in first["failure"]["line"]
     )
     assert seed.values("dtype") == ["bfloat16", "float16"]
-    assert [scope["n"] for scope in seed.learned("kernel_refuses")] == ["32"]
+    assert [scope["n"] for scope in seed.learned_scopes("kernel_refuses")] == ["32"]
     # Only that layer goes without Marlin: it is not switched off, which the engine can do for the
     # whole model only.
     assert "VLLM_DISABLED_KERNELS" not in seed.starts[-1]["env"]
@@ -334,19 +340,19 @@ MOE_TILES = (
 
 
 def test_001_is_refused_with_its_reason_and_served_in_another_format(folder: Path) -> None:
-    seed = begun(folder, "rtx-pro-6000", "0.18.0")
+    seed = begin_seed(folder, "rtx-pro-6000", "0.18.0")
     view = seed.add(GPT_OSS_CT, "--engine", "vllm", code=3)
     assert not seed.starts
     assert "MARLIN would crash at the first request" in view["detail"]
     assert "K=2880, N=2880" in view["detail"]
     for fields in (GPT_OSS_FP8, config("gpt-oss-20b", quantization_config=None)):
-        seed.removed()
+        seed.remove_model()
         seed.add(fields, "--engine", "vllm==0.18.0")
         assert not seed.starts[-1]["ending"]
 
 
 def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
-    seed = begun(
+    seed = begin_seed(
         folder,
         "rtx-pro-6000",
         "0.18.0",
@@ -372,7 +378,7 @@ def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
     assert attempt["ready_at"] is None
     assert [one["state"] for one in seed.client.get("/v1/models").json()["data"]] == ["no_plan"]
     assert "is known to fail here" in view["detail"]
-    (scope,) = seed.learned("kernel_fails")
+    (scope,) = seed.learned_scopes("kernel_fails")
     assert (scope["capability"], scope["k"], scope["n"], scope["scheme"]) == (
         "12.0",
         "2880",
@@ -380,8 +386,8 @@ def test_001_is_met_before_traffic_and_never_tried_again(folder: Path) -> None:
         "mxfp4",
     )
     # Another gateway on the same data knows it too: nothing is started.
-    seed.restarted()
-    seed.removed()
+    seed.restart()
+    seed.remove_model()
     assert not seed.add(GPT_OSS_CT, *wanted, code=3)["attempts"]
     assert len(seed.starts) == 1
 
@@ -400,7 +406,7 @@ ODD = config(
 
 
 def test_002_is_served_by_a_newer_version(folder: Path) -> None:
-    seed = begun(folder, "2x3090", "0.19.1", "0.26.0")
+    seed = begin_seed(folder, "2x3090", "0.19.1", "0.26.0")
     view = seed.add(
         {**ODD, "torch_dtype": "bfloat16"},
         "--engine",
@@ -413,13 +419,17 @@ def test_002_is_served_by_a_newer_version(folder: Path) -> None:
         "1",
     )
     assert [start["version"] for start in seed.starts] == ["0.26.0"]
-    old = next(one for one in view["decision"]["rejected"] if one["engine"]["version"] == "0.19.1")
+    old = next(
+        rejection
+        for rejection in view["decision"]["rejected"]
+        if rejection["engine"]["version"] == "0.19.1"
+    )
     assert old["verdict"] == "no_kernel"
     assert "K=2112 is not a multiple of 128" in old["reasons"][0]
 
 
 def test_002_is_recovered_from(folder: Path) -> None:
-    seed = begun(folder, "2x3090", "0.19.1", forget=NO_TILES)
+    seed = begin_seed(folder, "2x3090", "0.19.1", forget=NO_TILES)
     view = seed.add(ODD, "--engine", "vllm==0.19.1", "--gpus", "1")
     failure = view["attempts"][0]["failure"]
     assert (failure["kind"], failure["culprit"]["kernel"], failure["culprit"]["k"]) == (
@@ -428,7 +438,7 @@ def test_002_is_recovered_from(folder: Path) -> None:
         2112,
     )
     assert seed.values("dtype") == ["bfloat16", "float16"]
-    assert [scope["k"] for scope in seed.learned("kernel_refuses")] == ["2112"]
+    assert [scope["k"] for scope in seed.learned_scopes("kernel_refuses")] == ["2112"]
     kernels = {row["layer"].rpartition(".")[2]: row["kernel"] for row in view["plan"]["kernels"]}
     assert (kernels["down_proj"], kernels["qkv_proj"]) == (
         "ExllamaLinearKernel",
@@ -442,22 +452,22 @@ def test_002_is_recovered_from(folder: Path) -> None:
 GEMMA = config("gemma-4-31b", quantization_config=QUANTS["auto-round-language"])
 
 
-def drafted(seed: Seed, version: str) -> tuple[str, ...]:
+def draft_flags(seed: Seed, version: str) -> tuple[str, ...]:
     drafter = seed.model("drafter", DRAFTERS["dflash gemma-4-31b"])
     return ("--engine", f"vllm=={version}", "--drafter", str(drafter), "--tp", "2")
 
 
 def test_003_a_version_without_the_method_serves_the_model_alone(folder: Path) -> None:
-    seed = begun(folder, "2x3090", "0.19.1")
-    view = seed.add(GEMMA, *drafted(seed, "0.19.1"))
+    seed = begin_seed(folder, "2x3090", "0.19.1")
+    view = seed.add(GEMMA, *draft_flags(seed, "0.19.1"))
     assert [start["ending"] for start in seed.starts] == [""]
     assert view["plan"]["speculation"]["value"] == "none"
     assert "has no such method" in view["plan"]["speculation"]["reason"]
 
 
 def test_003_a_drafter_that_fails_costs_only_itself(folder: Path) -> None:
-    seed = begun(folder, "2x3090", "0.26.0")
-    view = seed.add(GEMMA, *drafted(seed, "0.26.0"))
+    seed = begin_seed(folder, "2x3090", "0.26.0")
+    view = seed.add(GEMMA, *draft_flags(seed, "0.26.0"))
     first, _ = view["attempts"]
     assert (first["failure"]["kind"], first["failure"]["culprit"]["head_dim"]) == (
         "no_backend",
@@ -471,7 +481,7 @@ def test_003_a_drafter_that_fails_costs_only_itself(folder: Path) -> None:
     ]
     assert seed.values("tensor-parallel-size") == ["2", "2"]
     assert "failed here before" in view["plan"]["speculation"]["reason"]
-    seed.again(GEMMA, *drafted(seed, "0.26.0"))
+    seed.again(GEMMA, *draft_flags(seed, "0.26.0"))
 
 
 # --- 004: DGX Spark, --quantization fp8: a kernel that passes every check, and dies while memory is
@@ -488,34 +498,34 @@ FP8 = (
 SPARK = ("--engine", "vllm==0.18.0", *(word for flag in FP8 for word in ("--arg", flag)))
 
 
-def disabled(seed: Seed) -> list[str]:
+def disabled_kernels(seed: Seed) -> list[str]:
     return [start["env"].get("VLLM_DISABLED_KERNELS", "") for start in seed.starts]
 
 
 def test_004_is_known_and_left_out(folder: Path) -> None:
-    seed = begun(folder, "gb10", "0.18.0")
+    seed = begin_seed(folder, "gb10", "0.18.0")
     view = seed.add(config("qwen3.5-9b"), *SPARK)
-    assert disabled(seed) == [CUTLASS]
+    assert disabled_kernels(seed) == [CUTLASS]
     assert seed.values("gpu-memory-utilization") == ["0.2"]
     assert any("for the whole model only" in warning for warning in view["plan"]["warnings"])
 
 
 def test_004_is_recovered_from(folder: Path) -> None:
-    seed = begun(folder, "gb10", "0.18.0", forget=("facts.yaml",))
+    seed = begin_seed(folder, "gb10", "0.18.0", forget=("facts.yaml",))
     view = seed.add(config("qwen3.5-9b"), *SPARK)
     failure = view["attempts"][0]["failure"]
     assert (failure["kind"], failure["culprit"]["kernel"]) == ("kernel_runtime", CUTLASS)
     assert "Error Internal" in failure["line"]
-    assert disabled(seed) == ["", CUTLASS]
+    assert disabled_kernels(seed) == ["", CUTLASS]
     # The user's bound on memory, which the machine shares with everything else on it, is kept.
     assert set(seed.values("gpu-memory-utilization")) == {"0.2"}
-    (scope,) = seed.learned("kernel_fails")
+    (scope,) = seed.learned_scopes("kernel_fails")
     assert scope == {"engine": "vllm==0.18.0", "capability": "12.1", "kernel": CUTLASS}
     seed.again(config("qwen3.5-9b"), *SPARK)
 
 
 def test_004_an_unknown_text_gets_one_careful_try_and_a_whole_log(folder: Path) -> None:
-    seed = begun(folder, "gb10", NEWEST_VLLM, forget=("facts.yaml",))
+    seed = begin_seed(folder, "gb10", NEWEST_VLLM, forget=("facts.yaml",))
     view = seed.add(config("qwen3.5-9b"), "--engine", VLLM_REF, code=3)
     assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["unknown", "unknown"]
     assert "--enforce-eager" in seed.starts[-1]["argv"]

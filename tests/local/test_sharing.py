@@ -26,18 +26,19 @@ from tests.support.scripted_engine import EngineScript
 pytestmark = pytest.mark.anyio
 
 
-def shown(storm: BootStorm, name: str) -> dict[str, Any]:
+def model_view(storm: BootStorm, name: str) -> dict[str, Any]:
     view: dict[str, Any] = storm.gateway.show(name)
     return view
 
 
 def ready(storm: BootStorm, *names: str) -> None:
     wait_for(
-        f"{names} are ready", lambda: all(shown(storm, name)["state"] == "ready" for name in names)
+        f"{names} are ready",
+        lambda: all(model_view(storm, name)["state"] == "ready" for name in names),
     )
 
 
-def promised(view: dict[str, Any]) -> int:
+def promised_bytes(view: dict[str, Any]) -> int:
     memory = view["plan"]["memory"]
     return int(memory["budget_bytes"] + memory["beside_bytes"])
 
@@ -51,17 +52,20 @@ def test_small_models_added_one_after_the_other_all_serve_and_the_first_gives_wh
         storm.gateway.start()
         storm.add("m0")
         ready(storm, "m0")
-        alone = shown(storm, "m0")
-        assert promised(alone) > 0.85 * total, "who is alone takes what is free"
+        alone = model_view(storm, "m0")
+        assert promised_bytes(alone) > 0.85 * total, "who is alone takes what is free"
         for name in storm.names[1:]:
             storm.add(name)
             ready(storm, *[other for other in storm.names if other <= name])
-        views = {name: shown(storm, name) for name in storm.names}
-        assert sum(map(promised, views.values())) <= total
+        views = {name: model_view(storm, name) for name in storm.names}
+        assert sum(map(promised_bytes, views.values())) <= total
         assert views["m0"]["plan"]["cap"]["models"][0] == "m1"
         assert all(view["plan"]["max_model_len"]["value"] >= 32768 for view in views.values())
         failures = [
-            one["failure"] for view in views.values() for one in view["attempts"] if one["failure"]
+            attempt["failure"]
+            for view in views.values()
+            for attempt in view["attempts"]
+            if attempt["failure"]
         ]
         assert not failures, json.dumps(failures)
     finally:
@@ -78,13 +82,13 @@ def test_a_share_that_the_user_set_and_that_is_not_free_is_asked_of_others_or_re
         storm.add("m0", **share, policy={"pinned": True})
         ready(storm, "m0")
         storm.add("m1", **share)
-        wait_for("m1 has no plan", lambda: shown(storm, "m1")["state"] == "no_plan")
-        assert "gpu-memory-utilization=0.6 was set" in shown(storm, "m1")["detail"]
+        wait_for("m1 has no plan", lambda: model_view(storm, "m1")["state"] == "no_plan")
+        assert "gpu-memory-utilization=0.6 was set" in model_view(storm, "m1")["detail"]
         storm.gateway.client.patch(
             "/admin/models/m0", json={"policy": {"pinned": False, "keep_alive": "0"}}
         ).raise_for_status()
         ready(storm, "m1")
-        assert all(not shown(storm, name)["attempts"][0]["failure"] for name in storm.names)
+        assert all(not model_view(storm, name)["attempts"][0]["failure"] for name in storm.names)
     finally:
         storm.close()
 
@@ -98,7 +102,7 @@ def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had
         for name in storm.names:
             storm.add(name)
         ready(storm, *storm.names)
-        before = {name: shown(storm, name)["plan"]["cap"] for name in storm.names}
+        before = {name: model_view(storm, name)["plan"]["cap"] for name in storm.names}
         assert before["m0"] is not None
         pids = [pid for family in engines(storm.gateway).values() for pid in family]
         storm.gateway.kill()
@@ -107,9 +111,9 @@ def test_models_added_at_once_share_and_after_a_power_cut_all_have_what_they_had
                 os.kill(pid, signal.SIGKILL)
         storm.gateway.start()
         storm.settle()
-        views = {name: shown(storm, name) for name in storm.names}
+        views = {name: model_view(storm, name) for name in storm.names}
         assert {name: view["plan"]["cap"] for name, view in views.items()} == before
-        assert sum(map(promised, views.values())) <= (storm.machine.gpus[0].total_bytes or 0)
+        assert sum(map(promised_bytes, views.values())) <= (storm.machine.gpus[0].total_bytes or 0)
         assert storm.seen.good, storm.seen
     finally:
         storm.close()
@@ -121,17 +125,20 @@ async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_o
     def script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, max_model_len=131072)
 
-    async def placed(gateway: Running) -> dict[str, list[tuple[list[str], str]]]:
+    async def wait_for_places(gateway: Running) -> dict[str, list[tuple[list[str], str]]]:
         """By model, what each copy has once all serve."""
         found = {}
         for name, copies in models.items():
             async with asyncio.timeout(hang_s()):
                 while True:
                     view = await gateway.show(name)
-                    if [one["state"] for one in view["replicas"]] == ["ready"] * copies:
+                    if [replica["state"] for replica in view["replicas"]] == ["ready"] * copies:
                         break
                     await asyncio.sleep(0.02)
-            plans = {(one["replica"], one["state"]): one["fingerprint"] for one in view["attempts"]}
+            plans = {
+                (attempt["replica"], attempt["state"]): attempt["fingerprint"]
+                for attempt in view["attempts"]
+            }
             found[name] = [
                 (one["gpus"], plans[number, "ready"]) for number, one in enumerate(view["replicas"])
             ]
@@ -145,22 +152,29 @@ async def test_after_a_power_cut_each_replica_keeps_gpus_and_plan_in_any_start_o
                 name, source, engines=["vllm==0.26.0"], gpus=1, check=False, replicas=copies
             )
             await gateway.until(name, "ready")
-        before = await placed(gateway)
+        before = await wait_for_places(gateway)
         assert before["last"][1][0] == before["first"][0][0], "the second copy is in the last room"
         await gateway.client.delete("/admin/models/gone")
-        await gateway.gone("gone")
+        await gateway.wait_until_gone("gone")
     for engine in world.engines.values():
         engine.kill()
     async with running(tmp_path, script, world, hardware=here) as gateway:
-        assert await placed(gateway) == before
+        assert await wait_for_places(gateway) == before
         # The same where one engine alone is lost.
         next(engine for engine in world.engines.values() if engine.spec.model == "last").kill()
         async with asyncio.timeout(hang_s()):
             while (
-                len([one for one in (await gateway.show("last"))["attempts"] if one["failure"]]) < 3
+                len(
+                    [
+                        attempt
+                        for attempt in (await gateway.show("last"))["attempts"]
+                        if attempt["failure"]
+                    ]
+                )
+                < 3
             ):
                 await asyncio.sleep(0.02)
-        assert await placed(gateway) == before
+        assert await wait_for_places(gateway) == before
 
 
 async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_taken(
@@ -197,10 +211,12 @@ async def test_a_model_gives_when_its_answers_are_given_and_plans_say_what_is_ta
             assert [line async for line in lines if line][-1] == "data: [DONE]"
         await gateway.until("second", "ready")
         after = await gateway.until("first", "ready")
-        assert promised(after) < promised(before)
+        assert promised_bytes(after) < promised_bytes(before)
         assert after["plan"]["cap"]["models"] == ["second"]
         second = await gateway.show("second")
-        assert promised(before) - promised(after) < 1.2 * promised(second), "no more than is needed"
+        assert promised_bytes(before) - promised_bytes(after) < 1.2 * promised_bytes(second), (
+            "no more than is needed"
+        )
         assert after["plan"]["max_model_len"]["value"] >= 32768
 
 
@@ -226,12 +242,12 @@ async def test_a_model_gives_while_it_starts_and_who_takes_it_is_planned_meanwhi
         await gateway.add("second", source, engines=["vllm==0.26.0"])
         given, taken = await gateway.until("first", "ready"), await gateway.until("second", "ready")
         assert given["plan"]["cap"]["models"] == ["second"]
-        assert promised(given) < promised(before)
-        assert [(one["state"], one["failure"]) for one in given["attempts"]] == [
+        assert promised_bytes(given) < promised_bytes(before)
+        assert [(attempt["state"], attempt["failure"]) for attempt in given["attempts"]] == [
             ("stopped", None),
             ("ready", None),
         ]
-        assert [one["state"] for one in taken["attempts"]] == ["ready"]
+        assert [attempt["state"] for attempt in taken["attempts"]] == ["ready"]
         assert taken["attempts"][0]["started_at"] < given["attempts"][1]["ready_at"]
 
 
@@ -272,7 +288,9 @@ async def test_of_two_copies_one_gives_on_its_own_gpu_and_the_other_serves_meanw
                 taken[uuid] = taken.get(uuid, 0) + replica["memory_bytes"]
         assert len(taken) == 2
         assert all(count <= total[uuid] for uuid, count in taken.items())
-        gave = [one for one in pair["attempts"] if one["state"] == "stopped"]
+        gave = [attempt for attempt in pair["attempts"] if attempt["state"] == "stopped"]
         assert len(gave) == 1, "one copy was started anew, and the other was left alone"
         assert pair["replicas"][gave[0]["replica"]]["gpus"] == second["replicas"][0]["gpus"]
-        assert [one["failure"] for view in (pair, second) for one in view["attempts"]] == [None] * 4
+        assert [attempt["failure"] for view in (pair, second) for attempt in view["attempts"]] == [
+            None
+        ] * 4

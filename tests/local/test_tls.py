@@ -21,7 +21,7 @@ from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import scripted_gateway
 from tests.support.dataplane import Gateway, until
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import hang_s
 
 
 def make(folder: Path, name: str) -> tuple[Path, Path]:
@@ -54,7 +54,7 @@ def make(folder: Path, name: str) -> tuple[Path, Path]:
         ],
         check=True,
         capture_output=True,
-        timeout=HANG_S,
+        timeout=hang_s(),
     )
     return cert, key
 
@@ -124,10 +124,10 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path) -> None:
         Certificate(tmp_path / "none.pem", None)
 
 
-def held(port: int, address: str, count: int) -> list[socket.socket]:
+def hold_connections(port: int, address: str, count: int) -> list[socket.socket]:
     """Connections of that address which never say a word of TLS."""
     return [
-        socket.create_connection(("127.0.0.1", port), HANG_S, (address, 0)) for _ in range(count)
+        socket.create_connection(("127.0.0.1", port), hang_s(), (address, 0)) for _ in range(count)
     ]
 
 
@@ -150,7 +150,7 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
     certificate = Certificate(*make(tmp_path, "a.example"))
     with Gateway(tls=certificate.context, connections=8, connections_per_address=4) as gateway:
         limiter = gateway.plane.connection_limiter
-        silent = held(gateway.port, "127.0.0.2", 100)
+        silent = hold_connections(gateway.port, "127.0.0.2", 100)
         await until(lambda: limiter.admitted == 4)
         # Of the same address nobody gets in; others do.
         assert await health(gateway.port, local_addr=("127.0.0.2", 0)) == b""
@@ -161,13 +161,13 @@ async def test_handshakes_that_go_on_have_a_place_as_connections_have(
         await until(lambda: limiter.admitted == 0)
         # What is no TLS, and what begins as TLS and ends there.
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"):
-            [one] = held(gateway.port, "127.0.0.1", 1)
+            [one] = hold_connections(gateway.port, "127.0.0.1", 1)
             one.sendall(words)
             one.close()
         assert (await health(gateway.port)).startswith(b"HTTP/1.1 200 ")
         await until(lambda: limiter.admitted == 0)
         monkeypatch.setattr("gateway.tls.HANDSHAKE_S", 0.1)
-        [slow] = held(gateway.port, "127.0.0.1", 1)
+        [slow] = hold_connections(gateway.port, "127.0.0.1", 1)
         assert slow.recv(1) == b""
         slow.close()
         await until(lambda: limiter.admitted == 0)
@@ -189,7 +189,7 @@ def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_to
         command = [sys.executable, "-m", "gateway.health"]
         return (
             subprocess.run(
-                command, cwd=ROOT, env=gateway.environment, timeout=HANG_S, check=False
+                command, cwd=ROOT, env=gateway.environment, timeout=hang_s(), check=False
             ).returncode
             == 0
         )
@@ -205,7 +205,7 @@ def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_to
             env=foreign,
             capture_output=True,
             text=True,
-            timeout=HANG_S,
+            timeout=hang_s(),
             check=False,
         )
         assert done.returncode == 3  # nobody vouches for it under that name

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections import Counter
 
 import pytest
 
 from gateway.worker_process import kill
+from tests.support.patience import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -57,8 +59,7 @@ async def test_a_caller_that_is_cancelled_waits_for_the_end(
         lambda code: reports.append(asyncio.create_task(report(code))),
     )
     killing = asyncio.create_task(kill(child))
-    while not reports:
-        await asyncio.sleep(0.01)
+    await wait_until("the exit is reported", lambda: reports)
     killing.cancel()
     await asyncio.sleep(0.01)
     assert not killing.done()
@@ -66,3 +67,23 @@ async def test_a_caller_that_is_cancelled_waits_for_the_end(
     with pytest.raises(asyncio.CancelledError):
         await killing
     assert child.returncode == -9
+
+
+async def test_bytes_that_a_killed_program_never_read_are_no_error() -> None:
+    """A pipe breaks with bytes in it; the event loop reports the errors that nothing retrieved."""
+    reports = list[object]()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: reports.append(context))
+    try:
+        child = await asyncio.create_subprocess_exec(
+            "sleep", "1000", stdin=-1, stdout=-1, start_new_session=True
+        )
+        assert child.stdin is not None
+        child.stdin.write(bytes(2**22))
+        assert await kill(child) == -9
+        del child
+        gc.collect()
+        await asyncio.sleep(0)
+    finally:
+        loop.set_exception_handler(None)
+    assert reports == []

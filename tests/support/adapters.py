@@ -1,4 +1,4 @@
-"""Small LoRA adapters, as peft saves them: they change what the demo model says."""
+"""Small LoRA adapters in the format of peft, which change the answers of the demo model."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def shapes(hidden: int, inner: int, rank: int = 8, layers: int = 2) -> dict[str,
 
 
 def adapter_files(model: Path, rank: int = 8, seed: int = 1, **changes: Any) -> dict[str, bytes]:
-    """File name -> content of an adapter of the model in the folder, which makes it say something
-    else for each seed."""
+    """File name -> content of an adapter for the model in the folder. Each seed changes its answers
+    otherwise."""
     config = json.loads((model / "config.json").read_text())
     sizes = shapes(
         config["hidden_size"], config["intermediate_size"], rank, config["num_hidden_layers"]

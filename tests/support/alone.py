@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
@@ -28,8 +28,8 @@ def loopback_up() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
 
 
-def asked(client: httpx.Client) -> dict[str, Any]:
-    deadline = time.monotonic() + HANG_S
+def ask_alone(client: httpx.Client) -> dict[str, Any]:
+    deadline = time.monotonic() + hang_s()
     view: dict[str, Any] = {}
     while (
         view.get("state") not in ("ready", "no_plan", "quarantined") and time.monotonic() < deadline
@@ -55,12 +55,12 @@ def main() -> None:
     gateway = subprocess.Popen([sys.executable, *program])
     try:
         with httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S
+            base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=hang_s()
         ) as client:
-            sys.stdout.write(json.dumps(asked(client)))
+            sys.stdout.write(json.dumps(ask_alone(client)))
     finally:
         gateway.send_signal(signal.SIGTERM)
-        gateway.wait(HANG_S)
+        gateway.wait(hang_s())
 
 
 if __name__ == "__main__":

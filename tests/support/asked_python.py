@@ -17,8 +17,7 @@ from gateway.hosts.process import child
 def asked_in(
     python: str, document: bytes, env: Mapping[str, str], limit_s: float | None = None
 ) -> tuple[list[bytes], str]:
-    """The lines that an engine's Python answers, and why there are no more; empty: it came to its
-    end."""
+    """The lines of an engine's Python, and the reason of an early end; empty: no early end."""
 
     async def run() -> tuple[list[bytes], str]:
         found: list[bytes] = []

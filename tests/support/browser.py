@@ -1,6 +1,5 @@
-"""A real chromium that looks at the page, and what must never happen there: an error on the
-console, a request to another host, a violation
-that axe-core finds, a page that is wider than its window.
+"""A real chromium with the page, and the faults that fail a test: a console error, a request to
+another host, a violation of axe-core's rules, a page wider than its window.
 
 with chromium() as browser, visit(browser, url) as page: page.tab.click(...)
 """
@@ -21,17 +20,20 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-# A browser that has shown nothing for so long hangs.
+# Seconds after which a browser without a tab counts as hanging.
 _START_S = HANG_S
-# Where pictures of the states go, when somebody wants to look.
+# Chromium ends every request of its tabs when an address of the machine comes or goes, as with each
+# container that starts. The page must still show everything.
+_NETWORK_CHANGE = "net::ERR_NETWORK_CHANGED"
+# The folder for pictures of the states; none are taken without it.
 _PICTURES = os.environ.get("PAGE_PICTURES")
 # The rules that WCAG 2.2 AA demands, and axe-core's own best practices.
 _RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 _OVERFLOW = "document.documentElement.scrollWidth - window.innerWidth"
-# What is written beyond the padding of its card, but where it can be scrolled to or ends in dots.
+# Texts beyond the padding of their card, unless they scroll or end in dots.
 _OUTSIDE = """() => [...document.querySelectorAll(".card *")].filter((one) => {
   const words = [...one.childNodes].some(
     (node) => node.nodeType === Node.TEXT_NODE && node.textContent.trim());
@@ -54,10 +56,10 @@ def chromium() -> Iterator[Browser]:
             pytest.fail("there is no chromium (scripts/docker-up installs it on Debian)")
         pytest.skip("needs chromium")
     with contextlib.ExitStack() as stack:
-        yield _started(found, stack)
+        yield _start(found, stack)
 
 
-def _started(program: str, stack: contextlib.ExitStack) -> Browser:
+def _start(program: str, stack: contextlib.ExitStack) -> Browser:
     """A browser that has shown an empty tab. One that hangs at its start is replaced."""
     for is_last in (False, False, True):
         attempt, timer = contextlib.ExitStack(), threading.Timer(_START_S, _kill_driver)
@@ -83,7 +85,7 @@ def _started(program: str, stack: contextlib.ExitStack) -> Browser:
 
 
 def _kill_driver() -> None:
-    """Kill the driver of the browser, which ends with it."""
+    """Kill the driver; the browser ends with its driver."""
     for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         with contextlib.suppress(OSError):
             if b"playwright" in Path(f"/proc/{child}/cmdline").read_bytes():
@@ -100,14 +102,17 @@ class Visit:
     expected: tuple[str, ...] = ()
     errors: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    unanswered: list[str] = field(default_factory=list)
 
     def listen(self) -> None:
         self.tab.on("console", self._console)
         self.tab.on("pageerror", lambda error: self.errors.append(f"{error}"))
         self.tab.on("request", self._request)
+        self.tab.on("requestfinished", self._check_answer)
+        self.tab.on("requestfailed", self._check_answer)
 
     def go(self, place: str = "") -> None:
-        """To a view of the page, by what stands behind the #."""
+        """Open a view of the page by its fragment, the part behind the #."""
         self.tab.goto(f"{self.url}/{place}")
 
     def sees(self, text: str) -> None:
@@ -139,7 +144,8 @@ class Visit:
         self.tab.emulate_media(color_scheme="light")
 
     def clean(self) -> None:
-        wrong = [one for one in self.errors if not any(words in one for words in self.expected)]
+        expected = (*self.expected, _NETWORK_CHANGE)
+        wrong = [error for error in self.errors if not any(words in error for words in expected)]
         assert not wrong, wrong
         foreign = [one for one in self.requests if not one.startswith(self.url)]
         assert not foreign
@@ -150,19 +156,34 @@ class Visit:
 
     def _request(self, request: Request) -> None:
         self.requests.append(request.url)
+        self.unanswered.append(request.url)
+
+    def _check_answer(self, request: Request) -> None:
+        with contextlib.suppress(ValueError):
+            self.unanswered.remove(request.url)
+
+    def story(self) -> str:
+        """The requests and errors of the tab, for a test that waited in vain."""
+        return (
+            f"requests: {self.requests}\nwithout an answer: {self.unanswered}\n"
+            f"console: {self.errors}"
+        )
 
 
 @contextlib.contextmanager
 def visit(browser: Browser, url: str, **options: Any) -> Iterator[Visit]:
-    """A tab of its own; at the end nothing may have gone wrong in it."""
+    """A new tab. At its end the test fails if the tab had a fault."""
     context = browser.new_context(viewport=WIDE, **options)  # type: ignore[arg-type]
     context.set_default_timeout(HANG_S * 1000)
-    expect.set_options(timeout=HANG_S * 1000)
+    expect.set_options(timeout=hang_s() * 1000)
     tab = context.new_page()
     one = Visit(tab, url)
     one.listen()
     try:
         yield one
         one.clean()
+    except BaseException as error:
+        error.add_note(one.story())
+        raise
     finally:
         context.close()

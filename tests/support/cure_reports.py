@@ -11,7 +11,7 @@ from typing import Any
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.signatures import Signatures
 from gateway.domain import Failure
-from tests.support.engine_logs import written
+from tests.support.engine_logs import log_of_row
 from tests.support.paths import LOGS
 from tests.support.yaml_file import read_yaml
 
@@ -19,8 +19,8 @@ REPORTS: list[dict[str, Any]] = read_yaml(LOGS / "cure_reports.yaml")
 
 
 def measure(report: dict[str, Any], signatures: Signatures) -> tuple[Failure, int]:
-    """What a report is diagnosed as, and how many of its first two steps help."""
-    failure, _ = diagnose([written(report)], signatures, report["engine"])
+    """The diagnosis of a report, and the number of its first two steps that help."""
+    failure, _ = diagnose([log_of_row(report)], signatures, report["engine"])
     return failure, sum(
         any(re.search(words, step) for words in report["helps"]) for step in failure.steps[:2]
     )

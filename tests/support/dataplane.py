@@ -26,7 +26,7 @@ from gateway.proxy.limits import Limits
 from gateway.proxy.meter import Meter
 from gateway.proxy.routing.routes import Routes
 from gateway.proxy.routing.table import ModelRoute, RoutedReplica, RouteTable
-from tests.support.patience import HANG_S, Patience
+from tests.support.patience import Patience, hang_s
 from tests.support.upstream import Call, Upstream
 
 LIMIT = 16 * 1024 * 1024
@@ -77,7 +77,7 @@ class Everyone(Keys):
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Stands for FastAPI: answers with the path and the body it was given."""
+    """A stand-in for FastAPI. The answer repeats path and body."""
     if scope["type"] == "websocket":
         await send({"type": "websocket.close"})
         return
@@ -97,7 +97,7 @@ class Hog:
     """Keeps memory for bodies, under a name of its own."""
 
     account = "hog"
-    moved = 0
+    moved_bytes = 0
 
     def continue_body(self) -> None: ...
 
@@ -164,7 +164,7 @@ class Gateway:
 
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
-        self._thread.join(HANG_S)
+        self._thread.join(hang_s())
         self._socket.close()
         assert not self._thread.is_alive()
 
@@ -183,7 +183,7 @@ class Gateway:
             self.routes.table = RouteTable({})  # forgets who was picked last
             self.routes.table = RouteTable({route.name: route for route in models})
 
-        asyncio.run_coroutine_threadsafe(swap(), self._loop).result(HANG_S)
+        asyncio.run_coroutine_threadsafe(swap(), self._loop).result(hang_s())
 
     def later(self, seconds: float) -> None:
         """`seconds` later by the clock of the data plane, it looks at its connections, as it does
@@ -195,7 +195,7 @@ class Gateway:
                 self.plane._timer.cancel()
                 self.plane._sweep()
 
-        asyncio.run_coroutine_threadsafe(look(), self._loop).result(HANG_S)
+        asyncio.run_coroutine_threadsafe(look(), self._loop).result(hang_s())
 
     def catch_up(self) -> None:
         """Returns when the loop is through with what it was doing: who has an answer may be faster
@@ -206,9 +206,9 @@ class Gateway:
         async def count() -> int:
             return len(asyncio.all_tasks())
 
-        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(HANG_S)
+        return asyncio.run_coroutine_threadsafe(count(), self._loop).result(hang_s())
 
-    async def settled(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Waits until nothing is in flight and no task is left."""
         await until(lambda: self.routes.total_in_flight == 0 and self.tasks() == self.idle_tasks)
 
@@ -269,11 +269,11 @@ async def stage(
         upstreams = [await stack.enter_async_context(Upstream(script)) for script in scripts]
         gateway.route(model(*(upstream.url for upstream in upstreams), served=served))
         yield upstreams
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 def http_client(gateway: Gateway) -> httpx.AsyncClient:
-    return httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False, verify=False)
+    return httpx.AsyncClient(base_url=gateway.url, timeout=hang_s(), trust_env=False, verify=False)
 
 
 def raw_request(body: bytes, path: str = CHAT, length: int | None = None) -> bytes:
@@ -293,8 +293,8 @@ _REFUSING: list[socket.socket] = []
 
 
 def refused_url() -> str:
-    """An address that refuses connections: bound for as long as this process lives, so that nobody
-    else listens there."""
+    """An address that refuses connections. This process keeps it bound, so no other program listens
+    there."""
     one = socket.socket()
     one.bind(("127.0.0.1", 0))
     _REFUSING.append(one)
@@ -318,7 +318,7 @@ async def never_answers(call: Call) -> None:
 async def connect_without_reading(
     port: int,
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A client that takes some kilobytes of answers, and reads none before it resumes."""
+    """A client with a buffer of some kilobytes, which reads nothing until `resume`."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16 * 1024)
     connection.connect(("127.0.0.1", port))

@@ -1,7 +1,7 @@
 """Cases made of the gateway's own description (GET /admin/openapi.json), sent to a gateway that
 runs, and each answer held to that description.
 
-    with asked_gateway(folder) as gateway: asked(gateway, cases=5000, seed=1) -> {"GET
+    with asked_gateway(folder) as gateway: ask_cases(gateway, cases=5000, seed=1) -> {"GET
     /admin/models": Row(...), ...}
 
 schemathesis makes the cases and checks the answers: values that fit the description, values that do
@@ -45,13 +45,13 @@ from gateway.proxy.api.endpoints import is_inference, shape_of
 from tests.contract.process_harness import free_port
 from tests.e2e.conftest import Gateway
 from tests.e2e.scripted import scripted_gateway
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder
 
 KEY = "an-admin-key-of-the-described-runs"
-# Serves throughout: no case changes it.
+# This model serves throughout: no case changes it.
 SERVED = "served"
-# What cases add and change. Few, since each is an engine.
+# Models that cases add and change. Few, since each has an engine.
 NAMES = ("a", "b:1", "org/c", "d")
 _DEEP = 100_000
 
@@ -105,8 +105,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Row:
-    """What came of the cases of one route and method. breaches: each kind of them once, with the
-    first case that did it."""
+    """The results of the cases of one route and method. breaches: each kind once, with its first
+    case."""
 
     cases: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
@@ -115,8 +115,8 @@ class Row:
 
 @contextlib.contextmanager
 def asked_gateway(folder: Path) -> Iterator[Gateway]:
-    """A gateway as a user starts it, with a key; it serves SERVED. Its engines are scripted ones,
-    and the Hub is an address where nobody listens."""
+    """A gateway as users start it, with a key, scripted engines and the models of SERVED. The Hub
+    is an address without a listener."""
     nobody = f"http://127.0.0.1:{free_port()}"
     own = {
         "FITSERVE_HF_ENDPOINT": nobody,
@@ -133,7 +133,7 @@ def asked_gateway(folder: Path) -> Iterator[Gateway]:
         yield gateway
 
 
-def asked(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, Row]:
+def ask_cases(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, Row]:
     """What came of at least so many cases, by "METHOD /path". The routes have their turns, so that
     each is met in many states of the others;
     in one turn a route is asked `each` times as it takes it, and as often as it does not."""
@@ -143,8 +143,8 @@ def asked(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, 
             del operation["security"]  # every case has the key
     schema = schemathesis.openapi.from_dict(api)
     _keep_here(schema, gateway)
-    operations = [found for _, methods in schema.items() for found in methods.values()]
-    # What removes something has its turn last.
+    operations = [method for _, methods in schema.items() for method in methods.values()]
+    # Routes that remove something come last.
     operations.sort(key=lambda one: one.method.upper() == "DELETE")
     rows = {operation.label: Row() for operation in operations}
     made = {
@@ -173,7 +173,7 @@ def asked(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, 
 
 
 class FirstBytes(requests.Session):
-    """Takes of a stream of events what comes first: it has no end."""
+    """Reads the beginning of an event stream, which has no end."""
 
     def request(self, *args: Any, **options: Any) -> requests.Response:
         answer = super().request(*args, **options)
@@ -197,7 +197,7 @@ def _each(strategy: Any, count: int, seed: int, ask: Callable[[Case[Any]], None]
     def one(case: Case[Any]) -> None:
         ask(case)
 
-    # What takes nothing cannot be asked wrongly.
+    # A route without input has no wrong input.
     with contextlib.suppress(Unsatisfiable):
         one()
 
@@ -213,7 +213,7 @@ def _ask(
     row.cases += 1
     try:
         with FirstBytes() as session:
-            answer = case.call(gateway.url, session, headers=headers, timeout=HANG_S, **body)
+            answer = case.call(gateway.url, session, headers=headers, timeout=hang_s(), **body)
     except requests.RequestException as error:
         row.breaches.setdefault(type(error).__name__, f"{case!r} {raw!r}: {error}")
         return
@@ -301,7 +301,7 @@ def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
         if "endpoint" in made:
             made["endpoint"] = _here(gateway, made["endpoint"])
         if isinstance(made.get("endpoints"), list):
-            made["endpoints"] = [_here(gateway, one) for one in made["endpoints"]]
+            made["endpoints"] = [_here(gateway, endpoint) for endpoint in made["endpoints"]]
         return made
 
     for one in (map_path_parameters, map_query, map_body):
@@ -336,7 +336,7 @@ def _one_of(known: Sequence[Any], value: Any) -> Any:
 
 
 def _here(gateway: Gateway, url: Any) -> Any:
-    """What the gateway would ask is the gateway; the rest is refused unasked."""
+    """The gateway's only reachable host is itself; other hosts are refused without a request."""
     try:
         endpoint_url(url)
     except (ValueError, TypeError, AttributeError):

@@ -1,5 +1,4 @@
-"""The wire to a real Docker Engine, with faults on request: what a test puts between a host and
-Docker's socket.
+"""A relay between a host and the socket of a real Docker Engine, with faults on request.
 
 async with Wire(path) as wire: DockerHost(..., base_url=wire.url)
 """
@@ -22,7 +21,7 @@ class Wire:
         self.path = path
         self.url = f"unix://{path}"
         self.answered_bytes = 0
-        """What Docker has answered so far, and the host's side took."""
+        """The bytes of Docker's answers that the host has read."""
         self.open: set[asyncio.Task[None]] = set()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -41,7 +40,7 @@ class Wire:
         tb: TracebackType | None,
     ) -> None:
         self._server.close()
-        self.cut()
+        self.cut_connections()
         while self.open:
             await asyncio.wait(self.open)
         await self._server.wait_closed()
@@ -53,7 +52,7 @@ class Wire:
     def flow(self) -> None:
         self._flowing.set()
 
-    def cut(self) -> None:
+    def cut_connections(self) -> None:
         """Break every connection that is open now."""
         for task in self.open:
             task.cancel()
@@ -85,7 +84,7 @@ class Wire:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
             for end in writers:
-                # What was passed on arrives before the end does.
+                # Relayed bytes arrive before the end of the connection.
                 end.close()
                 with suppress(OSError):
                     await end.wait_closed()
@@ -103,7 +102,7 @@ class Wire:
             if self._requests_left is not None and REQUEST.match(data):
                 self._requests_left -= 1
                 if self._requests_left == 0:
-                    self.cut()
+                    self.cut_connections()
 
     async def _down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):

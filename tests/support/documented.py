@@ -37,7 +37,7 @@ def program() -> Any:
     return get_command(app)
 
 
-def shown() -> list[Shown]:
+def commands_of_block() -> list[Shown]:
     """Every command of a block of code, without `fitserve`; of alternatives each."""
     return [
         Shown(page.name, line, words)
@@ -75,9 +75,9 @@ def others() -> list[Shown]:
 _PROGRAMS = ("curl ", "docker ", "systemctl ", "pip ", "python ")
 
 
-def mentioned() -> list[Shown]:
-    """Every command between backticks, in documents and in our code: what a hint says has to be
-    there."""
+def mentioned_commands() -> list[Shown]:
+    """Every command between backticks, in documents and in code, as the commands of hints must
+    exist."""
     files = [
         *PAGES,
         *(
@@ -116,8 +116,9 @@ def commands(text: str) -> Iterator[tuple[str, ...]]:
             yield tuple(choice[min(number, len(choice) - 1)] for choice in choices)
 
 
-def parsed(words: tuple[str, ...]) -> None:
-    """As the program does it, without doing anything. Raises what the parser raises."""
+def parse(words: tuple[str, ...]) -> None:
+    """Parse the words as the program does, without running the command. Raises the parser's
+    errors."""
     command, name, rest = program(), "fitserve", list(words)
     parent = None
     while True:
@@ -129,7 +130,7 @@ def parsed(words: tuple[str, ...]) -> None:
         command, parent = below, context
 
 
-def unknown(words: tuple[str, ...]) -> str | None:
+def unknown_word(words: tuple[str, ...]) -> str | None:
     """The first word of a mention that the program does not know: a command, or an option of the
     command."""
     command, rest = program(), list(words)
@@ -157,9 +158,9 @@ def unknown(words: tuple[str, ...]) -> str | None:
 def _options(command: Any) -> set[str]:
     own = {
         name
-        for one in command.params
-        if one.param_type_name == "option"
-        for name in (*one.opts, *one.secondary_opts)
+        for param in command.params
+        if param.param_type_name == "option"
+        for name in (*param.opts, *param.secondary_opts)
     }
     return own | {"--help"}
 

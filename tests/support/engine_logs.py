@@ -46,7 +46,7 @@ def fatal(engine: str, lines: list[str]) -> list[str]:
     return [head + line for line in ("EngineCore encountered a fatal error.", *lines)]
 
 
-def written(fact: dict[str, Any]) -> bytes:
+def log_of_row(fact: dict[str, Any]) -> bytes:
     """The log of a row of tests/logs/failures.yaml or cure_reports.yaml."""
     raised = fact.get("raises", "")
     lines = traceback(fact.get("frames", []), raised, fact.get("code", "")) if raised else []

@@ -1,5 +1,5 @@
-"""What tests of several kinds of rules share: the rule files of vLLM's versions, and the schemes
-that rules are asked about."""
+"""Shared parts of the tests of rules: the rule files of vLLM's versions, and the schemes of their
+questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gateway.domain import Value
 from gateway.models.scheme import Scheme
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.rule_sets import RuleSets
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from gateway.profiles.yaml_cache import Documents
 
 V = TypeVar("V", bound=Value)
@@ -30,7 +30,7 @@ SCHEMES = st.builds(
 
 
 def read_rules(kind: type[V], name: str, version: str) -> V:
-    """What profiles/engines/vllm/VERSION/NAME.yaml says."""
+    """The content of profiles/engines/vllm/VERSION/NAME.yaml."""
     profiles = Profiles()
     engine = profiles.engine(f"vllm=={version}")
     found = getattr(profiles.rules([engine])[engine.ref], name)
@@ -43,7 +43,7 @@ def rule_document(kind: str, version: str, name: str) -> Any:
 
     def folder_of(ref: str) -> Path:
         kind, _, version = ref.partition("==")
-        return shipped() / "engines" / kind / version
+        return shipped_profiles() / "engines" / kind / version
 
     return RuleSets(Documents(), folder_of).read(folder_of(f"{kind}=={version}"), name)
 

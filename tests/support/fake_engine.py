@@ -102,7 +102,7 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         type=Path,
         help="append raw requests, and `closed TIME` when a client leaves early",
     )
-    # More arguments, as one list in JSON: for who may give flags of known types only.
+    # More arguments as a JSON list, for callers that may only give flags of known types.
     told = [
         json.loads(item.removeprefix("--script=")) if item.startswith("--script=") else [item]
         for item in argv
@@ -121,9 +121,9 @@ def parse(argv: Sequence[str]) -> tuple[EngineScript, str, int]:
         workers=int(args.spawn_child),
         tokens_per_second=args.tokens_per_second,
         adapters=tuple(
-            one["name"]
-            for one in args.lora_modules
-            if Path(one["path"], "adapter_model.safetensors").is_file()
+            module["name"]
+            for module in args.lora_modules
+            if Path(module["path"], "adapter_model.safetensors").is_file()
         ),
         gibberish=args.gibberish,
         empty=args.empty,

@@ -1,8 +1,8 @@
 """A Hugging Face Hub on loopback: enough of its HTTP API for huggingface_hub, with faults on
 request.
 
-Weights are served by a second server, as the real Hub sends them from a CDN: what reaches `cdn`
-must bear no token.
+Weights are served by a second server, as the real Hub sends them from a CDN: requests to `cdn` must
+bear no token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Request:
 class FakeRepo:
     files: dict[str, bytes]
     served: dict[str, bytes | None] = field(default_factory=dict)
-    """What is served instead of what is listed; None is nothing."""
+    """Contents that replace the listed ones; None: no content."""
     commit: str = COMMIT
     refs: tuple[str, ...] = ("main",)
     older: tuple[str, ...] = ()
@@ -62,14 +62,14 @@ class FakeHub:
     stalls: dict[str, int] = field(default_factory=dict)
     """File -> after how many bytes its download stands still, until `close` or `resume`."""
     endless: set[str] = field(default_factory=set)
-    """Files whose bodies never end, and say no length."""
+    """Files with endless bodies and without a length."""
     redirects: dict[str, str] = field(default_factory=dict)
-    """File -> where a request for it is sent to."""
+    """File -> target of the redirection."""
     variants: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """By repository what is listed as its quantized variants; of one that is missing the answer
     stands still until `close`."""
     listing: bytes | None = None
-    """What is answered in place of any listing; endless when "listing" is in `endless`."""
+    """The answer to every listing; endless if "listing" is in `endless`."""
     stalled: threading.Event = field(default_factory=threading.Event)
     resume: threading.Event = field(default_factory=threading.Event)
 
@@ -88,7 +88,7 @@ class FakeHub:
     def url(self, server: str = "hub") -> str:
         return f"http://127.0.0.1:{self._servers[server].server_port}"
 
-    def sent(self) -> int:
+    def sent_bytes(self) -> int:
         return sum(request.sent for request in self.requests)
 
     def gets(self, name: str) -> list[Request]:

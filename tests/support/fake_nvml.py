@@ -41,7 +41,7 @@ class Card:
     error: int | None = None
     unsupported: frozenset[str] = frozenset()
     recovery: int | None = None
-    """What the driver says that it needs; None: an old driver, which does not say."""
+    """The driver's own reserve in bytes; None: an old driver without this reading."""
     persistence: bool | None = True
     display: bool | None = False
     ecc: bool | None = None
@@ -78,7 +78,7 @@ class FakeNvml:
         self.events: queue.Queue[tuple[Card, int]] = queue.Queue()
         self.registered: list[Card] = []
 
-    def _called(self, function: str, card: Card | None = None) -> None:
+    def _note_call(self, function: str, card: Card | None = None) -> None:
         if not self.open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         if function in self.refused or (card and function in card.unsupported):
@@ -98,39 +98,39 @@ class FakeNvml:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
     def nvmlSystemGetDriverVersion(self) -> str | bytes:
-        self._called("nvmlSystemGetDriverVersion")
+        self._note_call("nvmlSystemGetDriverVersion")
         return self.driver
 
     def nvmlSystemGetCudaDriverVersion(self) -> int:
-        self._called("nvmlSystemGetCudaDriverVersion")
+        self._note_call("nvmlSystemGetCudaDriverVersion")
         return 13000
 
     def nvmlDeviceGetCount(self) -> int:
-        self._called("nvmlDeviceGetCount")
+        self._note_call("nvmlDeviceGetCount")
         self.counts += 1
         return len(self.cards)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Card:
-        self._called("nvmlDeviceGetHandleByIndex")
+        self._note_call("nvmlDeviceGetHandleByIndex")
         card = self.cards[index]
         if card.error is not None:
             raise pynvml.NVMLError(card.error)
         return card
 
     def nvmlDeviceGetUUID(self, handle: Card) -> str | bytes:
-        self._called("nvmlDeviceGetUUID", handle)
+        self._note_call("nvmlDeviceGetUUID", handle)
         return handle.uuid
 
     def nvmlDeviceGetName(self, handle: Card) -> str | bytes:
-        self._called("nvmlDeviceGetName", handle)
+        self._note_call("nvmlDeviceGetName", handle)
         return handle.name
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Card) -> tuple[int, int]:
-        self._called("nvmlDeviceGetCudaComputeCapability", handle)
+        self._note_call("nvmlDeviceGetCudaComputeCapability", handle)
         return handle.capability
 
     def nvmlDeviceGetMemoryInfo(self, handle: Card, version: int | None = None) -> Any:
-        self._called(
+        self._note_call(
             (
                 "nvmlDeviceGetMemoryInfo_v2"
                 if version == pynvml.nvmlMemory_v2
@@ -145,56 +145,56 @@ class FakeNvml:
         )
 
     def nvmlDeviceGetMigMode(self, handle: Card) -> list[int]:
-        self._called("nvmlDeviceGetMigMode", handle)
+        self._note_call("nvmlDeviceGetMigMode", handle)
         if handle.mig is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return [int(handle.mig), int(handle.mig)]
 
     def nvmlDeviceGetMaxMigDeviceCount(self, handle: Card) -> int:
-        self._called("nvmlDeviceGetMaxMigDeviceCount", handle)
+        self._note_call("nvmlDeviceGetMaxMigDeviceCount", handle)
         return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: Card, index: int) -> Card:
-        self._called("nvmlDeviceGetMigDeviceHandleByIndex", handle)
+        self._note_call("nvmlDeviceGetMigDeviceHandleByIndex", handle)
         device = handle.mig_devices[index] if index < len(handle.mig_devices) else None
         if device is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return device
 
     def nvmlDeviceGetCurrPcieLinkGeneration(self, handle: Card) -> int:
-        self._called("nvmlDeviceGetCurrPcieLinkGeneration", handle)
+        self._note_call("nvmlDeviceGetCurrPcieLinkGeneration", handle)
         return handle.pcie[0]
 
     def nvmlDeviceGetCurrPcieLinkWidth(self, handle: Card) -> int:
-        self._called("nvmlDeviceGetCurrPcieLinkWidth", handle)
+        self._note_call("nvmlDeviceGetCurrPcieLinkWidth", handle)
         return handle.pcie[1]
 
     def nvmlDeviceGetMaxPcieLinkGeneration(self, handle: Card) -> int:
-        self._called("nvmlDeviceGetMaxPcieLinkGeneration", handle)
+        self._note_call("nvmlDeviceGetMaxPcieLinkGeneration", handle)
         return handle.pcie[2]
 
     def nvmlDeviceGetMaxPcieLinkWidth(self, handle: Card) -> int:
-        self._called("nvmlDeviceGetMaxPcieLinkWidth", handle)
+        self._note_call("nvmlDeviceGetMaxPcieLinkWidth", handle)
         return handle.pcie[3]
 
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: Card) -> list[Any]:
-        self._called("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+        self._note_call("nvmlDeviceGetComputeRunningProcesses_v3", handle)
         return [
             SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.compute.items()
         ]
 
     def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: Card) -> list[Any]:
-        self._called("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
+        self._note_call("nvmlDeviceGetGraphicsRunningProcesses_v3", handle)
         return [
             SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in handle.graphics.items()
         ]
 
     def nvmlDeviceGetPciInfo(self, handle: Card) -> Any:
-        self._called("nvmlDeviceGetPciInfo", handle)
+        self._note_call("nvmlDeviceGetPciInfo", handle)
         return SimpleNamespace(domain=0, bus=self.cards.index(handle) + 1, device=0)
 
     def nvmlDeviceGetNvLinkState(self, handle: Card, link: int) -> int:
-        self._called("nvmlDeviceGetNvLinkState", handle)
+        self._note_call("nvmlDeviceGetNvLinkState", handle)
         if handle.links is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         if link >= len(handle.links):
@@ -202,7 +202,7 @@ class FakeNvml:
         return int(handle.links[link] is not None)
 
     def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: Card, link: int) -> int:
-        self._called("nvmlDeviceGetNvLinkRemoteDeviceType", handle)
+        self._note_call("nvmlDeviceGetNvLinkRemoteDeviceType", handle)
         end = _end(handle, link)
         kinds: dict[int | str, int] = {
             SWITCH: pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH,
@@ -213,7 +213,7 @@ class FakeNvml:
         return kind
 
     def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: Card, link: int) -> Any:
-        self._called("nvmlDeviceGetNvLinkRemotePciInfo", handle)
+        self._note_call("nvmlDeviceGetNvLinkRemotePciInfo", handle)
         end = _end(handle, link)
         if end in (VM_SWITCH, VM_CARD):
             return SimpleNamespace(domain=0xFFFFFFFF, bus=0xFF, device=0xFF)
@@ -223,11 +223,11 @@ class FakeNvml:
         return SimpleNamespace(domain=0, bus=bus, device=0)
 
     def nvmlDeviceGetP2PStatus(self, a: Card, b: Card, index: int) -> int:
-        self._called("nvmlDeviceGetP2PStatus")
+        self._note_call("nvmlDeviceGetP2PStatus")
         return self.p2p[index]
 
     def nvmlDeviceGetFieldValues(self, handle: Card, fields: list[int]) -> Any:
-        self._called("nvmlDeviceGetFieldValues", handle)
+        self._note_call("nvmlDeviceGetFieldValues", handle)
         unsupported = handle.recovery is None
         code = pynvml.NVML_ERROR_NOT_SUPPORTED if unsupported else pynvml.NVML_SUCCESS
         return [
@@ -237,20 +237,20 @@ class FakeNvml:
             for field in fields
         ]
 
-    def _told(self, function: str, handle: Card, value: Any) -> Any:
-        self._called(function, handle)
+    def _answer(self, function: str, handle: Card, value: Any) -> Any:
+        self._note_call(function, handle)
         if value is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return value
 
     def nvmlDeviceGetPersistenceMode(self, handle: Card) -> int:
-        return int(self._told("nvmlDeviceGetPersistenceMode", handle, handle.persistence))
+        return int(self._answer("nvmlDeviceGetPersistenceMode", handle, handle.persistence))
 
     def nvmlDeviceGetDisplayActive(self, handle: Card) -> int:
-        return int(self._told("nvmlDeviceGetDisplayActive", handle, handle.display))
+        return int(self._answer("nvmlDeviceGetDisplayActive", handle, handle.display))
 
     def nvmlDeviceGetEccMode(self, handle: Card) -> list[int]:
-        mode = int(self._told("nvmlDeviceGetEccMode", handle, handle.ecc))
+        mode = int(self._answer("nvmlDeviceGetEccMode", handle, handle.ecc))
         return [mode, mode]
 
     def nvmlDeviceGetTotalEccErrors(self, handle: Card, kind: int, counter: int) -> int:
@@ -259,46 +259,46 @@ class FakeNvml:
             pynvml.NVML_VOLATILE_ECC,
         )
         return int(
-            self._told(
+            self._answer(
                 "nvmlDeviceGetTotalEccErrors", handle, handle.uncorrected if handle.ecc else None
             )
         )
 
     def nvmlDeviceGetRemappedRows(self, handle: Card) -> Any:
-        waiting = int(self._told("nvmlDeviceGetRemappedRows", handle, handle.remapping))
+        waiting = int(self._answer("nvmlDeviceGetRemappedRows", handle, handle.remapping))
         return 0, 0, waiting, 0
 
     def nvmlDeviceGetUtilizationRates(self, handle: Card) -> Any:
         return SimpleNamespace(
-            gpu=self._told("nvmlDeviceGetUtilizationRates", handle, handle.use), memory=0
+            gpu=self._answer("nvmlDeviceGetUtilizationRates", handle, handle.use), memory=0
         )
 
     def nvmlDeviceGetTemperature(self, handle: Card, sensor: int) -> int:
         assert sensor == pynvml.NVML_TEMPERATURE_GPU
-        return int(self._told("nvmlDeviceGetTemperature", handle, handle.temperature))
+        return int(self._answer("nvmlDeviceGetTemperature", handle, handle.temperature))
 
     def nvmlDeviceGetPowerUsage(self, handle: Card) -> int:
-        return int(self._told("nvmlDeviceGetPowerUsage", handle, handle.power))
+        return int(self._answer("nvmlDeviceGetPowerUsage", handle, handle.power))
 
     def nvmlDeviceGetEnforcedPowerLimit(self, handle: Card) -> int:
-        return int(self._told("nvmlDeviceGetEnforcedPowerLimit", handle, handle.power_limit))
+        return int(self._answer("nvmlDeviceGetEnforcedPowerLimit", handle, handle.power_limit))
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Card) -> int:
-        self._called("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        self._note_call("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return handle.throttles
 
     def nvmlEventSetCreate(self) -> Any:
-        self._called("nvmlEventSetCreate")
+        self._note_call("nvmlEventSetCreate")
         self.registered = []
         return self.registered
 
     def nvmlDeviceRegisterEvents(self, handle: Card, types: int, events: Any) -> None:
-        self._called("nvmlDeviceRegisterEvents", handle)
+        self._note_call("nvmlDeviceRegisterEvents", handle)
         assert types == pynvml.nvmlEventTypeXidCriticalError
         events.append(handle)
 
     def nvmlEventSetWait_v2(self, events: Any, timeout_ms: int) -> Any:
-        self._called("nvmlEventSetWait_v2")
+        self._note_call("nvmlEventSetWait_v2")
         try:
             card, xid = self.events.get(timeout=timeout_ms / 1000)
         except queue.Empty:
@@ -309,7 +309,7 @@ class FakeNvml:
         )
 
     def nvmlEventSetFree(self, events: Any) -> None:
-        self._called("nvmlEventSetFree")
+        self._note_call("nvmlEventSetFree")
         assert events is self.registered
 
 

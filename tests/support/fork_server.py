@@ -9,6 +9,7 @@ has a socket of its own for requests, by which a gateway has its planner forked.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import gc
@@ -21,13 +22,15 @@ import signal
 import socket
 import sys
 import termios
+import threading
 import time
 from typing import Any, TextIO
 
 from gateway.cli.registry import SECTIONS
+from gateway.engines.inquiry.script import pack
 from gateway.planner.service import plan_process
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.support import forked, kept_work
 
 # Nothing that reads its environment when it is imported, as the library of the Hub does.
@@ -38,8 +41,17 @@ IMPORTED = (
     "gateway.__main__",
     "gateway.server.server",
     "gateway.hosts.agent.agent_server",
+    # Imported late: the loop of a gateway, and what plans.
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "gateway.proxy.workers.orphaned_workers",
+    "gateway.planner.service.offline",
+    "gateway.engines.sglang.engine",
+    "gateway.engines.vllm.engine",
+    # Modules that measure an engine.
+    "gateway.measuring.bench.measure",
     *sorted(
-        f"gateway.cli.commands.{place.partition('.')[0]}"
+        f"gateway.cli.commands.{place.rpartition('.')[0]}"
         for section in SECTIONS.values()
         for place in section.values()
     ),
@@ -55,16 +67,36 @@ def main() -> None:
         importlib.import_module(name)
     assert "huggingface_hub" not in sys.modules
     kept_work.keep()
+    pack()
     profiles = Profiles()
     profiles.signatures  # noqa: B018
-    for path in shipped().rglob("*.yaml"):
+    for path in shipped_profiles().rglob("*.yaml"):
         profiles.documents.read(path)
     gc.collect()
     gc.freeze()
     asked = serve(server)
     if asked is not None:
         sys.modules.pop(asked, None)
-        runpy.run_module(asked, run_name="__main__", alter_sys=True)
+        run_to_the_end(asked)
+
+
+def run_to_the_end(module: str) -> None:
+    """Run a module as a program, and end as programs do but for one thing: modules are not
+    destroyed. That would write to each page of memory that the process shares with its server,
+    which costs more than a whole command."""
+    code = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        code = end.code or 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    # A failed write ends the process as Python does.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def serve(server: socket.socket) -> str | None:
@@ -81,7 +113,7 @@ def serve(server: socket.socket) -> str | None:
         ready, _, _ = select.select([*askers, woken], [], [])
         if woken in ready:
             woken.recv(4096)
-            tell_of_ended(running)
+            report_ended_children(running)
         for asker in askers.intersection(ready):
             message, descriptors, _, _ = socket.recv_fds(asker, MOST_BYTES, 4)
             if message:
@@ -121,7 +153,7 @@ def serve(server: socket.socket) -> str | None:
         return become(asked, streams)
 
 
-def tell_of_ended(running: dict[int, socket.socket]) -> None:
+def report_ended_children(running: dict[int, socket.socket]) -> None:
     while running:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -131,7 +163,7 @@ def tell_of_ended(running: dict[int, socket.socket]) -> None:
 
 
 def tell(report: socket.socket, number: int) -> None:
-    """Whoever asked for the process may have ended meanwhile."""
+    """The requester of the process may have ended."""
     with contextlib.suppress(ConnectionError):
         report.send(b"%d" % number)
 

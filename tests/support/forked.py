@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 
 class Forked:
@@ -52,14 +52,15 @@ class Forked:
         fields |= {"umask": _umask(), "terminal": terminal, "asks": asks}
         with report, _asking:
             socket.send_fds(_server(), [json.dumps(fields).encode()], [*streams, report.fileno()])
-        self.report.settimeout(HANG_S)
+        self.report.settimeout(hang_s())
         self.pid = int(self.report.recv(64))
         self._code: int | None = None
 
-    def wait(self, timeout_s: float = HANG_S) -> int:
-        """The exit code; below 0, the signal that ended it. Raises TimeoutError."""
+    def wait(self, timeout_s: float | None = None) -> int:
+        """The exit code; negative numbers are signals. timeout_s: by default that of a hang. Raises
+        TimeoutError."""
         if self._code is None:
-            self.report.settimeout(timeout_s)
+            self.report.settimeout(hang_s() if timeout_s is None else timeout_s)
             self._code = int(self.report.recv(64))
             self.report.close()
         return self._code
@@ -89,7 +90,7 @@ def run(
     arguments: Sequence[str],
     environment: Mapping[str, str],
     text: str = "",
-    timeout_s: float = HANG_S,
+    timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The command `fitserve` with these arguments and this environment, and with `text` on its
     standard input."""
@@ -122,25 +123,30 @@ def _whole(file: IO[bytes]) -> str:
 
 
 class _Pipes:
-    """The transport of a subprocess, as far as its pipes are asked for: here one socket is all of
-    them."""
+    """The transport of a subprocess, as far as its pipes are asked for: one socket is its input and
+    output, another one its errors."""
 
-    def __init__(self, socket: asyncio.WriteTransport) -> None:
-        self._socket = socket
+    def __init__(self, *sockets: asyncio.WriteTransport) -> None:
+        self._sockets = dict(zip((0, 2), sockets, strict=False))
 
     def get_pipe_transport(self, number: int) -> asyncio.WriteTransport | None:
-        return self._socket if number == 0 else None
+        return self._sockets.get(number)
 
 
 class ForkedProgram:
-    """What `gateway.worker_process.spawn` gives of a program, as far as who keeps one needs
-    it."""
+    """What `gateway.worker_process.spawn` gives of a program, as far as its callers need it.
+    stderr: where standard error has a socket."""
 
     def __init__(
-        self, process: Forked, stdin: asyncio.StreamWriter, stdout: asyncio.StreamReader
+        self,
+        process: Forked,
+        stdin: asyncio.StreamWriter,
+        stdout: asyncio.StreamReader,
+        *errors: tuple[asyncio.StreamReader, asyncio.StreamWriter],
     ) -> None:
         self.pid, self.stdin, self.stdout = process.pid, stdin, stdout
-        self._process, self._transport = process, _Pipes(stdin.transport)
+        self._process, self._errors = process, errors
+        self._transport = _Pipes(stdin.transport, *(writer.transport for _, writer in errors))
         self._ended = asyncio.ensure_future(self._watch())
         # A watch that is cancelled before its first step has no block that it leaves.
         self._ended.add_done_callback(lambda _: process.report.close())
@@ -149,16 +155,33 @@ class ForkedProgram:
     def returncode(self) -> int | None:
         if not self._ended.done():
             return None
-        self.stdin.close()
+        self._close()
         return self._ended.result()
 
     async def wait(self) -> int:
         await asyncio.shield(self._ended)
-        self.stdin.close()
+        self._close()
         return self._ended.result()
 
+    async def communicate(self, text: bytes) -> tuple[bytes, bytes]:
+        """Its output and its errors, once it has read the text and ended."""
+        self.stdin.write(text)
+        self.stdin.write_eof()
+        streams = (self.stdout, *(reader for reader, _ in self._errors))
+        output, *errors = await asyncio.gather(*(stream.read() for stream in streams))
+        await self.wait()
+        return output, b"".join(errors)
+
     def kill(self) -> None:
-        self._process.kill()
+        """Raises ProcessLookupError."""
+        # `Forked.kill` would take the exit status that is watched for.
+        if not self._ended.done():
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _close(self) -> None:
+        self.stdin.close()
+        for _, writer in self._errors:
+            writer.close()
 
     async def _watch(self) -> int:
         self._process.report.setblocking(False)
@@ -169,17 +192,17 @@ async def spawn(
     program: str, variables: Mapping[str, str], *, errors: bool = False
 ) -> ForkedProgram:
     """In the place of `gateway.worker_process.spawn`."""
-    assert not errors
-    ours, theirs = socket.socketpair()
+    pairs = [socket.socketpair() for _ in range(2 if errors else 1)]
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
     }
-    with theirs:
-        process = Forked(
-            program, (), {**environment, **variables}, (theirs.fileno(), theirs.fileno(), 2)
-        )
-    stdout, stdin = await asyncio.open_connection(sock=ours)
-    return ForkedProgram(process, stdin, stdout)
+    with contextlib.ExitStack() as stack:
+        first, *second = [stack.enter_context(theirs).fileno() for _, theirs in pairs]
+        streams = (first, first, second[0] if errors else 2)
+        process = Forked(program, (), {**environment, **variables}, streams)
+    opened = [await asyncio.open_connection(sock=ours) for ours, _ in pairs]
+    stdout, stdin = opened[0]
+    return ForkedProgram(process, stdin, stdout, *opened[1:])
 
 
 _asking = threading.Lock()

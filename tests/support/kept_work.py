@@ -24,7 +24,7 @@ def keep() -> None:
     # Python keeps a third of them, so that each gateway would compile them anew.
     setattr(re, "_MAXCACHE", 1 << 13)  # noqa: B010
     pattern_index.needles = functools.cache(pattern_index.needles)
-    yaml_cache._parsed = _KeptFiles(yaml_cache._parsed)
+    yaml_cache._parse = _KeptFiles(yaml_cache._parse)
 
 
 class _KeptFiles:

@@ -17,14 +17,14 @@ def watch() -> None:
     """Note each process that asyncio starts from here on."""
     construct = BaseSubprocessTransport.__init__
 
-    def noted(transport: Any, *arguments: Any, **options: Any) -> None:
+    def note_processes(transport: Any, *arguments: Any, **options: Any) -> None:
         construct(transport, *arguments, **options)
         _started.add(transport)
 
-    BaseSubprocessTransport.__init__ = noted  # type: ignore[assignment, method-assign]
+    BaseSubprocessTransport.__init__ = note_processes  # type: ignore[assignment, method-assign]
 
 
-def left() -> list[str]:
+def remaining() -> list[str]:
     """The processes of event loops that have ended, each in one answer only."""
     gone = [
         transport

@@ -84,7 +84,7 @@ def wish(**fields: Any) -> Wish:
     return Wish.model_validate({"name": "m", "source": "/models/llama", **fields})
 
 
-def planned(
+def make_decision(
     hardware: str = "2x3090",
     *,
     facts: tuple[Fact, ...] = (),
@@ -99,7 +99,7 @@ def planned(
 
 
 def plan(hardware: str = "2x3090", **fields: Any) -> Plan:
-    return planned(hardware, **fields).plans[0]
+    return make_decision(hardware, **fields).plans[0]
 
 
 def attempt(number: int = 1, state: str = "starting", **fields: Any) -> Attempt:

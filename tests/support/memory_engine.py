@@ -59,7 +59,7 @@ def per_token(config: dict[str, Any]) -> int:
 
 
 def cache_alone(config: dict[str, Any], total: int, share: float) -> int:
-    """What is left for the KV cache where nobody disturbs the engine."""
+    """Bytes that remain for the KV cache if no process disturbs the engine."""
     return int(math.ceil(total * share) - weights_of(config) - ACTIVATION - NON_TORCH)
 
 
@@ -81,7 +81,7 @@ def info(text: str) -> None:
 def start(
     folder: Path, total: int, flags: dict[str, str], config: dict[str, Any]
 ) -> Callable[[int | None], float]:
-    """Gives what puts it to sleep and wakes it, and says how long that takes."""
+    """The function that puts the engine to sleep and wakes it. It returns the seconds."""
     gpu = PretendedGpu(folder, os.environ["CUDA_VISIBLE_DEVICES"], total)
     share, asked = float(flags.get("gpu-memory-utilization", "0.92")), int(flags["max-model-len"])
     wait(IMPORTS_S)

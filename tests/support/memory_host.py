@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import Literal
@@ -28,11 +28,11 @@ from gateway.domain import (
     StartOrigin,
 )
 from gateway.errors import Conflict, ForeignInstance, HostError
-from gateway.hosts.host import MAX_LINE
+from gateway.hosts.host import MAX_LINE, Machines
 from tests.contract.process_harness import free_port
 from tests.support.scripted_engine import DEAF, EngineScript, FakeEngine
 
-Method = Literal["prepare", "start", "list", "stop", "follow", "allocate_port"]
+Method = Literal["prepare", "expect", "start", "list", "stop", "follow", "allocate_port"]
 SIGKILLED = -9
 
 
@@ -137,7 +137,7 @@ class MemoryEngine:
 
 
 class World:
-    """What outlives the gateway: engines, their logs, names that others hold, and faults to come.
+    """The state that outlives the gateway: engines, logs, names of other owners, and future faults.
 
     `installed`: engines ("kind==version") that can be prepared; None: all.
     """
@@ -148,19 +148,19 @@ class World:
         self.logs: dict[str, MemoryEngine] = {}
         self.foreign: set[str] = set()
         self.pull: tuple[tuple[float, str], ...] = ()
-        """(seconds to wait before, words): what the next `prepare` reports, as of an image that is
-        pulled."""
+        """(seconds before, words): the reports of the next `prepare`, as of the pull of an
+        image."""
         self.code: Callable[[str, bytes], AsyncGenerator[bytes, None]] | None = None
-        """What the own code of an engine, by its name, answers to a document of questions; None:
-        there is none to ask."""
+        """Engine name -> the answers of its code to a document of questions; None: no code."""
         self.build = "the code"
-        """What all engines here are made of: other code has another identity."""
+        """The identity of the engines' code; other code has another identity."""
         self.images: dict[str, str] = {}
-        """By the name of an image the digest of what has that name now; of others nothing is
-        known."""
+        """Image name -> present digest; other images are unknown."""
         self.conditions: dict[str, StartConditions] = {}
         """By engine the conditions of its next start, if not those of a new process."""
         self.prepared: tuple[PreparedView, ...] = ()
+        self.expected: list[LaunchSpec] = []
+        """The starts that were announced."""
         self._faults: dict[str, list[Exception]] = {}
 
     def fail_next(self, method: Method, error: Exception) -> None:
@@ -180,10 +180,12 @@ class World:
 
 
 class MemoryHost:
-    """See the module's docstring. `script` says what the engine of a spec does; default: it serves
+    """A host in memory. `script` gives the behaviour of a spec's engine; default: serve
     `spec.model`."""
 
     kind: str = "memory"
+    forks = True
+    machines: Machines | None = None
 
     def __init__(
         self, script: Callable[[LaunchSpec], EngineScript] | None = None, world: World | None = None
@@ -202,6 +204,10 @@ class MemoryHost:
             await asyncio.sleep(delay_s)
             report(words)
         report(f"{engine} is there.")
+
+    async def expect(self, spec: LaunchSpec) -> None:
+        self.world.check("expect")
+        self.world.expected.append(spec)
 
     async def start(self, spec: LaunchSpec) -> Instance:
         self.world.check("start")
@@ -243,10 +249,10 @@ class MemoryHost:
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         known = self.world.conditions.get(str(engine), StartConditions(origin="process"))
-        started = cache in {one.spec.cache for one in self.world.logs.values()}
+        started = cache in {log.spec.cache for log in self.world.logs.values()}
         return known.evolve(is_cache_empty=not (cache and started))
 
-    async def prepared(self) -> tuple[PreparedView, ...]:
+    async def prepared_views(self) -> tuple[PreparedView, ...]:
         return self.world.prepared
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
@@ -283,6 +289,9 @@ class MemoryHost:
         async with aclosing(self.world.code(str(engine), asked)) as lines:
             async for line in lines:
                 yield line
+
+    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+        return ("forget", *names)
 
     async def close(self) -> None:
         """Nothing to let go of: engines belong to the world."""

@@ -35,13 +35,13 @@ def entries(shapes: Mapping[str, tuple[int, ...]], dtype: str = "BF16") -> dict[
     return header
 
 
-def packed(header: Any, data_bytes: int) -> bytes:
+def pack(header: Any, data_bytes: int) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + bytes(data_bytes)
 
 
 def safetensors(shapes: Mapping[str, tuple[int, ...]], dtype: str = "BF16") -> bytes:
-    return packed(
+    return pack(
         entries(shapes, dtype), sum(math.prod(shape) * WIDTH[dtype] for shape in shapes.values())
     )
 

@@ -1,5 +1,5 @@
-"""What people outside have measured of engines (benchmarks/published.yaml) and what they run
-(experts.yaml), to hold plans against."""
+"""Public measurements of engines (benchmarks/published.yaml) and settings in use (experts.yaml),
+for comparison with plans."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Measured(Value):
     figures: tuple[Figure, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _placed(self) -> Measured:
+    def _with_place(self) -> Measured:
         if self.tensor_parallel * self.pipeline_parallel != self.count:
             raise ValueError(
                 f"{self.model}: {self.count} GPUs are not {self.tensor_parallel} x"
@@ -100,12 +100,12 @@ class Published(Value):
     measured: tuple[Measured, ...]
 
 
-def published() -> tuple[Measured, ...]:
+def published_figures() -> tuple[Measured, ...]:
     return Published.model_validate(read_yaml(ROOT / "benchmarks/published.yaml")).measured
 
 
 class Setting(Value):
-    """How an engine is started; None: as the engine does it itself."""
+    """The settings of an engine; None: the engine's default."""
 
     engine: Literal["vllm", "sglang"]
     tensor_parallel: int = Field(1, ge=1)
@@ -122,7 +122,7 @@ class Setting(Value):
 
 
 class For(Value):
-    """What a source says that a setting is for, in the words of a wish."""
+    """The purpose of a setting by its source, in the words of a wish."""
 
     goal: Goal = "balanced"
     concurrency: int | None = Field(None, gt=0)

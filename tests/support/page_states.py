@@ -212,7 +212,7 @@ def busy_state() -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def telling(state: dict[str, Any]) -> AsyncIterator[Callable[[Route], None]]:
-    """What answers for `GET /admin/live`: a stream that tells the state once, and stays open."""
+    """The answer to `GET /admin/live`: a stream that sends the state once and stays open."""
 
     async def script(call: Call) -> None:
         await call.start("text/event-stream")

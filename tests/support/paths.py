@@ -1,4 +1,4 @@
-"""Where the files of this project are, for every test, whatever folder it is in."""
+"""Folders of the project, independent of the folder of a test."""
 
 from __future__ import annotations
 

@@ -5,11 +5,18 @@ No test measures how fast this machine is.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import time
+from collections.abc import Callable
+from typing import Any
 
 # A guard for an idle machine, unrelated to any figure of the product.
 HANG_S = 180.0
+# A look at a gateway costs 4 ms of processor time: 50 a second are a fifth of a core.
+_LOOKS = 20
+_LONGEST_PAUSE_S = 0.5
 _CORES = len(os.sched_getaffinity(0))
 
 
@@ -28,13 +35,32 @@ class Patience:
 
     def __init__(self, limit_s: float = HANG_S) -> None:
         self._left_s = limit_s
-        self._looked = time.monotonic()
+        self._began = self._looked = time.monotonic()
 
     def is_over(self) -> bool:
         now = time.monotonic()
         self._left_s -= (now - self._looked) / slowness()
         self._looked = now
         return self._left_s <= 0
+
+    def pause_s(self, least_s: float) -> float:
+        """Seconds until the next look: a twentieth of the wait so far, half a second at most."""
+        waited_s = time.monotonic() - self._began
+        return max(least_s, min(_LONGEST_PAUSE_S, waited_s / _LOOKS))
+
+
+async def wait_until(what: str, look: Callable[[], Any], least_s: float = 0.02) -> Any:
+    """The first truthy answer of `look`, which may be a coroutine function. Raises AssertionError.
+    least_s: seconds between two looks, which become rarer."""
+    patience = Patience()
+    while not patience.is_over():
+        answer = look()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return answer
+        await asyncio.sleep(patience.pause_s(least_s))
+    raise AssertionError(f"{what}: not within {HANG_S:.0f} s")
 
 
 class Clock:

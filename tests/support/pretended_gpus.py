@@ -29,7 +29,7 @@ class PretendedGpu:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._own = self._folder / str(pid or os.getpid())
 
-    def used(self) -> dict[int, int]:
+    def used_bytes(self) -> dict[int, int]:
         """Bytes by process."""
         found = {}
         for path in self._folder.iterdir():
@@ -44,7 +44,7 @@ class PretendedGpu:
 
     @property
     def free(self) -> int:
-        return self.total - sum(self.used().values())
+        return self.total - sum(self.used_bytes().values())
 
     def take(self, count: int) -> None:
         """So many bytes more, or with a minus less. Raises OutOfMemory."""

@@ -15,7 +15,7 @@ from tests.support.running import Running, running
 from tests.support.scripted_engine import EngineScript
 
 
-def _untouched(spec: LaunchSpec) -> EngineScript:
+def _untouched_script(spec: LaunchSpec) -> EngineScript:
     raise AssertionError(f"{spec.name} is no process")
 
 
@@ -37,7 +37,7 @@ async def running_processes(
     host = ProcessHost(folder / "data")
     try:
         async with running(
-            folder, _untouched, host=host, profiles_dir=folder / "own", **settings
+            folder, _untouched_script, host=host, profiles_dir=folder / "own", **settings
         ) as gateway:
             yield gateway
     finally:

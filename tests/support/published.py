@@ -1,5 +1,5 @@
-"""Published model configs (tests/models/*.json, reduced to what decides shapes), and odd ones for
-property tests."""
+"""Published model configs (tests/models/*.json, reduced to fields that decide shapes), and odd ones
+for property tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.paths import MODELS
 from tests.support.versions import VLLM
 
-# What each vLLM version builds differently, as its profile has it.
+# Differences in the layers that each vLLM version builds, from its profile.
 TRAITS = {version: Profiles().engine(f"vllm=={version}").traits for version in VLLM}
 
 
@@ -25,7 +25,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None or key not in changes}
 
 
-def published(
+def published_model(
     name: str, task: Literal["generate", "embed"] | None = None, **changes: Any
 ) -> ModelSpec:
     """The model from its config alone."""

@@ -20,7 +20,7 @@ OWN = LOGS / "reports"
 COLUMNS = ("right", "wrong", "unknown", "not told")
 
 
-def judged(found: str, case: dict[str, Any]) -> str:
+def judge(found: str, case: dict[str, Any]) -> str:
     """The column of COLUMNS that a report comes to."""
     # Reports were judged before the engine's own faults had a kind of their own.
     kinds = {*case["kinds"], *(["engine_bug"] if "unknown" in case["kinds"] else [])}
@@ -33,7 +33,7 @@ def _html(text: str) -> str:
     return "\n".join(f"<p>{html.escape(line, quote=False)}</p>" for line in text.split("\n"))
 
 
-def _prefixed(text: str) -> str:
+def _prefix(text: str) -> str:
     return "\n".join(f"my-vllm-7d9f4-abcde vllm-server {line}" for line in text.split("\n"))
 
 
@@ -51,7 +51,7 @@ def _sentence(text: str) -> str:
 # Other forms of the same reports.
 FORMS: dict[str, Callable[[str], str]] = {
     "html": _html,
-    "prefixed": _prefixed,
+    "prefixed": _prefix,
     "bare": _bare,
     "sentence": _sentence,
 }
@@ -74,5 +74,5 @@ def score(
         if form is not None:
             data = FORMS[form](data.decode(errors="replace")).encode()
         found = diagnose([data], signatures, case["engine"])[0].kind
-        rows.append((case, found, judged(found, case)))
+        rows.append((case, found, judge(found, case)))
     return rows

@@ -82,14 +82,14 @@ class Running:
             view = await self.show(name)
             if view["state"] == state:
                 return view
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(patience.pause_s(0.02))
         raise AssertionError(f"{name} did not become {state}: {json.dumps(view, indent=1)}")
 
-    async def gone(self, name: str) -> None:
+    async def wait_until_gone(self, name: str) -> None:
         patience = Patience()
         while (await self.client.get(f"/admin/models/{name}")).status_code != 404:
             assert not patience.is_over(), f"{name} is not gone"
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(patience.pause_s(0.02))
 
 
 @contextlib.asynccontextmanager

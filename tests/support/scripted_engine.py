@@ -52,22 +52,22 @@ REASONS = {
 
 @dataclass(frozen=True)
 class EngineScript:
-    """What the engine does. The zero of each field is a healthy engine that answers at once."""
+    """The behaviour of an engine. The default is a healthy engine that answers at once."""
 
     model: str | None = None
     key: str | None = None
-    """What it wants of callers of /v1, as vLLM does."""
+    """The key that callers of /v1 need, as for vLLM."""
     lines: tuple[tuple[float, str], ...] = ()
-    """(seconds to wait before, line): printed before it listens."""
+    """(seconds before, line): the output before the engine listens."""
     last_words: str | None = None
-    """Printed without a newline just before it exits by itself."""
+    """The last output, without a newline, before an exit of its own."""
     start_delay_s: float = 0
     serve: bool = True
     exit_code: int | None = None
     """Exits by itself with this code, `exit_after_s` after its lines."""
     exit_after_s: float = 0
     ignore_term: bool = False
-    """It says DEAF at SIGTERM, and goes on."""
+    """The engine prints DEAF at SIGTERM, and continues."""
     workers: int = 0
     """Processes of the engine beside its main one; they ignore SIGTERM."""
     tokens_per_second: float = 0
@@ -80,7 +80,7 @@ class EngineScript:
     """After so many inference requests the next ones are never answered; /health goes on saying
     200."""
     spins: bool = False
-    """Its core takes all of a processor, whatever it does (in the memory twin of the host)."""
+    """Its core process uses a whole processor (in the memory twin of the host)."""
     crash_batch: int | None = None
     """A request of so many prompts at once breaks every connection, and all that follow."""
     crash_prompt: int | None = None
@@ -90,8 +90,8 @@ class EngineScript:
     prefill_tokens_per_second: float = 0
     """How fast prompts are read, one after the other; 0: at once."""
     does: frozenset[str] = frozenset()
-    """What it does for apps, of tools, required_tools, reasoning and json_schema; the rest it
-    answers with words."""
+    """Its abilities, of tools, required_tools, reasoning and json_schema; other requests get
+    words."""
     crash_tools: bool = False
     """A request with tools breaks every connection, and it exits by itself after that."""
     counts: tuple[tuple[str, float], ...] = ()
@@ -100,7 +100,7 @@ class EngineScript:
     thinks: str = ""
     """Said as thoughts before each streamed answer of a chat."""
     adapters: tuple[str, ...] = ()
-    """Names of adapters, which it answers to as well."""
+    """Names of adapters, under which the engine answers too."""
     max_model_len: int = 4096
     embed_dim: int = 8
     hold: Path | None = None
@@ -303,7 +303,7 @@ class FakeEngine:
         if self.script.crash_tools and asked.get("tools"):
             self.abort()
             self.exit.set()
-        message = shown(self.script.does, asked)
+        message = message_for_apps(self.script.does, asked)
         if message is not None:
             choice = {
                 "index": 0,
@@ -366,8 +366,9 @@ class FakeEngine:
         return {"id": "rerank", "model": self.script.model, "results": results}
 
 
-def shown(does: frozenset[str], asked: dict[str, Any]) -> dict[str, Any] | None:
-    """The message of an engine that does for apps what is asked; None: it answers with words."""
+def message_for_apps(does: frozenset[str], asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The message for a request that needs one of the abilities; None: the engine answers with
+    words."""
     named = "required_tools" if asked.get("tool_choice") == "required" else "tools"
     if asked.get("tools") and named in does:
         function = asked["tools"][0]["function"]
@@ -432,13 +433,13 @@ class Reply:
             yield "!" if self.script.gibberish else " " + WORDS[number % len(WORDS)]
 
     async def whole(self) -> dict[str, Any]:
-        async def generated() -> list[str]:
+        async def generate() -> list[str]:
             return [token async for token in self.tokens()]
 
         choices = []
         # Side by side, as engines compute a batch.
         for index, tokens in enumerate(
-            await asyncio.gather(*(generated() for _ in self.prompt_lengths))
+            await asyncio.gather(*(generate() for _ in self.prompt_lengths))
         ):
             text = "".join(tokens)
             body = (

@@ -1,9 +1,9 @@
-"""Calls of the official SDKs, made twice: straight at an engine and through the gateway. Both must
-be told the same.
+"""Calls of the official SDKs, made twice: to an engine and through the gateway. Both
+answers must be equal.
 
-`told(call, url, model)` makes one call and gives what came over the wire: status, content type, and
-the bytes of the answer with ids and times blanked, besides the class of the SDK's error. It sees
-the raw bytes, so nothing that an SDK forgives is lost.
+`told_openai(call, url, model)` makes one call and returns the exchange on the wire: status, content
+type, and the bytes of the answer with ids and times blanked, besides the class of the SDK's error.
+The bytes are raw, so nothing that an SDK forgives is lost.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FORCED: Any = {"type": "function", "function": {"name": "weather"}}
 
 @dataclass
 class Told:
-    """One exchange as it came over the wire."""
+    """One exchange on the wire."""
 
     status: int = 0
     content_type: str = ""
@@ -274,7 +274,7 @@ def told_openai(call: OpenAICall, url: str, model: str, key: str = KEY) -> Told:
         httpx2.Client(transport=recorder) as wire,
         openai_client(url, key, http_client=wire) as client,
     ):
-        return _told(lambda: call(client, model), recorder, openai.APIError)
+        return _told_by(lambda: call(client, model), recorder, openai.APIError)
 
 
 def told_anthropic(call: AnthropicCall, url: str, model: str, key: str = KEY) -> Told:
@@ -285,10 +285,10 @@ def told_anthropic(call: AnthropicCall, url: str, model: str, key: str = KEY) ->
         httpx2.Client(transport=recorder) as wire,
         anthropic_client(url, http_client=wire, default_headers=headers) as client,
     ):
-        return _told(lambda: call(client, model), recorder, anthropic.APIError)
+        return _told_by(lambda: call(client, model), recorder, anthropic.APIError)
 
 
-def _told(call: Callable[[], Any], recorder: Recorder, errors: type[Exception]) -> Told:
+def _told_by(call: Callable[[], Any], recorder: Recorder, errors: type[Exception]) -> Told:
     try:
         call()
     except errors as error:

@@ -29,7 +29,7 @@ CUTLASS = "CutlassFP8ScaledMMLinearKernel"
 
 
 def log(version: str, flags: dict[str, str], config: dict[str, Any]) -> str:
-    """What it ends with, by the name in tests/logs; empty: it starts."""
+    """The log of its end, by the name in tests/logs; empty: the engine starts."""
     tp, ranks = (int(flags.get(f"{name}-parallel-size", "1")) for name in ("tensor", "pipeline"))
     if len(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) != tp * ranks:
         return "failed-no-gpu-visible"
@@ -74,11 +74,11 @@ def main() -> int:
         file.write(json.dumps(told) + "\n")
     script, host, port = parse(argv)
     if ending:
-        script = replace(script, lines=printed(ending), serve=False, exit_code=1)
+        script = replace(script, lines=printed_lines(ending), serve=False, exit_code=1)
     elif config.get("quantization_config", {}).get("format") == "mxfp4-pack-quantized":
         # 001: what it prints before its trace is a healthy start; then /health says 200, and short
         # prompts are answered.
-        lines = printed("failed-001-marlin-moe-first-request")
+        lines = printed_lines("failed-001-marlin-moe-first-request")
         cut = next(number for number, (_, line) in enumerate(lines) if "ERROR" in line)
         script = replace(
             script,
@@ -89,7 +89,7 @@ def main() -> int:
     return asyncio.run(run(script, host, port))
 
 
-def printed(name: str) -> tuple[tuple[float, str], ...]:
+def printed_lines(name: str) -> tuple[tuple[float, str], ...]:
     return tuple((0.0, line) for line in (LOGS / f"{name}.log").read_text().splitlines())
 
 

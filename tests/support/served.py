@@ -1,7 +1,7 @@
 """The gateway as a user starts it, a process of its own, in front of engines that a test runs
 itself.
 
-with served(tmp_path, {"m": ["http://127.0.0.1:9/v1"]}) as gateway: gateway.url
+with serve_models(tmp_path, {"m": ["http://127.0.0.1:9/v1"]}) as gateway: gateway.url
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import httpx
 
 from tests.contract.process_harness import free_port
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 
 @dataclass(frozen=True)
 class Served:
-    """A running gateway. `log` is all that it printed so far."""
+    """A running gateway. `log` is its output so far."""
 
     port: int
     process: subprocess.Popen[bytes]
@@ -46,7 +46,7 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(
+def serve_models(
     folder: Path,
     models: Mapping[str, list[str]],
     admin_key: str | None = None,
@@ -93,7 +93,7 @@ def served(
             headers=headers,
             trust_env=False,
             verify=False,
-            timeout=HANG_S,
+            timeout=hang_s(),
         ) as client:
             _until(gateway, lambda: client.get("/healthz").status_code == 200)
             for name, endpoints in models.items():
@@ -110,7 +110,7 @@ def served(
     finally:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(HANG_S)
+            process.wait(hang_s())
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -131,7 +131,7 @@ def worker_pids(data: Path) -> list[int]:
 
 
 def _until(gateway: Served, check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_S
+    deadline = time.monotonic() + hang_s()
     while True:
         with contextlib.suppress(httpx.HTTPError):
             if check():

@@ -27,7 +27,7 @@ def main() -> None:
         gpus = []
         for gpu in machine.gpus:
             pretended = PretendedGpu(Path(folder), gpu.uuid, gpu.total_bytes or 0)
-            used = pretended.used()
+            used = pretended.used_bytes()
             processes = tuple(GpuProcess(pid=pid, used_bytes=count) for pid, count in used.items())
             gpus.append(
                 gpu.evolve(free_bytes=pretended.total - sum(used.values()), processes=processes)

@@ -18,7 +18,7 @@ def main() -> None:
     machine = Hardware.model_validate_json(snapshot.read_bytes())
     with (
         mock.patch("gateway.machine.gpu_watch.probe", return_value=machine),
-        mock.patch("gateway.profiles.profiles.shipped", return_value=profiles),
+        mock.patch("gateway.profiles.profiles.shipped_profiles", return_value=profiles),
     ):
         serve()
 

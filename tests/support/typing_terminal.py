@@ -1,5 +1,5 @@
-"""A terminal in which somebody types: a command runs in it as the foreground job, and what it
-prints is read until words come."""
+"""A terminal with typed input. A command runs as the foreground job, and its output is read until
+given words come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from types import TracebackType
 
 from tests.support.forked import Forked
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 AGAIN_S = 1.0
 
@@ -59,12 +59,12 @@ class TypingTerminal:
             assert self._read(), f"the command ended without {words!r}: {self.seen[-2000:]}"
         return self.seen.index(words, after) + len(words)
 
-    def interrupted(self, words: str, after: int = 0) -> int:
+    def press_interrupt(self, words: str, after: int = 0) -> int:
         """Press Ctrl-C, and again where nothing comes, until the words come; where they end. The
         `input` of CPython does not hear one that comes between
         the print of its prompt and its wait."""
         began = time.monotonic()
-        while words not in self.seen[after:] and time.monotonic() - began < HANG_S:
+        while words not in self.seen[after:] and time.monotonic() - began < hang_s():
             self.type("\x03")
             while (
                 words not in self.seen[after:] and select.select([self._ours], [], [], AGAIN_S)[0]
@@ -72,7 +72,7 @@ class TypingTerminal:
                 self._read()
         return self.until(words, after)
 
-    def ended(self) -> int:
+    def wait_for_exit(self) -> int:
         """The exit code, once all is read."""
         while self._read():
             pass
@@ -81,7 +81,7 @@ class TypingTerminal:
     def _read(self) -> bool:
         began = time.monotonic()
         while not select.select([self._ours], [], [], 0.1)[0]:
-            assert time.monotonic() - began < HANG_S, f"nothing more came: {self.seen[-2000:]}"
+            assert time.monotonic() - began < hang_s(), f"nothing more came: {self.seen[-2000:]}"
         try:
             piece = os.read(self._ours, 65536)
         except OSError:  # the last process has closed its side

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 
 class Call:
-    """One connection. `requests` are raw bytes, head and body; `closed`: the peer has closed it."""
+    """One connection. `requests` are raw bytes, head and body; `closed`: closed by the peer."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader

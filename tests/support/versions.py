@@ -15,7 +15,7 @@ PROFILES = ROOT / "profiles"
 
 
 def order(version: str) -> tuple[int, ...]:
-    """What versions are sorted by: 0.5.10.post1 is (0, 5, 10, 1)."""
+    """The sort key of versions: 0.5.10.post1 is (0, 5, 10, 1)."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 

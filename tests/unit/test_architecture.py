@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.syntax import tree_of
 
 # From the top floor to the ground: a room (a folder directly under gateway/) and the rooms that it
 # may import. Every room may import BASE, the modules beside the rooms, and `domain`.
@@ -21,6 +22,7 @@ ARROWS = {
     "cli": "measuring hosts planner profiles engines store machine wishes diagnosis",
     "measuring": "controller hosts planner profiles engines store diagnosis",
     "controller": "hosts planner proxy engines store machine models diagnosis",
+    # The agent checks each start by the planner's flags (hosts/agent/policy.py).
     "hosts": "planner engines store machine",
     "gateway": "planner",
     "planner": "profiles engines store machine models diagnosis",
@@ -79,18 +81,19 @@ def for_types(node: ast.AST) -> bool:
     )
 
 
-def nodes(tree: ast.AST, *, types: bool) -> Iterator[ast.AST]:
-    """All nodes of a tree; `types`: also those of imports for types alone."""
+def statements(tree: ast.AST, *, types: bool) -> Iterator[ast.AST]:
+    """All statements of a tree, for no expression holds an import; `types`: also those of imports
+    for types alone."""
     for node in ast.iter_child_nodes(tree):
-        if types or not for_types(node):
+        if not isinstance(node, ast.expr) and (types or not for_types(node)):
             yield node
-            yield from nodes(node, types=types)
+            yield from statements(node, types=types)
 
 
 def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = True) -> Iterator[str]:
     """The modules of ours that this one imports, late imports too. `types`: also imports for types
     alone."""
-    for node in nodes(tree, types=types):
+    for node in statements(tree, types=types):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -105,11 +108,11 @@ def imports(tree: ast.AST, known: dict[str, Path], *, types: bool = True) -> Ite
             yield module
 
 
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
-
-
 def graph(*, types: bool) -> dict[str, set[str]]:
-    return {name: set(imports(tree, MODULES, types=types)) - {name} for name, tree in TREES.items()}
+    return {
+        name: set(imports(tree_of(path), MODULES, types=types)) - {name}
+        for name, path in MODULES.items()
+    }
 
 
 # Rooms know each other by types too; a circle or a chain is one of imports at run time.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.disk_fault import disk_fault, unwritten
+from gateway.disk_fault import disk_fault, refused_write, unwritten
 
 WORDS = {
     errno.EROFS: ("is read-only", "Mount it for writing"),
@@ -17,7 +17,8 @@ WORDS = {
     errno.EDQUOT: ("no space is left", "Free disk space"),
     errno.EACCES: ("has no permission", "Repair owner and permissions"),
     errno.EPERM: ("has no permission", "Repair owner and permissions"),
-    errno.EIO: ("Input/output error", "Repair the disk"),
+    errno.EIO: ("input/output errors", "Repair or replace the disk"),
+    errno.EFBIG: ("reached the size", "Raise that limit"),
 }
 
 
@@ -46,3 +47,28 @@ def test_an_error_without_a_number_is_read_from_the_folder(
     monkeypatch.setattr(os, "access", lambda *_: not denied)
     fault = disk_fault(tmp_path, sqlite3.OperationalError("attempt to write a readonly database"))
     assert (fault is not None and "no permission" in fault.cause) == denied
+
+
+def test_an_error_of_sqlite_without_a_reason_is_asked_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    fault = disk_fault(tmp_path, error)
+    assert fault is not None
+    assert "no space is left" in fault.cause
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_that_the_disk_refuses_is_named() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/data/keys.json")
+    assert "/data/keys.json could not be written" in str(refused_write(full))
+    # A write to an open file has no name, and a refusal without one may be a connection's.
+    assert "No space left" in str(refused_write(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert refused_write(OSError(errno.EPERM, os.strerror(errno.EPERM))) is None
+    assert refused_write(ConnectionResetError(errno.ECONNRESET, "reset")) is None

@@ -35,6 +35,7 @@ LIST_ITEM = re.compile(r"^\s*(?:[*-]|\d+\.) ")
 PRONOUN_SUBJECT = re.compile(
     r"(?:Who|What|It|Whoever|Whatever)\b|That (?:is|was|has|had|does|means|says|would)\b"
 )
+BOX = re.compile("[\u2500-\u257f]")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -122,6 +123,21 @@ def test_lines_paragraphs_and_cells_are_short(page: Path) -> None:
     long = [began for began, lines in paragraphs(text) if len(lines) > PARAGRAPH_LINES]
     wide = wide_lines(text, rows=page in READERS)
     assert (wide, long, wide_cells(text)) == ([], [], [])
+
+
+def drawn_lines(text: str) -> list[int]:
+    """Lines with box characters outside blocks of code, where no font lines them up."""
+    return [number for number, line in prose(text) if BOX.search(line)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_box_characters_stand_in_blocks_of_code(page: Path) -> None:
+    assert drawn_lines(page.read_text()) == []
+
+
+def test_a_drawing_outside_a_block_of_code() -> None:
+    text = "```\n\u250c\u2500\u2510\n```\n\nA line: \u2502.\n\n    \u2514\u2500\u2518\n"
+    assert drawn_lines(text) == [5]
 
 
 @pytest.mark.parametrize("page", READERS, ids=lambda page: str(page.relative_to(ROOT)))

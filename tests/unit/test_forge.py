@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 
 import pytest
 
-from tests.conftest import TIERS
+from tests.conftest import TIERS, shard_of
 from tests.support.paths import ROOT
 from tests.support.yaml_file import read_yaml
 
@@ -69,32 +70,39 @@ def test_the_hooks_are_those_of_the_check() -> None:
     assert [hook["id"] for hook in repository["hooks"]] == ["ruff-format", "ruff", "mypy"]
 
 
-# The commands of the suite print their arguments, separated by ASCII's unit separator.
+# The commands of the suite print their shard and their arguments, separated by ASCII's unit
+# separator.
 COMMANDS = r"""
 setup() { :; }
 id() { echo 1; }
 ruff() { :; }
 mypy() { :; }
 nice() { shift 2; "$@"; }
-python() { printf '%s\037' "$@"; echo; }
+python() { printf '%s\037' "${SHARD:-1/1}" "$@"; echo; }
 """
 
 
 def suite() -> list[list[str]]:
-    """The arguments of each pytest of scripts/test."""
+    """The shard and the arguments of each pytest of scripts/test."""
     path, place = ROOT / "scripts/test", "\n. scripts/setup\n"
     script = path.read_text()
     assert place in script
     command = ["bash", "-c", script.replace(place, COMMANDS), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    # This test itself may run in a shard.
+    environment = {name: value for name, value in os.environ.items() if name != "SHARD"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     lines = (line.split("\037")[:-1] for line in done.stdout.splitlines())
-    return [line[2:] for line in lines if line[:2] == ["-m", "pytest"]]
+    return [[line[0], *line[3:]] for line in lines if line[1:3] == ["-m", "pytest"]]
 
 
 def selects(command: list[str], file: str, marks: set[str]) -> bool:
     """Whether this pytest runs tests of the file with these marks."""
     paths, ignored, expression = list[str](), list[str](), "True"
-    words = iter(command)
+    shard, *arguments = command
+    number, shards = map(int, shard.split("/"))
+    if shard_of(file.removeprefix("tests/"), shards) != number:
+        return False
+    words = iter(arguments)
     for word in words:
         match word.partition("="):
             case "-m", _, _:

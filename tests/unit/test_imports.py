@@ -35,10 +35,15 @@ UNUSED = {
             "gateway.cli",
             "gateway.planner.service.plan_program",
             "gateway.planner.decide",
+            # Of a cluster alone.
+            "ray",
+            "gateway.hosts.cluster",
+            "gateway.planner.nodes",
         }
     ),
     # The parser of every command.
-    "gateway.cli.main": NEVER | {"pydantic", "gateway.domain.value", "sqlite3", "asyncio", "yaml"},
+    "gateway.cli.main": NEVER
+    | {"ray", "pydantic", "gateway.domain.value", "sqlite3", "asyncio", "yaml"},
     # One for each core: it holds tables, and no values of the planner.
     "gateway.proxy.workers.worker": (
         NEVER | {"pydantic", "fastapi", "yaml", "sqlite3", "gateway.domain", "gateway.settings"}
@@ -100,6 +105,7 @@ def test_a_second_plan_reads_no_yaml_and_loads_no_server(tmp_path: Path) -> None
                 "uvloop",
                 "gateway.server",
                 "gateway.controller",
+                "gateway.diagnosis.code_history",
             }
         )
         == set()

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from speed import models
 from speed.grid import GRID, LOADS, ONE_GPU
-from speed.load import Answer, figures, shared
+from speed.load import Answer, equal_shares, figures
 from speed.run import finished_settings
 
 FLAGS = [*yaml.safe_load_all((ROOT / "profiles/engines/vllm/0.26.0.yaml").read_text())][1]["flags"]
@@ -35,11 +35,11 @@ def test_every_flag_is_one_of_the_engine() -> None:
 
 def test_each_model_has_its_defaults_and_five_other_settings() -> None:
     assert len(set(GRID)) == len(GRID)
-    assert len({(one.model, one.name) for one in GRID}) == len(GRID)
-    counted = Counter(one.model for one in GRID)
+    assert len({(setting.model, setting.name) for setting in GRID}) == len(GRID)
+    counted = Counter(setting.model for setting in GRID)
     assert {model for model, count in counted.items() if count >= 6} >= set(ONE_GPU)
-    assert [one.name for one in GRID[: len(ONE_GPU)]] == ["defaults"] * len(ONE_GPU)
-    assert all(not one.flags for one in GRID if one.name == "defaults")
+    assert [setting.name for setting in GRID[: len(ONE_GPU)]] == ["defaults"] * len(ONE_GPU)
+    assert all(not setting.flags for setting in GRID if setting.name == "defaults")
 
 
 def test_a_setting_has_the_gpus_that_its_flags_take() -> None:
@@ -52,7 +52,7 @@ def test_a_setting_has_the_gpus_that_its_flags_take() -> None:
 
 
 def test_the_models_are_what_they_are_called(tmp_path: Path) -> None:
-    for name in {one.model for one in GRID}:
+    for name in {setting.model for setting in GRID}:
         spec = read_model(name, None, models.config(name), None, None, (), None)
         assert spec.max_position > max(load.tokens_in + load.tokens_out for load in LOADS)
     folder = models.write(tmp_path, "tiny")
@@ -79,7 +79,7 @@ def test_figures_of_answers() -> None:
         150.0,
     )
     assert "tpot_ms" not in figures([Answer(0.1, 0.1, 1)], 0.1)
-    assert shared(10, 4) == [3, 3, 2, 2]
+    assert equal_shares(10, 4) == [3, 3, 2, 2]
 
 
 def test_what_was_cut_or_failed_once_is_measured_again(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ unit/planner/test_sources.py
 unit/test_architecture.py
 unit/test_contributing.py
 unit/test_docs_style.py
+unit/test_yaml_style.py
 unit/test_documented.py
 unit/test_forge.py
 unit/test_imports.py

@@ -6,15 +6,15 @@ from __future__ import annotations
 import pytest
 
 from gateway.profiles.profiles import Profiles
-from tests.support.outside import Choice, Measured, experts, published
+from tests.support.outside import Choice, Measured, experts, published_figures
 from tests.support.paths import MODELS
 
-MEASURED = published()
+MEASURED = published_figures()
 CHOICES = experts()
 CARDS = {card.name: card for card in Profiles().cards.cards}
 
 
-def shipped(config: str) -> bool:
+def is_shipped(config: str) -> bool:
     """Whether the config is there, as far as that can be seen: aiconfigurator-core is not installed
     with us."""
     where, _, name = config.partition(":")
@@ -30,7 +30,7 @@ def test_there_are_figures_of_both_engines_and_of_small_and_large_machines() -> 
 @pytest.mark.parametrize("one", MEASURED, ids=lambda one: f"{one.model}-{one.gpu}-{one.count}")
 def test_the_model_and_the_card_are_known(one: Measured) -> None:
     assert one.gpu in CARDS
-    assert shipped(one.config)
+    assert is_shipped(one.config)
 
 
 def test_nothing_stands_twice() -> None:
@@ -57,13 +57,13 @@ def test_throughput_is_what_the_time_per_token_allows() -> None:
 
 def test_experts_chose_for_small_and_large_machines() -> None:
     assert len(CHOICES) >= 60
-    assert len({(one.machine, one.model) for one in CHOICES}) == len(CHOICES)
-    assert len({one.machine for one in CHOICES}) >= 20
+    assert len({(choice.machine, choice.model) for choice in CHOICES}) == len(CHOICES)
+    assert len({choice.machine for choice in CHOICES}) >= 20
 
 
 @pytest.mark.parametrize("one", CHOICES, ids=lambda one: f"{one.machine}-{one.model}")
 def test_a_choice_is_of_a_machine_that_has_the_gpus(one: Choice) -> None:
-    assert shipped(one.config)
+    assert is_shipped(one.config)
     cards = Profiles().hardware(one.machine).gpus
     assert all(setting.gpus <= len(cards) for setting in one.accepted)
     assert len(set(one.accepted)) == len(one.accepted)

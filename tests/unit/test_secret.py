@@ -44,6 +44,7 @@ from gateway.secret import (
 from gateway.settings import Settings, load_settings
 from gateway.wishes.model_request import ModelRequest
 from tests.support.paths import ROOT
+from tests.support.syntax import nodes_of, package_files
 
 # Calls by module, each with the reason that it needs the text.
 REVEALS = {
@@ -171,7 +172,7 @@ def test_processes_and_files_of_the_gateway_get_the_text() -> None:
         json.dumps([object()], default=secret_text)
 
 
-def _encoded(lead: str, text: str) -> str:
+def _encode(lead: str, text: str) -> str:
     return base64.b64encode(f"{lead}{text}".encode()).decode()
 
 
@@ -186,9 +187,9 @@ FORMS: dict[str, Callable[[str], str]] = {
     "url": lambda text: quote(text, safe=""),
     "path": quote,
     "hex": lambda text: text.encode().hex(),
-    "base64": lambda text: _encoded("", text),
-    "base64 behind u": lambda text: _encoded("u:", text),
-    "base64 behind user": lambda text: _encoded("user:", text),
+    "base64": lambda text: _encode("", text),
+    "base64 behind u": lambda text: _encode("u:", text),
+    "base64 behind user": lambda text: _encode("user:", text),
     "base64 in a URL": lambda text: base64.urlsafe_b64encode(f"me:{text}".encode()).decode(),
 }
 
@@ -216,9 +217,9 @@ def test_words_with_a_short_secret_are_withheld(text: str, form: Callable[[str],
 def test_every_reveal_has_its_reason() -> None:
     reveals: Counter[str] = Counter()
     encoders: Counter[str] = Counter()
-    for path in sorted((ROOT / "gateway").rglob("*.py")):
+    for path in package_files():
         name = str(path.relative_to(ROOT))
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Attribute) and node.attr in ("reveal", "reveal_bytes"):
                 reveals[name] += 1
             elif (

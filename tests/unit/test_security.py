@@ -45,7 +45,7 @@ BESIDE = (
 COLUMNS = ("no key", "inference", "read", "admin")
 
 
-def allowed(need: str, have: str) -> str:
+def allowed_answer(need: str, have: str) -> str:
     """What a caller of that column is told: yes (the route answers), or the status of the
     refusal."""
     if need == "open" or have in (need, "admin"):
@@ -57,9 +57,12 @@ def access_table() -> list[tuple[str, ...]]:
     """(method and path, what each column is told) of every route that the application has, and of
     inference."""
     own = [(method, path, SCOPES[method, path]) for method, path in routes() if method != "HEAD"]
-    inference = [(one.method, one.path, "inference") for one in ENDPOINTS]
+    inference = [(endpoint.method, endpoint.path, "inference") for endpoint in ENDPOINTS]
     return [
-        (f"{method} {path.replace(':path}', '}')}", *(allowed(need, have) for have in COLUMNS))
+        (
+            f"{method} {path.replace(':path}', '}')}",
+            *(allowed_answer(need, have) for have in COLUMNS),
+        )
         for method, path, need in (*own, *inference, *BESIDE)
     ]
 
@@ -123,8 +126,7 @@ def test_s2_a_key_is_hashed_before_it_is_compared_and_compared_in_constant_time(
 
 
 def test_s2_a_key_that_is_nearly_right_is_looked_at_no_longer_than_another() -> None:
-    """What is compared for it, and how often, is the same; benchmarks/key_comparison.py tells what
-    both take."""
+    """The keys that are compared, and their number, are the same."""
     keys = Keys(Secret(ADMIN), None, [key_of(Grant(name="a"), digest_of(new_key()))])
 
     def work(token: bytes) -> list[tuple[int, bytes]]:

@@ -196,3 +196,26 @@ def test_what_is_wrong_of_a_webhook_is_said_without_its_secrets(
         load_settings()
     assert f"FITSERVE_{name}" in str(refused.value)
     assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("public", ()),
+        ("a.example,public", ()),
+        ("*.example, b.example", ()),
+        ("A.example, 10.0.0.7,2001:db8::1", ("a.example", "10.0.0.7", "[2001:db8::1]")),
+        ("none", ("none.invalid",)),
+    ],
+)
+def test_engines_get_the_hosts_of_media_where_a_list_of_names_says_it(
+    monkeypatch: pytest.MonkeyPatch, text: str, hosts: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("FITSERVE_MEDIA_HOSTS", text)
+    assert load_settings().engine_media_hosts == hosts
+
+
+def test_a_host_of_media_is_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FITSERVE_MEDIA_HOSTS", "-a.example")
+    with pytest.raises(SettingsError, match="is not a host"):
+        load_settings()

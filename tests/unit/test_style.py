@@ -6,12 +6,13 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.syntax import nodes_of, package_files, text_of, tree_of
 
 # Pronouns, adverbs, conjunctions, prepositions, and participles without a noun. As the name of a
 # function or class none of them can be searched for.
@@ -46,6 +47,26 @@ InquireCall.asked Lever.also LiveDownload.done LiveGpu.kept MeasuredNumber.what 
 Offer.beside Offer.how RehearsedStart.asked RemovedWeights.kept Restored.aside Served.written
 SglangBackend.known
 """
+# Participles and past forms without "ed". Forms that are infinitives too (read, split) are verbs.
+IRREGULAR_PARTICIPLES = """
+told said kept held found seen given gone done made taken known meant shown written got left lost
+sent built bound begun broken brought bought caught chosen come drawn driven dealt fed felt
+forgotten frozen grown hidden hung laid led lent lain met paid risen sold sought spent stood struck
+stuck sunk thought thrown torn understood woken won worn withdrawn gave grew lay took ran wrote
+unseen unknown undone unread rewritten
+"""
+# Nouns and verbs that end so.
+NO_PARTICIPLES = "need seed feed speed embed exceed proceed breed shed"
+# Beginnings of predicates and of clauses: `is_expired`, `wait_until_drained`.
+PREDICATES = "is has was were are can may must"
+CLAUSES = "if until while after unless"
+# Names of asyncio, nouns with their participle, and a state that is set.
+RIGHT_PARTICIPLES = """
+connection_made connection_lost data_received eof_received buffer_updated
+bytes_given bytes_needed bytes_occupied bytes_reserved bytes_taken requests_ended
+set_stopped
+"""
+FUNCTION_NAME = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
 MOST_LINES = 60
 MOST_WORDS = 20
 MANY_PARAMETERS = 8
@@ -56,8 +77,7 @@ OPERATOR = re.compile(r"__\w+__")
 DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-MODULE_TEXTS = {path: path.read_text() for path in sorted((ROOT / "gateway").rglob("*.py"))}
-TREES = {path: ast.parse(source) for path, source in MODULE_TEXTS.items()}
+FILES = package_files()
 
 
 def place(path: Path, line: int) -> str:
@@ -66,10 +86,7 @@ def place(path: Path, line: int) -> str:
 
 def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
     return (
-        (path, node)
-        for path, tree in TREES.items()
-        for node in ast.walk(tree)
-        if isinstance(node, DEFINITIONS)
+        (path, node) for path in FILES for node in nodes_of(path) if isinstance(node, DEFINITIONS)
     )
 
 
@@ -77,9 +94,9 @@ def functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]
     return ((path, node) for path, node in definitions() if not isinstance(node, ast.ClassDef))
 
 
-def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def docstrings(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """Every string that stands alone, with its line: docstrings, and those below a field."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text)), lineno=line):
                 yield line, text
@@ -104,7 +121,7 @@ def comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def places_of_vague_subjects(path: Path) -> Iterator[str]:
-    for line, text in (*docstrings(TREES[path]), *comments(MODULE_TEXTS[path])):
+    for line, text in (*docstrings(nodes_of(path)), *comments(text_of(path))):
         for match in VAGUE_SUBJECT.finditer(" ".join(text.split())):
             yield f"{place(path, line)}: {match[1]}"
 
@@ -125,26 +142,86 @@ def test_the_name_of_a_function_or_class_can_be_searched_for() -> None:
     ]
 
 
-def value_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+def is_participle(word: str) -> bool:
+    return (
+        len(word) > 3 and word.endswith("ed") and word not in NO_PARTICIPLES.split()
+    ) or word in IRREGULAR_PARTICIPLES.split()
+
+
+def ends_in_participle(name: str) -> bool:
+    """Whether a function's name is a participle, or ends in one that says nothing of a subject."""
+    first, *_ = words = name.strip("_").lower().split("_")
+    return (
+        is_participle(words[-1])
+        and first not in PREDICATES.split()
+        and not set(words[1:-1]) & set(CLAUSES.split())
+        and name.strip("_") not in RIGHT_PARTICIPLES.split()
+    )
+
+
+def names_ending_in_participles(path: Path) -> Iterator[str]:
+    """The functions of a module, which is parsed where its text has such a name."""
+    source = path.read_text()
+    names = {
+        name
+        for name in FUNCTION_NAME.findall(source)
+        if ends_in_participle(name) and not name.startswith("test_")
+    }
+    if names:
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, DEFINITIONS) and node.name in names:
+                yield f"{place(path, node.lineno)}: {node.name}"
+
+
+def test_functions_are_named_by_verbs_and_nouns() -> None:
+    assert not [
+        row
+        for folder in ("gateway", "tests", "benchmarks")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for row in names_ending_in_participles(path)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("muttered", True),
+        ("_gave", True),
+        ("keep_measured", True),
+        ("list_prepared", True),
+        ("is_expired", False),
+        ("wait_until_drained", False),
+        ("_set_stopped", False),
+        ("seed", False),
+        ("read", False),
+        ("requests_ended", False),
+        ("prepared_views", False),
+    ],
+)
+def test_a_participle_as_a_name(name: str, *, wrong: bool) -> None:
+    assert ends_in_participle(name) is wrong
+
+
+def value_names(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
     """Line and name of every local, parameter, attribute, field and constant that is set.
 
     A field's name stands behind that of its class.
     """
     fields = {
         row.target: f"{node.name}.{row.target.id}"
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ClassDef)
         for row in node.body
         if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name)
     }
     operators = {
         parameter
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.FunctionDef) and OPERATOR.fullmatch(node.name)
         for parameter in node.args.args
         if node.name != "__init__"
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(id=name, ctx=ast.Store(), lineno=line):
                 yield line, fields.get(node, name)
@@ -167,14 +244,14 @@ def is_vague(name: str) -> bool:
 def test_the_names_of_values_can_be_searched_for() -> None:
     assert not [
         f"{place(path, line)}: {name}"
-        for path, tree in TREES.items()
-        for line, name in value_names(tree)
+        for path in FILES
+        for line, name in value_names(nodes_of(path))
         if is_vague(name) and name not in PUBLISHED_FIELDS.split()
     ]
 
 
 def test_each_published_field_exists() -> None:
-    names = {name for tree in TREES.values() for _, name in value_names(tree)}
+    names = {name for path in FILES for _, name in value_names(nodes_of(path))}
     assert not set(PUBLISHED_FIELDS.split()) - names
 
 
@@ -189,7 +266,8 @@ def test_each_published_field_exists() -> None:
     ],
 )
 def test_vague_names_of_values(source: str, names: set[str]) -> None:
-    assert {name for _, name in value_names(ast.parse(source)) if is_vague(name)} == names
+    found = value_names([*ast.walk(ast.parse(source))])
+    assert {name for _, name in found if is_vague(name)} == names
 
 
 @pytest.mark.parametrize(
@@ -207,13 +285,13 @@ def test_a_vague_subject(text: str, *, vague: bool) -> None:
 
 
 def test_no_sentence_begins_with_who_or_what() -> None:
-    assert not [found for path in TREES for found in places_of_vague_subjects(path)]
+    assert not [subject for path in FILES for subject in places_of_vague_subjects(path)]
 
 
 def test_every_module_says_in_few_words_what_it_is() -> None:
     first = {
-        place(path, 1): (ast.get_docstring(tree) or "").partition("\n\n")[0]
-        for path, tree in TREES.items()
+        place(path, 1): (ast.get_docstring(tree_of(path)) or "").partition("\n\n")[0]
+        for path in FILES
     }
     assert not [name for name, text in first.items() if not 0 < len(text.split()) <= MOST_WORDS]
 

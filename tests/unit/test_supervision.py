@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture(autouse=True)
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+def log_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     monkeypatch.setattr(supervision, "FIRST_REST_S", 0.001)
     with capture_logs() as events:
         yield events
@@ -56,7 +56,7 @@ async def too_deep() -> None:
     ],
 )
 async def test_work_goes_on_after_any_error(
-    bad: Callable[[], Awaitable[None]], logged: list[dict[str, Any]]
+    bad: Callable[[], Awaitable[None]], log_records: list[dict[str, Any]]
 ) -> None:
     seen: list[str | None] = []
     told = asyncio.Event()
@@ -79,10 +79,10 @@ async def test_work_goes_on_after_any_error(
         problem and problem.startswith("internal error: ") for problem in [*seen[1:], *changes]
     )
     assert len(changes) == 3
-    assert [(event["work"], event["of"], event["log_level"]) for event in logged] == 3 * [
+    assert [(event["work"], event["of"], event["log_level"]) for event in log_records] == 3 * [
         ("a test", "this", "error")
     ]
-    assert all(isinstance(event["exc_info"], BaseException) for event in logged)
+    assert all(isinstance(event["exc_info"], BaseException) for event in log_records)
     assert work.setback.problem is None
     await work.close()
 

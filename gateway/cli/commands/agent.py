@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import signal
 from pathlib import Path
 
 from gateway.domain import Mount
 from gateway.errors import SettingsError
-from gateway.hosts.agent.agent_server import Agent
+from gateway.hosts.agent.agent_server import Agent, stop_event
 from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.docker.host import DockerHost
 from gateway.logging import Logger
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
 from gateway.store import atomic_file
-from gateway.store.data_folder import hold
+from gateway.store.data_folder import hold_alone
 
 log = Logger("fitserve.agent")
 
 
 def run(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT. Engines keep running. Raises SettingsError."""
-    lock_fd = _lock(settings.data)
+    lock_fd = hold_alone(settings.data / "agent.lock", "agent")
     try:
         asyncio.run(_serve(settings))
     finally:
@@ -36,9 +35,7 @@ async def _serve(settings: Settings) -> None:
     models = Mount(
         source=settings.models_source or str(settings.models), target=str(settings.models)
     )
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    stopped = stop_event()
     host = DockerHost(settings.docker_network, _installation_id(settings.data))
     try:
         allowed, resolved = (
@@ -55,17 +52,6 @@ async def _serve(settings: Settings) -> None:
             await stopped.wait()
     finally:
         await host.close()
-
-
-def _lock(data: Path) -> int:
-    """Hold the data folder for this agent. Raises SettingsError."""
-    try:
-        return hold(data / "agent.lock")
-    except BlockingIOError:
-        raise SettingsError(
-            f"Another agent uses the data folder {data}.",
-            hint="Stop it, or set another FITSERVE_DATA_DIR.",
-        ) from None
 
 
 def _installation_id(data: Path) -> str:

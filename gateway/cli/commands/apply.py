@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from gateway.cli.client import call
 from gateway.cli.options import Json
 from gateway.cli.tables import print_paragraph, show_changes
 from gateway.cli.terminal import print_message, say
+from gateway.domain.units import plural
 from gateway.errors import FitserveError
 
 if TYPE_CHECKING:
@@ -41,13 +43,20 @@ def apply(
     views = call("GET", "/admin/models")["data"]
     rows: list[dict[str, Any]] = []
     failed = False
+    leaving_names: set[str] = set()
+    wishes = {view["name"]: view["wish"] for view in views}
     for step in steps(views, models_file.wishes, [view["name"] for view in views] if prune else ()):
         try:
-            answer = _answer(step, diff=diff)
+            answer = _preview(step, leaving_names) if diff else call(*step.request, step.body)
         except FitserveError as error:
             failed = True
-            print_message(f"fitserve: {step.name}: {models_file.references.hidden(str(error))}")
+            print_message(
+                f"fitserve: {step.name}: {models_file.references.hide_values(str(error))}"
+            )
             continue
+        finally:
+            if step.kind != "add":
+                leaving_names |= {*wishes[step.name]["aliases"], *wishes[step.name]["loras"]}
         changes = answer.get("wish", []) if step.kind == "change" else []
         if step.kind == "change" and not changes:
             continue
@@ -56,6 +65,7 @@ def apply(
                 "name": step.name,
                 "did": step.kind,
                 "differences": _without_secrets(changes, models_file.references),
+                **_refusal(answer),
             }
         )
     if as_json:
@@ -63,22 +73,40 @@ def apply(
     else:
         for row in rows:
             say(f"{row['name']}: {(_WOULD if diff else _PAST_TENSE)[row['did']]}")
+            for line in row.get("refusal", ()):
+                print_paragraph(line, indent=4, first="  ")
             if row["differences"]:
                 show_changes(row["differences"])
         if not rows and not failed:
-            print_paragraph(f"{len(models_file.wishes)} models match {file}")
+            print_paragraph(
+                f"The gateway matches {file}: {plural(len(models_file.wishes), 'model')}"
+            )
     if failed:
         raise typer.Exit(1)
 
 
-def _answer(step: Step, *, diff: bool) -> Any:
+def _preview(step: Step, leaving_names: Collection[str]) -> Any:
+    """The answer to the dry run of a step. leaving_names: aliases that steps before may make
+    free."""
     method, path = step.request
-    if not diff:
-        return call(method, path, step.body)
-    if step.kind == "change":
-        return call(method, f"{path}?dry_run=true", step.body)
-    return {}
+    if step.kind == "remove":
+        return {}
+    body = step.body or {}
+    if step.kind == "add":
+        # An alias may be free only once the steps before are done.
+        body = {field: value for field, value in body.items() if field != "aliases"}
+        if step.name in leaving_names:
+            return call(method, "/admin/plan", body)
+    return call(method, f"{path}?dry_run=true", body)
+
+
+def _refusal(answer: Any) -> dict[str, list[str]]:
+    """The cause and the cure where a new model would have no plan."""
+    has_plan = answer.get("plans", True)
+    return {} if has_plan else {"refusal": ["No plan.", *answer.get("refusal", ())]}
 
 
 def _without_secrets(changes: list[dict[str, str]], references: References) -> list[dict[str, str]]:
-    return [{key: references.hidden(value) for key, value in change.items()} for change in changes]
+    return [
+        {key: references.hide_values(value) for key, value in change.items()} for change in changes
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -53,7 +54,8 @@ def backup(
             f"{path} cannot be written: {error.strerror}.", hint="Choose another path."
         ) from None
     finally:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
     size_bytes = path.stat().st_size
     say(
         json.dumps({"file": str(path), "bytes": size_bytes}, indent=2)

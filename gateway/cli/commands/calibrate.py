@@ -49,7 +49,7 @@ def _measure_without_gateway(settings: Settings) -> Calibrated:
             calibrator = Calibrator(inquiry_host(settings), profiles, settings.data / "asking")
             hardware = allowed_devices(settings.data, settings).mark(probe(settings.data))
             result = asyncio.run(calibrator.measure(hardware, {}))
-            store.keep_measured(result.facts)
+            store.keep_measurements(result.facts)
         finally:
             store.close()
     finally:

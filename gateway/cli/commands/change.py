@@ -200,13 +200,16 @@ def _change(name: str, patch: dict[str, Any], options: ChangeOptions, *, as_json
     if as_json and not options.wait:
         say(json.dumps(answer, indent=2))
     elif not as_json:
-        show_changes(answer["wish"] + answer["plan"])
+        if differences := answer["wish"] + answer["plan"]:
+            show_changes(differences)
         if answer["reason"]:
             print_paragraph(f"No plan: {answer['reason']}")
         elif not answer["wish"]:
-            print_paragraph(f"{name}: no change")
+            print_paragraph(f"{name}: no change: the model has these values already")
         elif not answer["anew"]:
-            print_paragraph(f"{name}: no engine has to restart")
+            reason = answer.get("no_effect", "")
+            effect = f"; the plan stays: {reason}" if reason else ""
+            print_paragraph(f"{name}: no engine has to restart{effect}")
         elif not options.dry_run:
             print_paragraph(f"{name}: change started; `fitserve show {name}` shows its progress")
     if options.dry_run and answer["reason"]:

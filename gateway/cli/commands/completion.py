@@ -21,12 +21,12 @@ class Shell(StrEnum):
 
 
 class Option(NamedTuple):
-    """An option. values: all allowed values of an enumeration."""
+    """An option. values: of an enumeration. has_value: whether a value follows."""
 
     names: tuple[str, ...]
     words: str
     values: tuple[str, ...]
-    takes: bool
+    has_value: bool
 
 
 class CommandNode(NamedTuple):
@@ -122,7 +122,7 @@ def fish(nodes: list[CommandNode]) -> str:
                 f" -x -a {shlex.quote(' '.join(option.values))}"
                 if option.values
                 else " -r"
-                if option.takes
+                if option.has_value
                 else ""
             )
             lines.append(f"{complete} {names}{argument} -d {shlex.quote(option.words)}")

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from gateway.cli.options import Json, usage_error
-from gateway.cli.terminal import say
+from gateway.cli.terminal import print_message, say
+from gateway.domain.units import plural
 
 app = typer.Typer(
     no_args_is_help=True, help="Check settings and model files.", rich_markup_mode=None
@@ -36,7 +37,14 @@ def check(
         )
     models_file = load(path.expanduser())
     models = sorted(models_file.wishes)
-    text = f"{path}: {len(models)} models, and the settings are valid"
+    for name in models:
+        source = models_file.wishes[name].source or ""
+        if source.startswith("/") and not Path(source).is_dir():
+            print_message(
+                f"fitserve: warning: {name}: there is no folder {source} on this machine. Correct"
+                " the source, or run the check where the gateway runs."
+            )
+    text = f"{path}: {plural(len(models), 'model')}, and the settings are valid"
     say(json.dumps({"file": str(path), "models": models}, indent=2) if as_json else text)
 
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.facts.learn import context_limit, facts_of_log
-from gateway.domain import Fact, Failure
+from gateway.domain import Fact, Failure, Hardware
 from gateway.domain.phases import phase_label
 from gateway.engines.registry import KIND_THAT_LOGS_ITS_VERSION
 from gateway.errors import BadRequest
@@ -47,9 +47,11 @@ class Diagnosis(NamedTuple):
         return False if self.failure.kind != "none" else True if self.answered else None
 
 
-def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
+def read_log(
+    source: str, engine: str | None, profiles: Profiles, machine: Hardware | None = None
+) -> Diagnosis:
     """The failure in a log file (`-`: standard input) and its facts. engine: KIND or KIND==VERSION.
-    Raises BadRequest."""
+    machine: cures name only engine versions that run on it. Raises BadRequest."""
     kind, _, version = (engine or "").partition("==")
     kinds = {ref.partition("==")[0] for ref in profiles.engine_files}
     if engine is not None and kind not in kinds:
@@ -57,12 +59,17 @@ def read_log(source: str, engine: str | None, profiles: Profiles) -> Diagnosis:
             f"{engine!r} is not a known engine.",
             hint=f"Use KIND or KIND==VERSION; the kinds are {', '.join(sorted(kinds))}.",
         )
+    signatures = profiles.signatures
+    if machine is not None:
+        from gateway.planner.service.cure_versions import signatures_for
+
+        signatures = signatures_for(machine, profiles)
     try:
         if source == "-":
-            failure, reader = diagnose(_pieces(sys.stdin.buffer), profiles.signatures, engine)
+            failure, reader = diagnose(_pieces(sys.stdin.buffer), signatures, engine)
         else:
             with Path(source).open("rb", buffering=0) as file:
-                failure, reader = diagnose(_pieces(file), profiles.signatures, engine)
+                failure, reader = diagnose(_pieces(file), signatures, engine)
     except OSError as error:
         raise BadRequest(
             f"The log {source} cannot be read: {error.strerror}.",

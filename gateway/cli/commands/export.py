@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from enum import StrEnum
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from gateway.cli.client import call, model_path
-from gateway.cli.options import Json
+from gateway.cli.options import Engines, Json, read_wish, usage_error
 from gateway.cli.terminal import say
+from gateway.errors import BadRequest, NotReady
 
 
 class Format(StrEnum):
@@ -28,10 +30,27 @@ def export(
         ),
     ] = Format.ARGV,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the engine.")] = 8000,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Machines (2x(8xh100)) for a model folder, for --format kubernetes."),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Network between machines: 200gbit,2us,roce.")
+    ] = None,
+    engine: Engines = None,
     as_json: Json = False,
 ) -> None:
     """Print how to start a model's engine without fitserve. The output has image, flags,
-    environment, GPUs and mounts, but no keys. --json prints a list of words or JSON documents."""
+    environment, GPUs and mounts, but no keys. --json prints a list of words or JSON documents.
+    With --hardware, NAME is a model folder, planned for machines that need no gateway."""
+    if hardware is not None:
+        if form is not Format.KUBERNETES:
+            usage_error("--hardware needs --format kubernetes.")
+        documents = _for_machines(name, hardware, network, engine, port)
+        _print_documents(documents, as_json=as_json)
+        return
+    if network or engine:
+        usage_error("--network and --engine need --hardware.")
     from gateway.wishes.export.command_line import command_line, text
     from gateway.wishes.export.compose import compose
     from gateway.wishes.export.engine_start import EngineStart
@@ -44,10 +63,72 @@ def export(
     if form is Format.ARGV:
         say(json.dumps(command_line(start), indent=2) if as_json else text(start))
         return
+    if form is Format.COMPOSE and as_json:
+        say(json.dumps(compose(start), indent=2))
+        return
     documents = [compose(start)] if form is Format.COMPOSE else kubernetes(start)
+    _print_documents(documents, as_json=as_json)
+
+
+def _print_documents(documents: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
-        say(json.dumps(documents[0] if form is Format.COMPOSE else documents, indent=2))
+        say(json.dumps(documents, indent=2))
         return
     from gateway.wishes.export.yaml_text import yaml_text
 
     say(yaml_text(documents))
+
+
+def _for_machines(
+    source: str, hardware: str, network: str | None, engines: list[str] | None, port: int
+) -> list[dict[str, Any]]:
+    """The documents for a model folder on machines. Raises BadRequest, NotReady."""
+    from gateway.domain import Mount
+    from gateway.engines.common.engine_auth import without_dev_endpoints
+    from gateway.engines.common.expert_warmups import without_skips
+    from gateway.engines.registry import engine_kind
+    from gateway.planner.flags import LaunchInputs, launch_spec
+    from gateway.planner.nodes.pod_group import for_pods
+    from gateway.planner.service.offline import OfflinePlanner
+    from gateway.profiles.cluster_forms import network_of
+    from gateway.wishes.export.engine_start import engine_start
+    from gateway.wishes.export.kubernetes import kubernetes
+    from gateway.wishes.export.leader_worker_set import LEADER, PLACE, leader_worker_set
+
+    folder = Path(source).absolute()
+    if not folder.is_dir():
+        raise BadRequest(
+            f"{source} is no folder on this machine.",
+            hint="With --hardware, give the folder that the nodes will have the model in.",
+        )
+    planner = OfflinePlanner.from_environment()
+    cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
+    if cluster is None:
+        usage_error("--hardware of an export is several machines, such as 2xgb10 or 2x(8xh100).")
+    wish = read_wish(source=str(folder), engines=tuple(engines or ()))
+    decision = planner.decide_on_cluster(wish, hardware, cluster)
+    if not decision.plans:
+        raise NotReady(
+            f"There is no plan for {source} on {hardware}.",
+            hint=f"`fitserve plan {source} --hardware {hardware}` says why.",
+        )
+    plan = without_skips(without_dev_endpoints(decision.plans[0]))
+    spanning = plan.span > 1
+    mount = Mount(source=str(folder), target=str(folder))
+    spec = launch_spec(
+        for_pods(plan, LEADER, PLACE) if spanning else plan,
+        planner.profiles.engine(str(plan.engine)),
+        LaunchInputs(str(folder), mounts=(mount,)),
+        name=folder.name,
+        model=folder.name,
+        attempt=0,
+        port=port,
+    )
+    if not spanning:
+        return kubernetes(engine_start(spec, container=True), copies=plan.replicas.value)
+    leader, worker = (
+        engine_start(spec.evolve(argv=row.argv, env=row.env, gpus=row.gpus), container=True)
+        for row in spec.nodes[:2]
+    )
+    address = engine_kind(plan.engine.kind).address_env
+    return leader_worker_set(leader, worker, address, plan.span, plan.replicas.value)

@@ -82,7 +82,11 @@ def ls(as_json: Json = False) -> None:
         (key["name"], ", ".join(key["scopes"]), ", ".join(key["models"] or ("all",)), _limits(key))
         for key in listing["data"]
     ]
-    print_table(("NAME", "SCOPES", "MODELS", "LIMITS"), rows)
+    print_table(
+        ("NAME", "SCOPES", "MODELS", "LIMITS"),
+        rows,
+        empty="There are no keys. `fitserve keys add NAME` makes one.",
+    )
 
 
 @app.command("rm")

@@ -21,6 +21,11 @@ Requests = Annotated[
     bool, typer.Option("--requests", help="List the running requests instead, oldest first.")
 ]
 
+_NO_MODELS = (
+    "There are no models. `fitserve add NAME SOURCE` adds one, and `fitserve plan SOURCE` shows its"
+    " plan first."
+)
+
 
 def ps(as_json: Json = False, requests: Requests = False) -> None:
     """List the models with engine, context, GPUs and memory. UP and LAST USE are the times since
@@ -46,7 +51,7 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "DETAIL",
     )
     now_s = time.time()
-    print_table(head, [_row(view, numbers, now_s) for view in listing["data"]])
+    print_table(head, [_row(view, numbers, now_s) for view in listing["data"]], empty=_NO_MODELS)
     if prepared := call("GET", "/admin/prepared")["data"]:
         say("")
         print_table(
@@ -89,6 +94,7 @@ def list_models(as_json: Json = False) -> None:
             )
             for row in rows
         ],
+        empty=_NO_MODELS,
     )
 
 
@@ -114,6 +120,7 @@ def _requests(as_json: bool) -> None:
             )
             for request in listing["data"]
         ],
+        empty="No request is running.",
     )
     if listing["more"]:
         say(f"{listing['more']:,} more requests are running.")

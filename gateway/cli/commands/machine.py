@@ -87,6 +87,10 @@ def diagnose(
         str | None,
         typer.Option(help="Engine that wrote the log, KIND or KIND==VERSION; default: any engine."),
     ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Machine that the cures are for: a snapshot (2x3090, a file)."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Name the failure in an engine's log, with proof and cure. Exit code 1 for a failure, 4 when
@@ -95,7 +99,9 @@ def diagnose(
     from gateway.profiles.profiles import Profiles
 
     extra = os.environ.get("FITSERVE_PROFILES_DIR")
-    diagnosis = read_log(log, engine, Profiles(Path(extra) if extra else None))
+    profiles = Profiles(Path(extra) if extra else None)
+    machine = profiles.hardware(hardware) if hardware is not None else None
+    diagnosis = read_log(log, engine, profiles, machine)
     if as_json:
         say(json.dumps(report(diagnosis), indent=2))
     else:

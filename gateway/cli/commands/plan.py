@@ -15,6 +15,7 @@ from gateway.cli.options import (
     MinContext,
     WishOptions,
     absolute_source,
+    read_tokens,
     read_wish,
     usage_error,
     with_option_groups,
@@ -24,6 +25,18 @@ from gateway.cli.terminal import print_message
 from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
 
 
+def _list_hardware(value: str | None) -> str | None:
+    """Print what `--hardware` can name, for the value `list`."""
+    if value != "list":
+        return value
+    from gateway.cli.present import show_hardware_names
+    from gateway.planner.service.offline import OfflinePlanner
+
+    profiles = OfflinePlanner.from_environment().profiles
+    show_hardware_names(profiles.snapshot_names(), profiles.cards.cards)
+    raise typer.Exit
+
+
 @with_option_groups
 def plan(
     model: Annotated[str, typer.Argument(help="Model folder or Hugging Face repository.")],
@@ -31,7 +44,10 @@ def plan(
     hardware: Annotated[
         str | None,
         typer.Option(
-            help="Snapshot (2x3090, a file) or machines (2xgb10, 4x(8xh100)) instead of this one."
+            help="Cards (h100, 6x4090, 3090+4090), a file, or machines (2xgb10, 4x(8xh100))"
+            " instead of this machine; list: print the names.",
+            callback=_list_hardware,
+            is_eager=True,
         ),
     ] = None,
     network: Annotated[
@@ -134,11 +150,16 @@ def _plan_for_cluster(wish: Any, hardware: str, network: str | None, *, check: b
 
 
 def _plan_for_snapshot(wish: Any, hardware: str) -> Any:
-    """The decision for the machine of a snapshot."""
+    """The decision for a machine by its name or file."""
+    from gateway.domain.hardware import ASSUMED_CARD
     from gateway.planner.service.offline import OfflinePlanner
 
     planner = OfflinePlanner.from_environment()
-    decision = planner.decide(wish, hardware, include_alternatives=True)
+    name, machine = planner.machine(hardware)
+    for note in machine.notes:
+        if note.startswith(ASSUMED_CARD):
+            print_message(f"{name}: {note}")
+    decision = planner.decide_on(wish, name, machine, include_alternatives=True)
     planner.profiles.documents.save()
     return decision
 
@@ -151,7 +172,7 @@ def _startable(wish: Any, profiles: Any) -> Any:
     from gateway.settings import load_settings
 
     settings = load_settings()
-    process = settings.host_kind == "process" or (
+    process = settings.runs_processes or (
         settings.host_kind == "auto" and not listening() and wish.image is None
     )
     images = (
@@ -176,7 +197,11 @@ def matrix(
     code 3 when nothing runs."""
     from gateway.planner.matrix import cells
 
-    wish = read_wish(engines=tuple(engine or ()), min_context=min_context, max_context=max_context)
+    wish = read_wish(
+        engines=tuple(engine or ()),
+        min_context=read_tokens("--min-context", min_context),
+        max_context=read_tokens("--max-context", max_context),
+    )
     machines: list[str | None] = [None]
     if hardware is not None:
         machines = [name.strip() for name in hardware.split(",") if name.strip()]

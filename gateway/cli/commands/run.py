@@ -15,7 +15,7 @@ from gateway.cli.options import Json, WishOptions, absolute_source, with_option_
 from gateway.cli.present import show_decision
 from gateway.cli.terminal import StandardStreams, print_message, read_stdin, status
 from gateway.domain.wish import NAME_PATTERN
-from gateway.errors import BadRequest, NotReady
+from gateway.errors import BadRequest, NotFound, NotReady, near_name
 from gateway.visible import visible_line
 
 # The exit code of a command that Ctrl-C ended.
@@ -73,12 +73,23 @@ def run(
 def _find_or_add(model: str, name: str | None, fields: dict[str, Any]) -> str:
     """The name of the model with this name or source, which is added if there is none."""
     source = absolute_source(model)
-    for view in call("GET", "/admin/models")["data"]:
+    views = call("GET", "/admin/models")["data"]
+    # Ollama's clients and users add this tag.
+    served = {alias for view in views for alias in (view["name"], *view["wish"]["aliases"])}
+    if model not in served and model.removesuffix(":latest") in served:
+        model = model.removesuffix(":latest")
+    for view in views:
         wish = view["wish"]
         if model in (view["name"], *wish["aliases"]) or (
             wish["source"] == source and name in (None, view["name"])
         ):
             return str(view["name"])
+    # Neither a folder nor a repository: probably the name of a served model.
+    if "/" not in model and source == model and (near := near_name(model, served)):
+        raise NotFound(
+            f"{model} is no served model, folder or repository.",
+            hint=f"Did you mean {near}? `fitserve ps` lists the models.",
+        )
     from gateway.domain import Decision
 
     body = {"name": name or _default_name(model), "source": source, **fields}

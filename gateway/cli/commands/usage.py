@@ -62,4 +62,5 @@ def usage(
         (*(str(row[part]) or "-" for part in parts), *(f"{row[name]:,}" for name in _SUMS))
         for row in listing["data"]
     ]
-    print_table((*(part.upper() for part in parts), *_HEADS), rows)
+    head = (*(part.upper() for part in parts), *_HEADS)
+    print_table(head, rows, empty="No request was answered in this time.")

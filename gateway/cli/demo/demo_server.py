@@ -114,7 +114,9 @@ def _curl_text(settings: Settings, name: str) -> str:
     key = ' -H "authorization: Bearer $KEY"' if settings.admin_key or settings.api_key else ""
     return (
         f"\nAsk it:\n\n  curl {settings.own_url}/v1/chat/completions -H 'content-type:"
-        f" application/json'{key} -d {shlex.quote(body)}\n\nCtrl-C stops it.\n"
+        f" application/json'{key} -d {shlex.quote(body)}\n\nPage: {settings.own_url}/\nAny OpenAI"
+        f" client: {settings.own_url}/v1\n\nCtrl-C stops {name} and the gateway. Models that were"
+        " added meanwhile go on.\n"
     )
 
 

@@ -377,10 +377,10 @@ def hub(answer: HubAnswer) -> list[MachineCheck]:
             ),
             MachineCheck("clock", "unknown", "no time source was reached"),
         ]
-    return [_reached(answer), *_token(answer), _clock(answer.skew_s)]
+    return [_hub_check(answer), *_token(answer), _clock(answer.skew_s)]
 
 
-def _reached(answer: HubAnswer) -> MachineCheck:
+def _hub_check(answer: HubAnswer) -> MachineCheck:
     if answer.status is not None and (answer.status < 400 or answer.status == 401):
         return MachineCheck("Hugging Face Hub", "ok", f"{answer.place} answers")
     cure = "Correct FITSERVE_HF_ENDPOINT, or try again later: status 429 is a rate limit."

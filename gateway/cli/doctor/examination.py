@@ -16,7 +16,7 @@ from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Engine, Hardware
 from gateway.domain.units import GIB
 from gateway.engines.common.speed.measured import Measured
-from gateway.errors import HostError
+from gateway.errors import FitserveError, HostError, SettingsError
 from gateway.hosts.agent.host import AgentHost
 from gateway.hosts.docker.client import cgroup_driver
 from gateway.hosts.docker.host import available
@@ -38,7 +38,7 @@ def examine(
     """All checks, in the order in which problems should be fixed. nvml: instead of the
     driver's."""
     hardware = allowed_devices(settings.data, settings).mark(probe(settings.data, nvml=nvml))
-    docker = settings.host_kind != "process" and available()
+    docker = not settings.runs_processes and available()
     profiles = Profiles(settings.profiles_dir, learned=settings.data / "learned")
     engines = profiles.engines_for(hardware)
     installed = [engine for engine in engines if is_installed(settings.data, engine)]
@@ -71,8 +71,9 @@ def examine(
         checks.container_gpus(readings.containers(), hardware) if docker else None,
         *_cgroups(hardware, docker=docker),
         _engines(settings, engines, installed, docker=docker),
+        _cluster(settings),
         *checks.toolchains(toolchains),
-        _prepared(settings) if not in_containers else None,
+        _prepared_engines_check(settings) if not in_containers else None,
         _memory(hardware),
         _shm(hardware, docker=in_containers),
         checks.open_files(*limits["open files"]),
@@ -92,7 +93,7 @@ def _toolchain(settings: Settings, engine: Engine) -> readings.Toolchain:
     return readings.toolchain(engine.ref, engine_dir(settings.data, engine), settings.engine_env)
 
 
-def _prepared(settings: Settings) -> MachineCheck | None:
+def _prepared_engines_check(settings: Settings) -> MachineCheck | None:
     pool = PreparedEngines(settings.data, settings.prepared_engines)
     try:
         return checks.prepared_engines(pool.views(), settings.prepared_engines)
@@ -248,6 +249,36 @@ def _agent(settings: Settings) -> MachineCheck:
     except HostError as error:
         return MachineCheck("engines", "fail", error.message, error.hint)
     return MachineCheck("engines", "ok", f"the agent answers; running engines: {len(engines)}")
+
+
+def _cluster(settings: Settings) -> MachineCheck | None:
+    """The membership of this machine; None where no cluster is wanted."""
+    from gateway.hosts.cluster.commands import ask_machines
+    from gateway.hosts.cluster.exposure import exposed_servers
+    from gateway.hosts.cluster.gateway_side import membership_of
+    from gateway.hosts.cluster.head_check import check_head
+    from gateway.hosts.cluster.membership import read_membership
+
+    try:
+        if settings.host_kind != "cluster" and read_membership(settings.data) is None:
+            return None
+        membership = membership_of(settings.data)
+        asyncio.run(check_head(membership, os.environ))
+    except SettingsError as error:
+        return MachineCheck("cluster", "fail", error.message, error.hint)
+    answers = f"the head at {membership.head} answers, with this machine's token, Ray and Python"
+    try:
+        _, views = ask_machines(membership)
+    except FitserveError as error:
+        return MachineCheck("cluster", "fail", error.message, error.hint)
+    if exposed := asyncio.run(exposed_servers(views, membership)):
+        return MachineCheck(
+            "cluster",
+            "warn",
+            f"{answers}; Ray answers outside the network of the cluster: {', '.join(exposed)}",
+            "Let only the machines of the cluster in: docs/cluster.md has the firewall rule.",
+        )
+    return MachineCheck("cluster", "ok", answers)
 
 
 def _memory(hardware: Hardware) -> MachineCheck:

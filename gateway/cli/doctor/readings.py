@@ -282,11 +282,11 @@ def hub(endpoint: Secret | None, token: Secret | None) -> HubAnswer:
         skew_s,
         token is not None,
         name if isinstance(name, str) else None,
-        _gated(account),
+        _may_read_gated_models(account),
     )
 
 
-def _gated(value: Any) -> bool | None:
+def _may_read_gated_models(value: Any) -> bool | None:
     for key in ("auth", "accessToken", "fineGrained", "canReadGatedRepos"):
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, bool) else None

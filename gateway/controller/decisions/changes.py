@@ -125,20 +125,20 @@ def next_step(
     failed = next((r for r in replicas if new and r.generation == target and r.failed), None)
     if failed is not None:
         return GiveUp(failed.failed)
-    # Replicas that serve nobody come first.
+    # Replicas without requests come first.
     replica = min(
-        (one for one in replicas if one.generation != target),
-        key=lambda one: one.serves,
+        (old_replica for old_replica in replicas if old_replica.generation != target),
+        key=lambda old_replica: old_replica.serves,
         default=None,
     )
     if replica is None:
-        return Finish() if new and all(one.serves for one in replicas) else None
+        return Finish() if new and all(new_replica.serves for new_replica in replicas) else None
     if not replica.serves:
         return Replace(replica.index)
     if not replica.in_place:
         return TryBeside(replica.index)
     if not replica.unrouted:
-        return None if any(one.starting for one in replicas) else StopRouting(replica.index)
+        return None if any(sibling.starting for sibling in replicas) else StopRouting(replica.index)
     return None if replica.answers else Replace(replica.index)
 
 
@@ -228,6 +228,35 @@ def diff_plans(old: Plan, new: Plan) -> tuple[Difference, ...]:
         for name in dict.fromkeys((*before, *after))
         if before.get(name) != after.get(name)
     )
+
+
+def why_no_effect(wish: Iterable[Difference], old: Plan, new: Plan) -> str:
+    """The reason why a changed wish leaves the plan as it is; "": it changes the plan, or no field
+    of the wish is part of a plan."""
+    fields = {difference.what for difference in wish}
+    if fields <= _LIVE or diff_plans(old, new):
+        return ""
+    reasons = [
+        f"{name.replace('_', ' ')} stays {choice.value}: {choice.reason}"
+        for name in dict.fromkeys(_DECIDES[field] for field in _DECIDES if field in fields)
+        for choice in [getattr(new, name)]
+    ]
+    return "; ".join(reasons) or f"no other plan follows from {', '.join(sorted(fields - _LIVE))}"
+
+
+# The choice of a plan that a field of a wish is about.
+_DECIDES = {
+    "context": "max_model_len",
+    "min_context": "max_model_len",
+    "max_context": "max_model_len",
+    "tensor_parallel": "tensor_parallel",
+    "data_parallel": "data_parallel",
+    "replicas": "replicas",
+    "gpus": "tensor_parallel",
+    "dtype": "dtype",
+    "speculative": "speculation",
+    "drafter": "speculation",
+}
 
 
 def _plan_facts(plan: Plan) -> Iterator[tuple[str, str]]:

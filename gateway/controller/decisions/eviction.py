@@ -310,9 +310,9 @@ def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:
 def _needs_evictions(model: LoadedModel) -> bool:
     """Whether others are evicted for it: it is away and requested, or it lacks a copy while
     requests wait."""
-    wants = model.waited_s is not None or (model.pinned and model.state in _ABSENT_STATES)
+    needs_place = model.waited_s is not None or (model.pinned and model.state in _ABSENT_STATES)
     return (
-        wants
+        needs_place
         and not model.stopped
         and model.able
         and (model.state in _ABSENT_STATES or (model.state == "serves" and model.lacks_copies))

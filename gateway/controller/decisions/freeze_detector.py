@@ -83,8 +83,8 @@ class FreezeDetector:
         self._stays_stopped = self.stopped_s(now) >= CONFIRM_S
         cpu = {process.pid: process.cpu_s for process in processes}
         if self._cpu is not None:
-            measured_at, before = self._cpu
-            used_s = sum(max(0.0, spent - before.get(pid, 0.0)) for pid, spent in cpu.items())
+            measured_at, former_cpu = self._cpu
+            used_s = sum(max(0.0, spent - former_cpu.get(pid, 0.0)) for pid, spent in cpu.items())
             if used_s >= _AT_WORK * (now - measured_at):
                 self._worked = now
         self._cpu = (now, cpu) if cpu else None

@@ -31,10 +31,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.diagnosis.ending import ended, environmental
+from gateway.diagnosis.ending import environmental, exit_failure
 from gateway.domain import Abilities, Attempt, Failure, Instance, Observation, Policy
 from gateway.domain.running import failures_in_a_row
-from gateway.planner.starts import undisturbed
+from gateway.planner.starts import undisturbed_attempts
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,9 @@ def attempts_that_count(
     If the clock was set back since, all attempts count.
     """
     since = forgiven_at if forgiven_at <= now else 0.0
-    return tuple(attempt for attempt in undisturbed(history) if (attempt.ended_at or 0) > since)
+    return tuple(
+        attempt for attempt in undisturbed_attempts(history) if (attempt.ended_at or 0) > since
+    )
 
 
 def _between_attempts(
@@ -374,4 +376,4 @@ def _ending(replica: ReplicaSnapshot, attempt: Attempt, phase: str, *, was_ready
         fingerprint=attempt.fingerprint,
         state="exited",
     )
-    return ended(instance, phase, replica.tail, was_ready=was_ready)
+    return exit_failure(instance, phase, replica.tail, was_ready=was_ready)

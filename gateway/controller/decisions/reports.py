@@ -15,7 +15,7 @@ from gateway.controller.decisions.changes import diff_plans, diff_wishes
 from gateway.controller.decisions.reconcile import Rest
 from gateway.domain import Attempt, Change, Choice, Offer, Plan, Wish
 from gateway.domain.facts import Event, EventKind
-from gateway.domain.units import in_words
+from gateway.domain.units import in_words, plural
 
 Stage = Literal["", "chosen", "started", "ready", "ended"]
 """How far a start was reported."""
@@ -240,7 +240,8 @@ def _late_abilities(
 ) -> Iterator[Event]:
     """The abilities that an engine has shown after it was ready, as some answers take long."""
     earlier_abilities = next(
-        (one for one in before.attempts if one.id == attempt.id), attempt
+        (former_attempt for former_attempt in before.attempts if former_attempt.id == attempt.id),
+        attempt,
     ).abilities
     if attempt.abilities is None or attempt.abilities == earlier_abilities:
         return
@@ -334,7 +335,7 @@ def _start_events(
             failure=details,
         )
     elif not attempt.live:
-        why, reason = _why_stopped(model, replica)
+        why, reason = _stop_reason(model, replica)
         words = f"An engine of {name} stops: {reason}."
         yield event("engine.stopped", words, attempt.ended_at or now, why=why, reason=reason)
 
@@ -354,10 +355,8 @@ def _plan_event(
         "kv_tokens": plan.memory.kv_tokens,
         "warnings": list(plan.warnings),
     }
-    cause = (
-        f"{plan.engine} on {len(plan.gpus)} GPU{'' if len(plan.gpus) == 1 else 's'}, context"
-        f" {plan.max_model_len.value}"
-    )
+    gpus = plural(len(plan.gpus), "GPU")
+    cause = f"{plan.engine} on {gpus}, context {plan.max_model_len.value}"
     if earlier is not None and earlier.failure is not None:
         differences = _differences(diff_plans(earlier.plan, plan))
         data |= {
@@ -396,7 +395,7 @@ def _choices(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _why_stopped(model: ReportedModel, replica: ReportedReplica) -> tuple[str, str]:
+def _stop_reason(model: ReportedModel, replica: ReportedReplica) -> tuple[str, str]:
     if model.deleting:
         return "removed", "its model is removed"
     if replica.leaving is not None:
@@ -479,7 +478,7 @@ def _earlier_replica(before: ReportedModel | None, replica: ReportedReplica) -> 
 
 
 def _differences(changes: Iterable[Any]) -> list[dict[str, Any]]:
-    return [{"what": one.what, "old": one.old, "new": one.new} for one in changes]
+    return [{"what": change.what, "old": change.old, "new": change.new} for change in changes]
 
 
 def _in_words(differences: Iterable[Mapping[str, Any]]) -> str:

@@ -115,9 +115,11 @@ class EventLog:
         if number > bounds.newest or number + 1 < bounds.oldest:
             return EventBatch((), bounds.newest, gap=True)
         events = await asyncio.to_thread(
-            lambda: _recorded(self._table.events_after(number, _AT_ONCE, model))
+            lambda: _records(self._table.events_after(number, _AT_ONCE, model))
         )
-        return EventBatch(events, events[-1].event.id if len(events) == _AT_ONCE else bounds.newest)
+        last = events[-1].event.id if events else 0
+        # Events may have come since the bounds were read.
+        return EventBatch(events, last if len(events) == _AT_ONCE else max(last, bounds.newest))
 
     async def next(self, number: int, most: int, model: str | None) -> list[Event]:
         return await asyncio.to_thread(self._table.events_after, number, most, model)
@@ -196,12 +198,12 @@ class EventLog:
                 log.exception("an event could not be made")
                 batches[place] = ()
         events_to_add = [event for events in batches for event in events]
-        return _recorded(self._table.add(events_to_add, time.time())) if events_to_add else []
+        return _records(self._table.add(events_to_add, time.time())) if events_to_add else []
 
     def _wake(self) -> None:
         self._more.set()
         self._more = asyncio.Event()
 
 
-def _recorded(events: Iterable[Event]) -> list[RecordedEvent]:
+def _records(events: Iterable[Event]) -> list[RecordedEvent]:
     return [RecordedEvent(event, event.model_dump_json().encode()) for event in events]

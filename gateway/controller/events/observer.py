@@ -23,7 +23,7 @@ from gateway.controller.events.event_log import EventLog
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
 from gateway.domain.facts import Event, EventKind
-from gateway.machine.environment import installed
+from gateway.machine.environment import installed_engines
 from gateway.machine.gpu_watch import GpuWatch
 from gateway.proxy.access.keyring import StoredKey
 from gateway.settings import Settings
@@ -222,7 +222,7 @@ class Observer:
                     )
 
     def _look_at_keys(self, now: float) -> None:
-        keys = {one.grant.name: one for one in self._keys()}
+        keys = {stored_key.grant.name: stored_key for stored_key in self._keys()}
         if keys == self._known_keys:
             return
         for name, key in keys.items():
@@ -242,7 +242,7 @@ class Observer:
         self._known_keys = keys
 
     async def _look_at_engines(self) -> float:
-        engines = await asyncio.to_thread(installed, self._settings.data)
+        engines = await asyncio.to_thread(installed_engines, self._settings.data)
         before, self._engines = self._engines, engines
         if before is not None:
             now = time.time()
@@ -265,7 +265,7 @@ def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
     for replica in model.all_replicas:
         fingerprint += (
             *_OF_REPLICA(replica),
-            len(replica.history),
+            replica.last_ended_id,
             replica.watcher and replica.watcher.observation,
         )
     for endpoint in model.endpoints:

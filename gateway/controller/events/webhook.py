@@ -90,7 +90,7 @@ class Webhook:
             )
         for event, text in batch.events:
             if self._wants(event):
-                if not await self._sent(event, text):
+                if not await self._deliver(event, text):
                     return None
                 await self._note(event.id)
             self._number = event.id
@@ -111,7 +111,7 @@ class Webhook:
         with contextlib.suppress(StoreError):
             await asyncio.to_thread(self._table.note_cursor, self._reader, number)
 
-    async def _sent(self, event: Event, text: bytes) -> bool:
+    async def _deliver(self, event: Event, text: bytes) -> bool:
         """Whether the event was delivered or is too old; False: the receiver wants no more."""
         at = datetime.fromtimestamp(event.at, UTC).isoformat()
         body = msgspec.json.encode({"type": event.kind, "timestamp": at, "data": msgspec.Raw(text)})

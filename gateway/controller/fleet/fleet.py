@@ -56,9 +56,9 @@ class Fleet:
         model = self.models.get(name)
         if model is None:
             names = {
-                alias: one.wish.name
-                for one in self.models.values()
-                for alias in (one.wish.name, *one.wish.aliases)
+                alias: candidate.wish.name
+                for candidate in self.models.values()
+                for alias in (candidate.wish.name, *candidate.wish.aliases)
             }
             raise no_such_model(name, names)
         return model
@@ -67,16 +67,27 @@ class Fleet:
         for model in self.models.values():
             yield from model.all_replicas
 
-    def unblock(self) -> None:
+    def unblock(self, names: Collection[str] | None = None) -> None:
         """Let replicas without a plan look again, as memory or GPUs became free.
 
-        Replicas that wait for other models look again once all have given. A plan that is made
-        meanwhile rests on the memory before.
+        names: of models whose inputs changed; None: all. Replicas that wait for other models look
+        again once all have given. A plan that is made meanwhile rests on the memory before.
         """
         for replica in self.replicas():
+            if names is not None and replica.model not in names:
+                continue
             replica.outdated = True
             if not replica.takes and replica.blocked is not None:
                 replica.blocked, replica.looks_again = None, True
+
+    def placed_attempts(self) -> tuple[tuple[object, ...], ...]:
+        """The engines that have memory now, and their wishes: another value may make room."""
+        return tuple(
+            (name, model.generation, model.deleting, attempt.id, attempt.asleep is not None)
+            for name, model in self.models.items()
+            for replica in model.all_replicas
+            if (attempt := replica.attempt) is not None
+        )
 
     def instance_names(self) -> set[str]:
         """Instances of every attempt that may still have an engine.
@@ -95,33 +106,33 @@ class Fleet:
     def planning_context(
         self, model: ManagedModel, requester: ReplicaState, *, in_place: bool = False
     ) -> PlanningContext:
-        """The input of the planner for a replica now.
-
-        `in_place`: a trial is planned in the place of the serving engine.
-        """
+        """The input of the planner for a replica now. `in_place`: a trial is planned in the place
+        of the serving engine."""
         wish, claims = model.wish_of(requester), self.claims(requester)
         # A trial beside the serving engine takes nothing from others, as that would last for the
         # whole change.
         is_trial = requester is model.trial and not in_place
         if in_place:
             replaced = with_promises(
-                (one for one in model.replicas if one.index == requester.index), {}
+                (replica for replica in model.replicas if replica.index == requester.index), {}
             )
             claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
         siblings = (
-            one
-            for one in model.replicas
-            if one is not requester and one.generation == requester.generation
+            replica.attempt
+            for replica in model.replicas
+            if replica is not requester and replica.generation == requester.generation
         )
-        sibling_plan = next((one.attempt.plan for one in siblings if one.attempt is not None), None)
+        sibling_plan = next((attempt.plan for attempt in siblings if attempt is not None), None)
         if sibling_plan is None:
             sharing = self.sharing(model, wish, requester)
-            all_places = [
-                (name, one.index)
+            places = [
+                (name, replica.index)
                 for name, neighbour in self.models.items()
-                for one in reversed(neighbour.replicas)
+                for replica in reversed(neighbour.replicas)
             ]
-            if_asked = () if model.unsettled else tuple(self._eviction_offers(model, all_places))
+            if_asked = (
+                () if model.has_pending_changes else tuple(self._eviction_offers(model, places))
+            )
             sharing = (
                 sharing._replace(offers=())
                 if is_trial
@@ -143,14 +154,14 @@ class Fleet:
         sharing = self.sharing(model, wish, requester)
         # A second copy may only evict others, not shrink them.
         offers = (
-            tuple(one for one in sharing.offers if one.how != "surplus")
+            tuple(offer for offer in sharing.offers if offer.how != "surplus")
             if model.serving and not is_trial
             else ()
         )
         sharing = sharing._replace(
             offers=offers, restored=restorable_plan(model, requester, sharing.cap)
         )
-        return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, copy=True)
+        return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, is_copy=True)
 
     def sharing(
         self, requester: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
@@ -177,7 +188,7 @@ class Fleet:
         ]
         # Replicas that give most come first, so that few have to give. The second offer of a copy
         # follows after the first offers of all copies.
-        surplus.sort(key=lambda one: (one[0], -sum(one[1].gives.values())))
+        surplus.sort(key=lambda pair: (pair[0], -sum(pair[1].gives.values())))
         caps = {name: last_caps(model) for name, model in neighbours.items()}
         may = self.evictable_copies(requester)
         if requester is not None:
@@ -232,17 +243,21 @@ class Fleet:
         }
         pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
         replicas = {
-            (name, one.index): one for name, model in neighbours.items() for one in model.replicas
+            (name, replica.index): replica
+            for name, model in neighbours.items()
+            for replica in model.replicas
         }
         awake = [
             replicas[place]
             for place in may
             if place in replicas and place[0] not in pinned and not replicas[place].asleep
         ]
-        asleep = [one for one in replicas.values() if one.asleep and one.leaving is None]
+        asleep = [
+            replica for replica in replicas.values() if replica.asleep and replica.leaving is None
+        ]
         return leave_offers(
             *(
-                [one for one in map(self._leaver, group) if one.held_bytes]
+                [leaver for leaver in map(self._leaver, group) if leaver.held_bytes]
                 for group in (awake, asleep)
             )
         )
@@ -271,7 +286,12 @@ class Fleet:
             if name != wish.name and not model.deleting
         )
         limited = next(
-            (one.name for one in wishes if one.source and self.keep_alive_s(one) >= 0), None
+            (
+                neighbour_wish.name
+                for neighbour_wish in wishes
+                if neighbour_wish.source and self.keep_alive_s(neighbour_wish) >= 0
+            ),
+            None,
         )
         return f"it may be unloaded for {limited}" if limited else ""
 
@@ -284,7 +304,7 @@ class Fleet:
         if (
             index >= len(model.replicas)
             or model.trial is not None
-            or model.unsettled
+            or model.has_pending_changes
             or model.replicas[index].leaving is not None
             or model.keeps_until > time.monotonic()
         ):
@@ -437,7 +457,9 @@ class Fleet:
         """See `Engines.copy_failure` of the start gate."""
         model = self.models.get(attempt.model)
         for sibling in (
-            one for replica in (model.replicas if model else ()) for one in replica.history
+            past_attempt
+            for replica in (model.replicas if model else ())
+            for past_attempt in replica.history
         ):
             later = (sibling.ended_at or 0) > attempt.started_at
             if (
@@ -461,6 +483,12 @@ class Fleet:
         """The ports of all starts that are recorded and not ended."""
         attempts = [replica.attempt for replica in self.replicas() if replica.attempt is not None]
         return {port for attempt in attempts for port in engine_ports(attempt.plan, attempt.port)}
+
+    def check_new(self, wish: Wish) -> None:
+        """Raises Conflict where a new model cannot have the names of the wish."""
+        if (model := self.models.get(wish.name)) is not None:
+            raise Conflict.of_model(wish.name, is_leaving=model.deleting)
+        self.check_names(wish)
 
     def check_names(self, wish: Wish) -> None:
         """Raises Conflict where a name or alias of the wish belongs to another model."""

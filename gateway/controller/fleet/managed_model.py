@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import Coroutine, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from gateway.controller.decisions.eviction import Eviction, Place
 from gateway.controller.decisions.reconcile import Rest
+from gateway.controller.fleet.plan_inputs import VainPlan
 from gateway.controller.fleet.preparation import Preparation
 from gateway.controller.watch.endpoint_watcher import EndpointWatcher
 from gateway.controller.watch.watcher import Watcher
@@ -29,12 +31,18 @@ from gateway.domain import (
     StartConditions,
     Wish,
 )
+from gateway.domain.running import MOST_ENDED_ATTEMPTS
 from gateway.logging import Logger
 from gateway.planner.starts import Stage
 from gateway.supervision import Setback
 
 log = Logger("fitserve.loop")
 
+REPLAN_S = 30.0
+"""Seconds before a replica without a plan is first planned again, and between two looks for
+changes."""
+# The longest time in seconds between two plans of a replica without one while nothing changes.
+_LONGEST_REPLAN_S = 600.0
 # Seconds before an engine whose inquiry failed is asked again. The cause may be gone by then.
 _ASK_AGAIN_S = 600.0
 
@@ -55,6 +63,10 @@ class ReplicaState:
     blocked_at: float = 0.0
     looks_again: bool = False
     """A replica without a plan is planned again. Until the result is known its status stays."""
+    vain_looks: int = 0
+    """Plans in a row that were made without a known change, and found nothing."""
+    vain: VainPlan | None = None
+    """Its last plan, which found nothing; None: the next plan is made in any case."""
     outdated: bool = False
     """Memory became free, or a request came, while its plan was made."""
     takes: tuple[Offer, ...] = ()
@@ -139,6 +151,17 @@ class ReplicaState:
         """All remembered attempts of the replica, the live one last."""
         return [*self.history, *([self.attempt] if self.attempt else [])]
 
+    @property
+    def last_ended_id(self) -> int:
+        """The number of the last ended attempt; 0: there is none."""
+        return self.history[-1].id if self.history else 0
+
+    def remember(self, *ended: Attempt) -> list[Attempt]:
+        """Add ended attempts to the history. Returns the oldest, which leave it beyond a bound."""
+        attempts = sorted([*self.history, *ended], key=attrgetter("id"))
+        self.history = attempts[-MOST_ENDED_ATTEMPTS:]
+        return attempts[:-MOST_ENDED_ATTEMPTS]
+
     def instance_among(self, instances: Iterable[Instance]) -> Instance | None:
         """The instance of the live attempt; without one, a left-over instance of an ended
         attempt."""
@@ -158,6 +181,11 @@ class ReplicaState:
         )
         return leftovers[0] if replaced else None
 
+    @property
+    def replan_s(self) -> float:
+        """Seconds from a block to the next plan without a known change: a Hub may answer again."""
+        return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _LONGEST_REPLAN_S)
+
     def block(self, reason: str) -> None:
         """Note that nothing can be started for now."""
         self.blocked, self.blocked_at, self.takes, self.received_offers, self.on_request = (
@@ -168,6 +196,11 @@ class ReplicaState:
             False,
         )
 
+    def rest_as_before(self, vain: VainPlan) -> None:
+        """Note that nothing has changed since its last plan, which found nothing."""
+        self.block(vain.reason)
+        self.blocked_at, self.on_request = vain.at, vain.on_request
+
     def wait_for(self, takes: tuple[Offer, ...], intended: Plan | None = None) -> bool:
         """Note that other models must give these offers first.
 
@@ -176,7 +209,7 @@ class ReplicaState:
         self.block("waits: " + "; ".join(offer.words for offer in takes))
         before, self.requested_copies = (
             self.requested_copies,
-            {(one.model, one.replica, one.how) for one in takes},
+            {(gift.model, gift.replica, gift.how) for gift in takes},
         )
         self.takes, self.intended = takes, intended
         return self.requested_copies != before
@@ -185,7 +218,7 @@ class ReplicaState:
         """Note that the offers have arrived. The offers are reserved until it is planned."""
         self.blocked, self.takes, self.received_offers = None, (), offers
 
-    def rest_until_asked(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
+    def wait_for_request(self, reason: str, takes: tuple[Offer, ...], *, asks: bool) -> None:
         """Note that there is no plan now, but a waiting request would get these offers.
 
         `asks`: a request waits already.
@@ -347,7 +380,7 @@ class ManagedModel:
         return self.has_requests or self.wish.policy.pinned
 
     @property
-    def unsettled(self) -> bool:
+    def has_pending_changes(self) -> bool:
         """Whether some engines are to be replaced by engines of another wish."""
         return self.wanted_generation != self.generation or any(
             replica.generation != self.wanted_generation for replica in self.replicas
@@ -401,14 +434,14 @@ class ManagedModel:
     def abilities(self) -> Abilities | None:
         """The abilities that its engine showed, now or the last time; None: never tested."""
         attempts = sorted(
-            (one for replica in self.replicas for one in replica.attempts),
-            key=lambda one: (one.state == "ready", one.id),
+            (attempt for replica in self.replicas for attempt in replica.attempts),
+            key=lambda attempt: (attempt.state == "ready", attempt.id),
         )
         return next(
             (
-                one.abilities
-                for one in reversed(attempts)
-                if one.ready_at is not None and one.abilities
+                attempt.abilities
+                for attempt in reversed(attempts)
+                if attempt.ready_at is not None and attempt.abilities
             ),
             None,
         )
@@ -420,6 +453,23 @@ class ManagedModel:
             yield self.setback.problem
         for replica in self.replicas:
             yield from replica.problems
+
+
+def share_parts(plan: Plan, replica: ReplicaState) -> Plan:
+    """The plan, whose parts are those of the replica's last plan where they are equal.
+
+    A plan takes up to 100 KiB of memory, and each remembered start has one.
+    """
+    if not replica.attempts:
+        return plan
+    last = replica.attempts[-1].plan
+    return plan.evolve(
+        **{
+            name: part
+            for name in plan.model_fields_set
+            if (part := getattr(last, name)) == getattr(plan, name)
+        }
+    )
 
 
 def _note_inquiry(inquiry: asyncio.Task[None]) -> None:

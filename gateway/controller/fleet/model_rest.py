@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 
-# Seconds before a replica without a plan is planned again: memory may have become free.
-REPLAN_S = 30.0
 # A model at rest gets a full look at least so often, in seconds.
 _LONGEST_REST_S = 60.0
 _FINAL_STATES = frozenset({"stopped", "no_plan", "quarantined"})
@@ -42,7 +40,7 @@ def fingerprint(model: ManagedModel) -> tuple[Any, ...]:
     """
     values: tuple[Any, ...] = _OF_MODEL(model)
     for replica in model.replicas:
-        values += (*_OF_REPLICA(replica), len(replica.history))
+        values += (*_OF_REPLICA(replica), replica.last_ended_id)
     for endpoint in model.endpoints:
         values += _OF_ENDPOINT(endpoint)
     return values
@@ -54,7 +52,7 @@ def is_at_rest(model: ManagedModel) -> bool:
         model.deleting
         or model.asks
         or model.trial is not None
-        or model.unsettled
+        or model.has_pending_changes
         or model.setback.problem is not None
         or len(model.endpoints) != len(model.wish.endpoints)
         or not all(_is_replica_at_rest(replica) for replica in model.replicas)
@@ -123,5 +121,9 @@ class RestingModels:
 
 
 def _next_look(model: ManagedModel, now_s: float) -> float:
-    blocked = [one.blocked_at for one in model.replicas if one.blocked is not None]
-    return min([now_s + _LONGEST_REST_S, *(at + REPLAN_S for at in blocked)])
+    looks = [
+        replica.blocked_at + replica.replan_s
+        for replica in model.replicas
+        if replica.blocked is not None
+    ]
+    return min([now_s + _LONGEST_REST_S, *looks])

@@ -108,15 +108,15 @@ def route(
     """
     replicas, frozen = _routed_replicas(model, running_instances)
     attempts = sorted(
-        (one.attempt for one in model.replicas if one.attempt is not None),
-        key=lambda one: not one.serves,
+        (replica.attempt for replica in model.replicas if replica.attempt is not None),
+        key=lambda replica: not replica.serves,
     )
     plan = attempts[0].plan if attempts else None
     abilities = model.abilities
     state, detail = status(model)
     # No request fails during a change: requests between two engines wait for the next one.
-    between = model.unsettled or any(
-        one.made_room or one.unrouted_at is not None for one in model.replicas
+    between = model.has_pending_changes or any(
+        replica.made_room or replica.unrouted_at is not None for replica in model.replicas
     )
     wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if between else 0.0)
     return routing.ModelRoute(

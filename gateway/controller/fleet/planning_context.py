@@ -6,18 +6,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.domain import Offer, Sharing, Wish
-from gateway.domain.plan import UNSHARED
+from gateway.domain.sharing import UNSHARED
 
 
 class PlanningContext(NamedTuple):
     """The wish as other models leave it, bytes per GPU UUID that others may use, and the sharing.
 
-    `copy`: another replica has a plan already, and its decision is shown. `if_asked` are offers
-    that others make, in time, once a request waits for the model.
+    `is_copy`: another replica has a plan already, whose decision users see. `if_asked`: offers of
+    other models that are made only when a request waits for this model.
     """
 
     wish: Wish
     claims: dict[str, int]
     sharing: Sharing = UNSHARED
-    copy: bool = False
+    is_copy: bool = False
     if_asked: tuple[Offer, ...] = ()

@@ -10,7 +10,7 @@ from gateway.domain.running import TRIAL_GENERATION
 from gateway.store.store import Store
 
 
-def remembered(store: Store) -> dict[str, ManagedModel]:
+def load_models(store: Store) -> dict[str, ManagedModel]:
     """All models by name. Raises StoreError."""
     models: dict[str, ManagedModel] = {}
     history: dict[tuple[str, int], list[Attempt]] = {}
@@ -18,7 +18,7 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
         if attempt.generation == TRIAL_GENERATION:
             # It only measured a plan for the previous gateway. Its engine stops as an orphan.
             if attempt.live:
-                _ended(store, attempt)
+                _end_trial(store, attempt)
             continue
         history.setdefault((attempt.model, attempt.replica), []).append(attempt)
     changes = store.changes()
@@ -36,7 +36,11 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
         models[wish.name] = model
         replicas = {index: past for (name, index), past in history.items() if name == wish.name}
         replica_count = max((index + 1 for index in replicas), default=1)
-        live = [index for index, past in replicas.items() if any(one.live for one in past)]
+        live = [
+            index
+            for index, past in replicas.items()
+            if any(past_attempt.live for past_attempt in past)
+        ]
         alive = max((index + 1 for index in live), default=0)
         for index in range(max(wish.replicas or replica_count, alive) if wish.source else 0):
             _restore_replica(store, model, index, replicas.get(index, []))
@@ -44,17 +48,17 @@ def remembered(store: Store) -> dict[str, ManagedModel]:
         # Whether running engines have requests is unknown.
         model.unused = not alive
         model.gave_way = model.on_request = not model.stopped and any(
-            one.attempt is None
-            and one.history
-            and one.history[-1].state == "stopped"
-            and one.history[-1].failure is None
-            for one in model.replicas
+            copy_of_model.attempt is None
+            and copy_of_model.history
+            and copy_of_model.history[-1].state == "stopped"
+            and copy_of_model.history[-1].failure is None
+            for copy_of_model in model.replicas
         )
         for attempt in (
-            one
+            past_attempt
             for replica in model.replicas
-            for one in replica.attempts
-            if one.started_at > forgiven_at
+            for past_attempt in replica.attempts
+            if past_attempt.started_at > forgiven_at
         ):
             engine = attempt.plan.engine
             if engine.image and engine.digest:
@@ -77,8 +81,15 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
             name, index, live[1], generation=model.wanted_generation, seeks=True
         )
     trial_attempt = model.trial.attempt if model.trial is not None else None
-    ended = [one for one in past if one is not replica.attempt and one is not trial_attempt]
-    replica.history = [_ended(store, one) if one.live else one for one in ended]
+    ended = [
+        past_attempt
+        for past_attempt in past
+        if past_attempt is not replica.attempt and past_attempt is not trial_attempt
+    ]
+    replica.history = [
+        _end_trial(store, past_attempt) if past_attempt.live else past_attempt
+        for past_attempt in ended
+    ]
     model.replicas.append(replica)
 
 
@@ -99,7 +110,7 @@ def _made_room(past: list[Attempt]) -> bool:
     )
 
 
-def _ended(store: Store, attempt: Attempt) -> Attempt:
+def _end_trial(store: Store, attempt: Attempt) -> Attempt:
     """Record the end of a trial that was live when the gateway died. The older attempt serves."""
     ended = attempt.evolve(state="stopped", ended_at=time.time())
     store.save_attempt(ended)

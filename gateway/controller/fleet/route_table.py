@@ -41,7 +41,8 @@ def route_table(
     }
     if waits:
         routes = {
-            name: replace(one, wait_s=max(one.wait_s, load_wait_s)) for name, one in routes.items()
+            name: replace(model_route, wait_s=max(model_route.wait_s, load_wait_s))
+            for name, model_route in routes.items()
         }
     aliases = {
         alias: name

@@ -25,7 +25,7 @@ class StartRecord:
         self._starts = [*self._starts, start][-MOST_STARTS:]
         await asyncio.to_thread(self._table.add, start)
 
-    def expected(self, plan: Plan, conditions: StartConditions) -> StartTime | None:
+    def expected_time(self, plan: Plan, conditions: StartConditions) -> StartTime | None:
         """The expected time of a start, by starts on this machine or another; None: unknown."""
         local_start = expected_start(plan, conditions, self._starts)
         return local_start or start_elsewhere(plan, conditions)

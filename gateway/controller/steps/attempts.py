@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from gateway.controller.fleet.engine_ports import engine_ports
-from gateway.controller.fleet.managed_model import ReplicaState
+from gateway.controller.fleet.managed_model import ReplicaState, share_parts
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.start_gate import StartGate
@@ -19,6 +19,7 @@ from gateway.domain.running import failures_in_a_row
 from gateway.engines.common.chat import abilities
 from gateway.errors import NoPlan
 from gateway.logging import Logger
+from gateway.store.engine_logs import remove_logs
 from gateway.store.running_engines import RunningEngines
 from gateway.store.store import Store
 
@@ -46,6 +47,7 @@ class Attempts:
         self._engines = engines
         self._host = launcher.host
         self._patience_s = launcher.settings.start_timeout_s
+        self._data = launcher.settings.data
         self._gate = gate
         self._signatures = signatures
         self._ports = ports
@@ -53,6 +55,9 @@ class Attempts:
 
     async def begin(self, replica: ReplicaState, plan: Plan) -> Attempt:
         """Record the start of a plan. Raises HostError, StoreError."""
+        plan = share_parts(plan, replica)
+        # A watch must not wait until the files of known failures are read.
+        await asyncio.to_thread(self._signatures)
         # The host does not know the port of a start that was recorded and cut off. In containers
         # all engines have the same port.
         for _ in range(_PORT_TRIES):
@@ -100,7 +105,7 @@ class Attempts:
 
     async def fail(self, replica: ReplicaState, attempt: Attempt, failure: Failure) -> None:
         now = time.time()
-        disturbed = self._gate.failed(attempt, failure) or self._gate.disturbance(attempt)
+        disturbed = self._gate.note_failure(attempt, failure) or self._gate.disturbance(attempt)
         if not disturbed and failure.proves != "nothing" and attempt.state == "starting":
             disturbed, _ = await self._gate.foreign_change(attempt)
         failure = excuse(attempt, failure, disturbed)
@@ -109,7 +114,7 @@ class Attempts:
                 proves="nothing"
             )  # its plan serves clients that do not use the ability
         failure = judge(attempt, failure, failures_in_a_row(tuple(replica.history)), now)
-        failure = await self._cured(attempt, failure)
+        failure = await self._with_remedy(attempt, failure)
         ended = attempt.evolve(state="failed", ended_at=now, failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended, *learn(attempt, failure, now))
         self._engines.remove(attempt.instance_name)
@@ -122,10 +127,11 @@ class Attempts:
             line=failure.line,
         )
         replica.attempt = None
-        replica.history.append(ended)
+        forgotten = replica.remember(ended)
         if replica.task is not None and replica.task is not asyncio.current_task():
             replica.task.cancel()
         await replica.unwatch()
+        await self._remove_logs(forgotten)
 
     async def refuse(self, replica: ReplicaState, attempt: Attempt, error: NoPlan) -> None:
         """End an attempt whose plan all engines refuse. Nothing was started, so nothing is tried
@@ -137,13 +143,14 @@ class Attempts:
             advice=error.hint,
             proves="nothing",
         )
-        failure = await self._cured(attempt, failure)
+        failure = await self._with_remedy(attempt, failure)
         ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=failure)
         await asyncio.to_thread(self._store.save_attempt, ended)
         replica.attempt = None
-        replica.history.append(ended)
+        forgotten = replica.remember(ended)
         replica.block(str(error))
         log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
+        await self._remove_logs(forgotten)
 
     async def retire(self, replica: ReplicaState, attempt: Attempt) -> None:
         """End an attempt whose engine serves nobody and stops next. Nothing failed. Raises
@@ -160,12 +167,18 @@ class Attempts:
         """End an attempt of the replica. Its engine stops. cause: outside of its plan, which is
         restored later."""
         ended = attempt.evolve(state="stopped", ended_at=time.time(), failure=cause)
-        replica.history.append(ended)
+        forgotten = replica.remember(ended)
         await replica.unwatch()
         await asyncio.to_thread(self._store.save_attempt, ended)
         self._engines.remove(attempt.instance_name)
+        await self._remove_logs(forgotten)
 
-    async def _cured(self, attempt: Attempt, failure: Failure) -> Failure:
+    async def _remove_logs(self, forgotten: Iterable[Attempt]) -> None:
+        """Remove the logs of attempts that have left the history."""
+        for attempt in forgotten:
+            await asyncio.to_thread(remove_logs, self._data, attempt.instance_name)
+
+    async def _with_remedy(self, attempt: Attempt, failure: Failure) -> Failure:
         """The failure with its remedy, filled with the numbers of this case."""
         signatures = await asyncio.to_thread(self._signatures)
         return signatures.cures.with_remedy(failure, _case(attempt, self._patience_s))

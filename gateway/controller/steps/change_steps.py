@@ -36,7 +36,7 @@ class ChangeSteps:
     async def attend(self, model: ManagedModel) -> bool:
         """Take the next step of the model. Returns whether there was one. Raises StoreError."""
         if model.deleting or not (
-            model.unsettled or (model.trial is not None and model.trial.seeks)
+            model.has_pending_changes or (model.trial is not None and model.trial.seeks)
         ):
             return False
         new = model.wanted_generation != model.generation
@@ -80,7 +80,7 @@ class ChangeSteps:
         if (
             count is None
             or model.wish.source is None
-            or model.unsettled
+            or model.has_pending_changes
             or model.trial is not None
             or model.deleting
         ):
@@ -144,11 +144,11 @@ class ChangeSteps:
             answers=unrouted
             and attempt is not None
             and not self._drains.is_drained(attempt.instance_name),
-            failed=_failed(model, replica),
+            failed=_failure_reason(model, replica),
         )
 
 
-def _failed(model: ManagedModel, replica: ReplicaState) -> str:
+def _failure_reason(model: ManagedModel, replica: ReplicaState) -> str:
     """Why no engine of the replica starts by its wish; "" where one did, or still may."""
     attempts = [attempt for attempt in replica.attempts if attempt.generation == replica.generation]
     if replica.attempt is not None or any(attempt.ready_at is not None for attempt in attempts):

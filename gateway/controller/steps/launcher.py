@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from gateway.controller.fleet.preparation import LaunchFiles, Report
 from gateway.domain import (
@@ -39,8 +39,8 @@ from gateway.errors import BadModel, FitserveError, StoreError
 from gateway.hosts.host import Host
 from gateway.logging import Logger
 from gateway.machine.environment import engine_dir
-from gateway.models.catalog.model_folder import check_unmoved, reach, shared_blobs
-from gateway.models.catalog.read_ahead import read_ahead, weights_read
+from gateway.models.catalog.model_folder import check_links, reach, shared_blobs
+from gateway.models.catalog.read_ahead import files_of_weights, read_ahead
 from gateway.planner.flags import CACHE_BYTES, LaunchInputs, launch_spec
 from gateway.settings import Settings
 
@@ -49,6 +49,9 @@ log = Logger("fitserve.loop")
 Turn = Callable[[bool], Awaitable[int | None]]
 """Waits for the engine's turn. The argument: can the engine be given its KV cache in bytes? Returns
 the bytes, or None."""
+
+_Place = Literal["container", "process", "cluster"]
+"""Where an engine runs: other machines reach the port of one in a cluster."""
 
 
 class Downloader(Protocol):
@@ -93,8 +96,10 @@ class Launcher:
     async def read_ahead(self, plan: Plan, files: LaunchFiles, most_bytes: int) -> None:
         """Bring the weights that the engine will read into the page cache, while it imports.
 
-        Every host of today is on this machine: Docker and its agent are reached by Unix sockets.
+        Other machines read their own disks.
         """
+        if self.host.machines is not None:
+            return
         load_format = next(
             (item.partition("=")[2] for item in plan.argv if item.startswith("--load-format=")), ""
         )
@@ -104,7 +109,7 @@ class Launcher:
             path
             for folder in folders
             if folder is not None
-            for path in await asyncio.to_thread(weights_read, folder, prefix, load_format)
+            for path in await asyncio.to_thread(files_of_weights, folder, prefix, load_format)
         ]
         async with self._reading:
             began = time.monotonic()
@@ -117,6 +122,21 @@ class Launcher:
                 cached_gib=round(outcome.cached / GIB, 2),
                 seconds=round(time.monotonic() - began, 2),
             )
+
+    async def expect(self, attempt: Attempt, *, allow_remote_code: bool) -> None:
+        """Announce a start to a host that forks. Its files, which may not be here yet, decide
+        nothing of what it imports."""
+        if not self.host.forks:
+            return
+        try:
+            engine = await asyncio.to_thread(self.profile_of, attempt.plan.engine)
+            files = _launch_files(attempt.plan, lambda source, _: Path(source))
+            spec = self._spec(
+                engine, attempt, files, None, None, self._place, remote_code=allow_remote_code
+            )
+            await self.host.expect(spec)
+        except FitserveError as error:
+            log.warning("no process is prepared", model=attempt.model, error=str(error))
 
     async def launch(
         self,
@@ -145,7 +165,7 @@ class Launcher:
             files,
             templates,
             cache_bytes,
-            container=self.host.kind == "docker",
+            self._place,
             remote_code=allow_remote_code,
         )
         met = await self.conditions(plan, allow_remote_code=allow_remote_code)
@@ -181,7 +201,7 @@ class Launcher:
             None,
         )
 
-    def described(
+    def measuring_launch(
         self,
         attempt: Attempt,
         port: int,
@@ -194,30 +214,25 @@ class Launcher:
 
         `place` gives the folder of a repository at a commit, present or not. Raises BadModel.
         """
-
-        def folder(model: ModelRef | AdapterRef) -> Path:
-            return (
-                Path(model.source)
-                if model.revision is None
-                else place(model.source, model.revision)
-            )
-
         plan = attempt.plan
-        drafter = folder(plan.drafter) if plan.drafter is not None else None
-        adapters = {adapter.name: folder(adapter) for adapter in plan.adapters}
         engine, templates = self.profile_of(plan.engine), self._template(attempt)
-        files = LaunchFiles(folder(plan.model), drafter, adapters)
+        files = _launch_files(plan, place)
         exported = attempt.evolve(port=port, plan=without_skips(without_dev_endpoints(plan)))
-        return self._spec(
-            engine, exported, files, templates, None, container=container, remote_code=remote_code
-        )
+        kind: _Place = "container" if container else "process"
+        return self._spec(engine, exported, files, templates, None, kind, remote_code=remote_code)
+
+    @property
+    def _place(self) -> _Place:
+        if self.host.kind == "docker":
+            return "container"
+        return "process" if self.host.machines is None else "cluster"
 
     async def _weights(
         self, model: ModelRef | AdapterRef, report: Report, *, allow_remote_code: bool
     ) -> Path:
         if model.revision is None:
             folder = Path(model.source)
-            await asyncio.to_thread(check_unmoved, folder)
+            await asyncio.to_thread(check_links, folder)
             return folder
         return await self.download(
             model.source, model.revision, report, allow_remote_code=allow_remote_code
@@ -230,13 +245,13 @@ class Launcher:
         files: LaunchFiles,
         templates: Path | None,
         cache_bytes: int | None,
+        place: _Place,
         *,
-        container: bool,
         remote_code: bool,
     ) -> LaunchSpec:
         mounts: tuple[Mount, ...] = ()
         environment: str | None = str(engine_dir(self.settings.data, engine))
-        if container:
+        if place == "container":
             folders = [
                 folder
                 for folder in (files.weights, files.drafter, *files.adapters.values())
@@ -260,6 +275,8 @@ class Launcher:
                 adapters=tuple((name, str(folder)) for name, folder in files.adapters.items()),
                 remote_code=remote_code,
                 cache_bytes=cache_bytes,
+                media_hosts=self.settings.engine_media_hosts,
+                is_exposed=place == "cluster",
             ),
             name=attempt.instance_name,
             model=attempt.model,
@@ -315,6 +332,17 @@ class Launcher:
             folder for folder in (reach(weights), shared_blobs(weights)) if folder is not None
         ]
         return [Mount(source=str(folder), target=str(folder)) for folder in folders]
+
+
+def _launch_files(plan: Plan, place: Callable[[str, str], Path]) -> LaunchFiles:
+    """The files of a start, present or not. `place` gives the folder of a repository's commit."""
+
+    def folder(model: ModelRef | AdapterRef) -> Path:
+        return Path(model.source) if model.revision is None else place(model.source, model.revision)
+
+    drafter = folder(plan.drafter) if plan.drafter is not None else None
+    adapters = {adapter.name: folder(adapter) for adapter in plan.adapters}
+    return LaunchFiles(folder(plan.model), drafter, adapters)
 
 
 def _write_file(folder: Path, name: str, text: bytes) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from gateway.controller.decisions.changes import diff_plans, is_as_good
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.plan_inputs import PlanBasis, VainPlan, room_of
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.plan_input_reader import PlanInputReader
+from gateway.controller.steps.plan_turns import Urgency
 from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner
 from gateway.domain import Attempt, Plan
 from gateway.domain.plan_request import PlanResult
@@ -25,11 +29,13 @@ class PlanSteps:
     def __init__(
         self,
         replica_planner: ReplicaPlanner,
+        reader: PlanInputReader,
         attempts: Attempts,
         launcher: Launcher,
         gpus: GpuWatch,
     ) -> None:
         self._replica_planner = replica_planner
+        self._reader = reader
         self._attempts = attempts
         self._launcher = launcher
         self._gpus = gpus
@@ -46,10 +52,16 @@ class PlanSteps:
         in_place: the room in the place of what serves; what is tried beside has to be as good as a
         plan for that.
         """
-        replica.outdated = False
+        basis: PlanBasis | None = None
         try:
             # One at a time: two plans made side by side would count on the same free memory.
-            async with self._replica_planner.planning:
+            async with self._replica_planner.turns.turn(partial(_urgency, model, replica)):
+                # Changes during the wait are part of this plan.
+                replica.outdated = False
+                basis = await self._basis(model, room)
+                if self._rests(model, replica, basis):
+                    return
+                replica.vain = None
                 planned = await self._replica_planner.decide(model, room)
                 if replica is model.trial and not await self._fits_beside(
                     model, planned, room, in_place
@@ -57,40 +69,80 @@ class PlanSteps:
                     replica.no_room = True
                     replica.block("there is no room beside what serves")
                     return
-                if planned.takes:
-                    if replica.wait_for(planned.takes, planned.plan):
-                        log.warning(
-                            "others give",
-                            model=replica.model,
-                            takes=[take.words for take in planned.takes],
-                        )
+                if await self._take(model, replica, planned):
                     return
-                if planned.plan is not None:
-                    await self._record(model, replica, planned.plan, planned.template)
-                    return
-            checks = model.wish_of(replica).check
-            if not checks or not set(planned.engines_to_ask) - model.failed_inquiries.keys():
-                resting = await self._without_plan(model, replica, planned, room)
-            else:
-                # The engine's own code may allow a plan that the rules refuse.
-                replica.progress = (
-                    f"checking: {planned.engines_to_ask[0]} is asked about what its rules refuse"
-                )
-                async with self._replica_planner.checked(
-                    model, room, planned.engines_to_ask[0], None
-                ) as planned:
-                    if planned.plan is not None:
-                        await self._record(model, replica, planned.plan, planned.template)
-                        return
-                    resting = await self._without_plan(model, replica, planned, room)
-            if checks and resting is not None:
-                replica.begin_inquiry(self._ask_early(model, room, resting))
+                engines = set(planned.engines_to_ask) - model.failed_inquiries.keys()
+                asks = bool(engines) and model.wish_of(replica).check
+                if not asks:
+                    await self._rest(model, replica, planned, room)
+            if asks:
+                await self._ask(model, replica, planned.engines_to_ask[0], room)
         except FitserveError as error:
             replica.block(str(error))
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         finally:
+            self._note(model, replica, basis, room)
             if replica.outdated and replica.attempt is None and not replica.takes:
                 replica.blocked, replica.looks_again = None, True
+
+    async def _basis(self, model: ManagedModel, room: CurrentContext) -> PlanBasis:
+        inputs = await self._reader.read([model])
+        return PlanBasis(inputs[model.wish.name], room_of(room()), _answers(model))
+
+    @staticmethod
+    def _rests(model: ManagedModel, replica: ReplicaState, basis: PlanBasis) -> bool:
+        """Whether nothing has changed that may give it a plan. Equal plans are made once."""
+        if not replica.looks_again or model.asks or replica.vain is None:
+            return False
+        if basis.may_help(replica.vain.basis):
+            replica.vain_looks = 0
+            return False
+        replica.rest_as_before(replica.vain)
+        return True
+
+    @staticmethod
+    def _note(
+        model: ManagedModel,
+        replica: ReplicaState,
+        basis: PlanBasis | None,
+        room: CurrentContext,
+    ) -> None:
+        """Note the basis of a plan that found nothing, until the next plan."""
+        is_vain = replica.blocked is not None and not replica.takes and not replica.no_room
+        if basis is None or not is_vain or replica.vain is not None:
+            return
+        if room_of(room()) != basis.room:
+            # An engine was asked meanwhile, and the last plan may be of either room.
+            basis = basis._replace(room=basis.room._replace(rest=None))
+        basis = basis._replace(answers=_answers(model))
+        replica.vain = VainPlan(
+            basis, replica.blocked or "", replica.on_request, replica.blocked_at
+        )
+
+    async def _take(self, model: ManagedModel, replica: ReplicaState, planned: PlanResult) -> bool:
+        """Begin the plan, or wait for the others that give. Returns whether there is one."""
+        if planned.takes:
+            if replica.wait_for(planned.takes, planned.plan):
+                log.warning(
+                    "others give",
+                    model=replica.model,
+                    takes=[take.words for take in planned.takes],
+                )
+            return True
+        if planned.plan is not None:
+            await self._record(model, replica, planned.plan, planned.template)
+        return planned.plan is not None
+
+    async def _ask(
+        self, model: ManagedModel, replica: ReplicaState, engine: str, room: CurrentContext
+    ) -> None:
+        """Ask the engine, as its own code may allow a plan that the rules refuse."""
+        replica.progress = f"checking: {engine} is asked about what its rules refuse"
+        async with self._replica_planner.plan_after_inquiry(model, room, engine, None) as planned:
+            if planned.plan is not None:
+                await self._record(model, replica, planned.plan, planned.template)
+            else:
+                await self._rest(model, replica, planned, room)
 
     async def _fits_beside(
         self,
@@ -107,24 +159,24 @@ class PlanSteps:
             return not replacement.takes and not replacement.engines_to_ask
         return planned.plan is not None and is_as_good(planned.plan, replacement.plan)
 
-    async def _without_plan(
+    async def _rest(
         self, model: ManagedModel, replica: ReplicaState, planned: PlanResult, room: CurrentContext
-    ) -> Plan | None:
-        """Let the replica rest where others would leave for it at a request. Else raises NoPlan.
-
-        Returns the plan that it would then have.
-        """
+    ) -> None:
+        """Let the replica rest where others would leave for it at a request. Else raises NoPlan."""
         reason = "; ".join([planned.reason, *self._gpus.lost_messages()])
         if room().if_asked:
             later = await self._replica_planner.decide(model, room, "leave")
             if later.takes:
-                replica.rest_until_asked(reason, later.takes, asks=model.asks)
+                replica.wait_for_request(reason, later.takes, asks=model.asks)
                 model.on_request = True
-                return later.plan
+                if later.plan is not None and model.wish_of(replica).check:
+                    # The engine is asked now, so that its turn begins with the start itself.
+                    replica.begin_inquiry(self._ask_early(model, room, later.plan))
+                return
         raise NoPlan(reason)
 
     async def _ask_early(self, model: ManagedModel, room: CurrentContext, plan: Plan) -> None:
-        """Ask the engine of a resting model, so that its turn begins with the start itself."""
+        """Ask the engine of a resting model."""
         if plan.question is None or str(plan.engine) in model.failed_inquiries:
             return
         try:
@@ -143,6 +195,7 @@ class PlanSteps:
                 ReplicaState(replica.model, index, generation=replica.generation)
                 for index in range(len(model.replicas), plan.replicas.value)
             ]
+        replica.vain_looks, replica.vain = 0, None
         replica.attempt, replica.requested_copies, replica.received_offers = (
             await self._attempts.begin(replica, plan),
             set(),
@@ -156,6 +209,17 @@ class PlanSteps:
             plan=plan.fingerprint,
             **_cause_fields(replica.history, plan),
         )
+
+
+def _urgency(model: ManagedModel, replica: ReplicaState) -> Urgency:
+    if model.asks:
+        return Urgency.REQUEST
+    return Urgency.REPEATED if replica.looks_again else Urgency.UNPLANNED
+
+
+def _answers(model: ManagedModel) -> tuple[object, ...]:
+    """The answers of engines that may change a plan."""
+    return len(model.answers), *sorted(model.failed_inquiries), *sorted(model.pins.items())
 
 
 def _cause_fields(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:

@@ -31,6 +31,10 @@ class PlannerPort(Protocol):
         """
         ...
 
+    async def preview(self, request: PlanRequest) -> PlanResult:
+        """As `plan`, for a caller who can ask again: raises Busy while many plans are queued."""
+        ...
+
     async def check(
         self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
     ) -> PlanResult:

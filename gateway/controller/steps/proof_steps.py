@@ -44,7 +44,7 @@ class ProofSteps:
             replica.progress = progress
 
         target = watcher.client, watcher.url, attempt.served_name, attempt.plan
-        failure = await verify(*target, self._patience_s, report, watcher.proved)
+        failure = await verify(*target, self._patience_s, report, watcher.note_proof_time)
         if failure is None and replica.generation == TRIAL_GENERATION:
             # Questions about abilities would go on beside the measurement.
             watcher.note(verified=True, phase="serving")
@@ -70,7 +70,7 @@ class ProofSteps:
         if earlier is not None:
             self._note(replica, attempt.evolve(abilities=earlier))
             return
-        untested = attempt.evolve(abilities=abilities.unasked(attempt.plan))
+        untested = attempt.evolve(abilities=abilities.abilities_by_plan(attempt.plan))
         await asyncio.to_thread(self._store.save_attempt, untested)
         self._note(replica, untested)
         questions = asyncio.create_task(self._ask(attempt, watcher))
@@ -84,8 +84,10 @@ class ProofSteps:
         repeated."""
         engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
         results = await probe_abilities(*engine)
-        if any(one.state == "unknown" for _, one in results) and not await alive(*engine, _ALIVE_S):
-            watcher.fail(abilities.ended())
+        if any(ability.state == "unknown" for _, ability in results) and not await alive(
+            *engine, _ALIVE_S
+        ):
+            watcher.fail(abilities.test_failure())
         else:
             watcher.note(abilities=results)
 

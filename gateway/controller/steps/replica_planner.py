@@ -10,6 +10,7 @@ from typing import Literal
 
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.fleet.planning_context import PlanningContext
+from gateway.controller.steps.plan_turns import PlanTurns
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.domain import Attempt, InquiryResult, Offer, Plan, Sharing
 from gateway.domain.image_name import exact
@@ -30,8 +31,8 @@ class ReplicaPlanner:
         self._planner = planner
         self._asking_s = asking_s
         self._keep_commits = keep_commits
-        self.planning = asyncio.Lock()
-        """The lock of every step that relies on free memory."""
+        self.turns = PlanTurns()
+        """The turns of every step that relies on free memory."""
         self._early = asyncio.Lock()
         """Resting models ask one after the other: starts need the processor more."""
 
@@ -48,29 +49,37 @@ class ReplicaPlanner:
         """
         now = room()
         planned = await self._planner.plan(_request(model, now, _sharing(now, neighbours)))
-        if model.decision is None or not (now.copy or neighbours == "leave"):
+        if model.decision is None or not (now.is_copy or neighbours == "leave"):
             model.decision = planned.decision
         await self._keep_commits(model, planned.commits)
-        return planned._replace(plan=pinned(planned.plan, model.pins)) if planned.plan else planned
+        return (
+            planned._replace(plan=plan_for_images(planned.plan, model.pins))
+            if planned.plan
+            else planned
+        )
 
     @contextlib.asynccontextmanager
-    async def checked(
+    async def plan_after_inquiry(
         self, model: ManagedModel, room: CurrentContext, engine: str, plan: Plan | None
     ) -> AsyncGenerator[PlanResult]:
-        """The plan after an inquiry. The planning lock is held until the caller is done.
+        """The plan after an inquiry. The turn to plan is held until the caller is done.
 
-        The lock is free during the inquiry, so the plan is made anew if memory was promised to
+        The turn is free during the inquiry, so the plan is made anew if memory was promised to
         other models in between. plan: the plan of this engine if the inquiry gives none.
         """
         async with model.inquiry_lock:
             before, pins = room(), model.pins
             planned = await self._inquire(model, before, "stay", engine, plan)
-        async with self.planning:
+        async with self.turns.turn():
             if room() != before:
                 planned = await self.decide(model, room, "stay")
-            elif not before.copy:
+            elif not before.is_copy:
                 model.decision = planned.decision
-            yield planned._replace(plan=pinned(planned.plan, pins)) if planned.plan else planned
+            yield (
+                planned._replace(plan=plan_for_images(planned.plan, pins))
+                if planned.plan
+                else planned
+            )
 
     async def ask_early(self, model: ManagedModel, room: CurrentContext, plan: Plan) -> None:
         """Ask the engine of the plan for which others would leave, before the model's turn.
@@ -112,11 +121,13 @@ class ReplicaPlanner:
 
         Raises BadModel and its kin.
         """
-        plan, before = old.plan, room.sharing.cap
+        plan, former_cap = old.plan, room.sharing.cap
         near = {
             holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()
         }
-        cap = cap_after_giving(take, plan, {*requester, *near, *(before.models if before else ())})
+        cap = cap_after_giving(
+            take, plan, {*requester, *near, *(former_cap.models if former_cap else ())}
+        )
         fixed_choices = {
             "engines": (str(plan.engine),),
             "gpus": plan.gpus,
@@ -135,7 +146,7 @@ class ReplicaPlanner:
         if planned.plan is None or planned.plan.cap != cap:
             return None
         fixed, actual_cap = (
-            pinned(planned.plan, model.pins),
+            plan_for_images(planned.plan, model.pins),
             cap.evolve(bytes=planned.plan.memory.promised_bytes),
         )
         return fixed.evolve(question=None, cap=actual_cap)
@@ -158,7 +169,7 @@ def _sharing(context: PlanningContext, neighbours: NeighbourRole) -> Sharing:
     return context.sharing._replace(offers=chosen)
 
 
-def pinned(plan: Plan, pins: Mapping[str, str]) -> Plan:
+def plan_for_images(plan: Plan, pins: Mapping[str, str]) -> Plan:
     """The plan for exactly these images; what is learned from it holds for them."""
     engine = exact(plan.engine, pins)
     return (

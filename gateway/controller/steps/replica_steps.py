@@ -23,7 +23,6 @@ from gateway.controller.decisions.reconcile import (
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.controller.fleet.model_rest import REPLAN_S
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
 from gateway.controller.steps.plan_steps import PlanSteps
@@ -131,7 +130,7 @@ class ReplicaSteps:
         instance = replica.instance_among(instances)
         self._look_again_after_a_while(replica)
         self._prepare(model, replica)
-        self._watch(model, replica, instance)
+        await self._watch(model, replica, instance)
         snapshot = self._snapshot(model, replica, instance)
         action = next_action(
             snapshot,
@@ -163,8 +162,9 @@ class ReplicaSteps:
     @staticmethod
     def _look_again_after_a_while(replica: ReplicaState) -> None:
         waited_s = time.monotonic() - replica.blocked_at
-        if replica.blocked is not None and not replica.takes and waited_s > REPLAN_S:
-            replica.blocked, replica.looks_again = None, True
+        if replica.blocked is not None and not replica.takes and waited_s > replica.replan_s:
+            replica.blocked, replica.looks_again, replica.vain = None, True, None
+            replica.vain_looks += 1
 
     def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:
         """Prepare the next start while others leave for it, and end what no start needs."""
@@ -178,15 +178,21 @@ class ReplicaSteps:
         ):
             self._effects.starts.prepare(model, replica, replica.intended)
 
-    def _watch(self, model: ManagedModel, replica: ReplicaState, instance: Instance | None) -> None:
+    async def _watch(
+        self, model: ManagedModel, replica: ReplicaState, instance: Instance | None
+    ) -> None:
         """Watch the instance of the live attempt, if it runs or has run."""
         attempt = replica.attempt
         if replica.watcher is not None or attempt is None or instance is None or model.deleting:
             return
-        if instance.state != "created" and instance.fingerprint == attempt.fingerprint:
+        if instance.state == "created" or instance.fingerprint != attempt.fingerprint:
+            return
+        # A new gateway reads their files for seconds, while adopted engines serve.
+        signatures = await asyncio.to_thread(self._sources.signatures)
+        if replica.attempt is attempt:
             context = WatchContext(
                 self._launcher.host,
-                self._sources.signatures(),
+                signatures,
                 self._settings,
                 self._sources.client.with_key(instance.key),
                 self._wake,
@@ -274,15 +280,15 @@ class ReplicaSteps:
         attempts, name = self._effects.attempts, type(action).__name__
         match action:
             case reconcile.Publish(attempt):
-                await self._performed(name, attempts.publish(replica, attempt))
+                await self._perform(name, attempts.publish(replica, attempt))
                 replica.status = Rest("ready")
                 return False
             case reconcile.NoteAbilities(attempt, abilities):
-                await self._performed(name, attempts.note_abilities(replica, attempt, abilities))
+                await self._perform(name, attempts.note_abilities(replica, attempt, abilities))
             case reconcile.Fail(attempt, failure):
-                await self._performed(name, attempts.fail(replica, attempt, failure))
+                await self._perform(name, attempts.fail(replica, attempt, failure))
             case reconcile.Retire(attempt):
-                await self._performed(name, attempts.retire(replica, attempt))
+                await self._perform(name, attempts.retire(replica, attempt))
         return True
 
     def _begin_stop(
@@ -302,8 +308,10 @@ class ReplicaSteps:
         self._start(replica, "Stop", self._stop(action.name, grace_s, hurry))
 
     def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
-        replica.task = asyncio.create_task(self._performed(name, effect))
+        replica.task = asyncio.create_task(self._perform(name, effect))
         replica.task.add_done_callback(lambda _: self._wake())
+        # A task that is cancelled before its first step never awaits the effect.
+        replica.task.add_done_callback(lambda _: effect.close())
 
     async def _stop(self, name: str, grace_s: float, hurry: Callable[[], bool] | None) -> None:
         """Stop an engine. With `hurry`, an engine that has left the routes first answers its
@@ -312,7 +320,7 @@ class ReplicaSteps:
             await self._drains.wait_until_drained(name, hurry)
         await self._launcher.stop(name, grace_s)
 
-    async def _performed(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
+    async def _perform(self, name: str, effect: Coroutine[Any, Any, None]) -> None:
         self._failpoint.reach(name, "before")
         await effect
         self._failpoint.reach(name, "after")
@@ -348,5 +356,8 @@ def _sleeps(model: ManagedModel, replica: ReplicaState) -> bool:
     attempt = replica.attempt
     has_sleep_mode = attempt is not None and attempt.plan.sleep_mode.value
     return (
-        has_sleep_mode and replica is not model.trial and not model.unsettled and not model.deleting
+        has_sleep_mode
+        and replica is not model.trial
+        and not model.has_pending_changes
+        and not model.deleting
     )

@@ -44,7 +44,7 @@ class ShrinkSteps:
             return
         log.warning("gives KV cache", model=replica.model, to=sorted(requester), words=take.words)
         try:
-            async with self._replica_planner.planning:
+            async with self._replica_planner.turns.turn():
                 new = await self._replica_planner.smaller(
                     model, old, take, requester, room(), reserved_bytes(model, replica)
                 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.managed_model import ReplicaState
 from gateway.controller.steps.launcher import Launcher
+from gateway.controller.steps.plan_turns import PlanTurns
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.controller.steps.start_gate import StartGate
 from gateway.controller.watch.engine_client import NoAnswerError
@@ -47,14 +48,14 @@ class SleepSteps:
         planner: PlannerPort,
         launcher: Launcher,
         gate: StartGate,
-        planning: asyncio.Lock,
+        turns: PlanTurns,
     ) -> None:
-        """`planning` is the lock of `ReplicaPlanner`."""
+        """`turns` are those of `ReplicaPlanner`."""
         self._store = store
         self._planner = planner
         self._launcher = launcher
         self._gate = gate
-        self._planning = planning
+        self._turns = turns
         self._patience_s = launcher.settings.start_timeout_s
         self._measurement = asyncio.Lock()
         """Freed memory is measured, so one engine falls asleep at a time."""
@@ -71,7 +72,7 @@ class SleepSteps:
             await self._sleep(replica, attempt, watcher)
 
     async def _sleep(self, replica: ReplicaState, attempt: Attempt, watcher: Watcher) -> None:
-        began, before = time.monotonic(), await self._uses(attempt)
+        began, used_bytes = time.monotonic(), await self._uses(attempt)
         falling = attempt.evolve(asleep=Asleep(since=time.time()))
         await self._save(replica, falling)
         replica.progress = "falls asleep"
@@ -86,7 +87,7 @@ class SleepSteps:
             )
             return
         told_s = time.monotonic() - began
-        gave = await self._gave(attempt, before)
+        gave = await self._wait_for_freed_bytes(attempt, used_bytes)
         fact = sleep.result_fact(attempt, gave, time.time())
         if not sleep.freed_enough(attempt.plan, gave):
             await self._end(replica, falling, fact)
@@ -168,7 +169,7 @@ class SleepSteps:
             return True
         end = time.monotonic() + _BACK_S
         while True:
-            async with self._planning:
+            async with self._turns.turn():
                 machine = await self._planner.hardware()
                 promised, freed = (
                     bytes_promised_away(attempt, claims(), machine),
@@ -202,13 +203,15 @@ class SleepSteps:
                 return False
             await asyncio.sleep(_LOOK_S)
 
-    async def _gave(self, attempt: Attempt, before: Mapping[str, int]) -> dict[str, int]:
+    async def _wait_for_freed_bytes(
+        self, attempt: Attempt, used_bytes: Mapping[str, int]
+    ) -> dict[str, int]:
         """Freed bytes by GPU UUID, as NVML shows them. Waits for the expected number for a
         while."""
         end = time.monotonic() + _BACK_S
         while True:
             now = await self._uses(attempt)
-            gave = {uuid: before[uuid] - now[uuid] for uuid in before.keys() & now.keys()}
+            gave = {uuid: used_bytes[uuid] - now[uuid] for uuid in used_bytes.keys() & now.keys()}
             if sleep.freed_enough(attempt.plan, gave) or time.monotonic() > end:
                 most = sleep.expected_bytes(attempt.plan)
                 return {uuid: min(most, max(0, count)) for uuid, count in gave.items()}

@@ -68,7 +68,7 @@ class StartGate:
     def __init__(
         self, engines: Engines, hardware: Callable[[], Awaitable[Hardware]], limit_s: float
     ) -> None:
-        """A start that takes longer than `limit_s` seconds holds nobody up any more."""
+        """End the hold of a start that takes longer than `limit_s` seconds."""
         self._engines = engines
         self._hardware = hardware
         self._limit_s = limit_s
@@ -93,17 +93,18 @@ class StartGate:
 
     def look(self, instances: Iterable[Instance]) -> None:
         """Note the present engines. No engine starts before the first look."""
-        now, before = time.monotonic(), self._holders
+        now, former_holders = time.monotonic(), self._holders
         running_names = {instance.name for instance in instances if instance.state == "running"}
         engines = self._engines.holders(running_names, self._begun, now)
-        holders = (one.evolve(sized=one.instance in self._sized) for one in engines)
+        holders = (engine.evolve(sized=engine.instance in self._sized) for engine in engines)
         self._holders = {
-            one.instance: _keep_since(one, before.get(one.instance)) for one in holders
+            holder.instance: _keep_since(holder, former_holders.get(holder.instance))
+            for holder in holders
         }
-        # Engines that run since before the gateway's start disturb nobody by being seen.
-        before = before if self._seen_once else self._holders
+        # Engines from before the gateway's start disturb no measurement by their first sight.
+        former_holders = former_holders if self._seen_once else self._holders
         self._seen_once = True
-        for instance, disturbance in disturbances(before.values(), self._holders.values()):
+        for instance, disturbance in disturbances(former_holders.values(), self._holders.values()):
             self._disturbed[instance] = now, disturbance
         self._readings = {
             name: read
@@ -123,11 +124,11 @@ class StartGate:
         Such a measurement fails if another engine frees memory meanwhile.
         """
         neighbours = (
-            one
-            for one in self._holders.values()
-            if one.instance != but and one.stage == "loads" and not one.sized
+            holder
+            for holder in self._holders.values()
+            if holder.instance != but and holder.stage == "loads" and not holder.sized
         )
-        return any(not one.gpus.isdisjoint(gpus) for one in neighbours)
+        return any(not neighbour.gpus.isdisjoint(gpus) for neighbour in neighbours)
 
     def waits(self, attempt: Attempt) -> bool:
         return attempt.instance_name in self._waiting
@@ -188,9 +189,9 @@ class StartGate:
         loading."""
         name, gpus = attempt.instance_name, frozenset(attempt.plan.gpus)
         while any(
-            one.stage == "loads" and one.gpus & gpus
-            for one in self._holders.values()
-            if one.instance != name
+            holder.stage == "loads" and holder.gpus & gpus
+            for holder in self._holders.values()
+            if holder.instance != name
         ):
             await self._looked.wait()
         now = time.monotonic()
@@ -205,7 +206,7 @@ class StartGate:
             proved=True,
         )
 
-    def failed(self, attempt: Attempt, failure: Failure) -> str:
+    def note_failure(self, attempt: Attempt, failure: Failure) -> str:
         """Note a failure. Returns why it says nothing about the plan; "" if it does."""
         if failure.proves != "memory" or attempt.instance_name not in self._sized:
             return ""
@@ -225,20 +226,20 @@ class StartGate:
         if not start.gpus:
             return True
         read = readings(await self._hardware(), start.gpus)
-        before = self._readings.get(start.instance)
+        former_reading = self._readings.get(start.instance)
         self._readings[start.instance] = read
-        ours = [one for one in self._holders.values() if one.gpus & start.gpus]
+        ours = [holder for holder in self._holders.values() if holder.gpus & start.gpus]
         since = self._restless.setdefault(start.instance, time.monotonic())
         foreign = any(
-            len(one.processes or ()) > sum(one.uuid in engine.gpus for engine in ours)
-            for one in read.values()
+            len(reading.processes or ()) > sum(reading.uuid in engine.gpus for engine in ours)
+            for reading in read.values()
         )
         if (
             foreign
             and time.monotonic() - since < _RESTLESS_S
-            and (before is None or (moved := memory_change(before, read)))
+            and (former_reading is None or (moved := memory_change(former_reading, read)))
         ):
-            if before is not None:
+            if former_reading is not None:
                 report(f"waits until the memory of its GPUs is stable: {moved}")
             await asyncio.sleep(_QUIET_S)
             return False
@@ -280,8 +281,10 @@ class StartGate:
         return f"waits for {blocked.model} on GPU {number}, which {blocked.activity}"
 
 
-def _keep_since(one: PlacedEngine, before: PlacedEngine | None) -> PlacedEngine:
+def _keep_since(engine: PlacedEngine, former: PlacedEngine | None) -> PlacedEngine:
     """The engine with the time when its present stage began."""
     return (
-        one.evolve(since=before.since) if before is not None and before.stage == one.stage else one
+        engine.evolve(since=former.since)
+        if former is not None and former.stage == engine.stage
+        else engine
     )

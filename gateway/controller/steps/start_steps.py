@@ -12,7 +12,7 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.preparation import LaunchFiles, Preparation
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.launcher import Launcher
-from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner, pinned
+from gateway.controller.steps.replica_planner import CurrentContext, ReplicaPlanner, plan_for_images
 from gateway.controller.steps.start_gate import StartGate, WithdrawnError
 from gateway.domain import Attempt, EngineRef, Failure, Hardware, InquiryResult, Plan
 from gateway.engines.common.resources import page_cache_bytes
@@ -65,7 +65,9 @@ class StartSteps:
                     replica.attempt or attempt
                 ):
                     await self._attempts.fail(
-                        replica, replica.attempt or attempt, _stalled(replica.progress, patience_s)
+                        replica,
+                        replica.attempt or attempt,
+                        _stall_failure(replica.progress, patience_s),
                     )
                     return
             await bringing
@@ -79,7 +81,7 @@ class StartSteps:
                     await self._attempts.refuse(replica, replica.attempt, error)
                 else:
                     await self._attempts.fail(
-                        replica, replica.attempt, _not_started(error, replica.progress)
+                        replica, replica.attempt, _start_failure(error, replica.progress)
                     )
         finally:
             bringing.cancel()
@@ -105,7 +107,7 @@ class StartSteps:
             attempt.plan, allow_remote_code=remote_code
         )
         check = model.wish_of(replica).check
-        replaced = check and await self._replaced(model, attempt.plan.engine)
+        replaced = check and await self._is_engine_replaced(model, attempt.plan.engine)
         while (
             check
             and (replaced or attempt.plan.question is not None)
@@ -142,7 +144,7 @@ class StartSteps:
         most_bytes = page_cache_bytes(plan, await self._hardware())
         await self._launcher.read_ahead(plan, files, most_bytes)
 
-    async def _replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
+    async def _is_engine_replaced(self, model: ManagedModel, engine: EngineRef) -> bool:
         """Whether the image or environment has changed since the answers. Old answers are
         removed."""
         name = str(engine)
@@ -173,7 +175,7 @@ class StartSteps:
         if engine == plan.engine or engine.image is None or engine.digest is None:
             return attempt
         pins[engine.image] = engine.digest
-        return await self._attempts.rewrite(replica, attempt, pinned(plan, pins))
+        return await self._attempts.rewrite(replica, attempt, plan_for_images(plan, pins))
 
     async def _settle(
         self,
@@ -191,8 +193,12 @@ class StartSteps:
         except HostError as error:
             model.remember_answers(InquiryResult({}, {str(engine): str(error)}, {}))
             return await self._replan(model, replica, attempt, attempt.plan)
+        remote_code = model.wish_of(replica).policy.allow_remote_code
+        await self._launcher.expect(attempt, allow_remote_code=remote_code)
         report(f"checking: {engine} checks the plan by its own code")
-        async with self._replica_planner.checked(model, room, str(engine), attempt.plan) as planned:
+        async with self._replica_planner.plan_after_inquiry(
+            model, room, str(engine), attempt.plan
+        ) as planned:
             if planned.plan is None:
                 raise NoPlan(planned.reason)
             return await self._replan(model, replica, attempt, planned.plan)
@@ -215,7 +221,7 @@ class StartSteps:
         return settled
 
 
-def _not_started(error: FitserveError, progress: str) -> Failure:
+def _start_failure(error: FitserveError, progress: str) -> Failure:
     """The failure of a start for which something is missing."""
     kind = "host_error" if isinstance(error, HostError) else "download"
     return Failure(
@@ -227,7 +233,7 @@ def _not_started(error: FitserveError, progress: str) -> Failure:
     )
 
 
-def _stalled(progress: str, patience_s: float) -> Failure:
+def _stall_failure(progress: str, patience_s: float) -> Failure:
     return Failure(
         kind="stalled",
         phase=progress or "launching",

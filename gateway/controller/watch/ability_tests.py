@@ -24,7 +24,7 @@ async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan)
             for ability, body in questions.items()
         )
     )
-    return abilities.unasked(plan).evolve(**dict(zip(questions, answers, strict=True)))
+    return abilities.abilities_by_plan(plan).evolve(**dict(zip(questions, answers, strict=True)))
 
 
 async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:
@@ -45,7 +45,7 @@ async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: s
         for call in message.tool_calls or ()
     )
     thoughts = message.reasoning or message.reasoning_content or ""
-    return abilities.judged(
+    return abilities.judge(
         ability,
         ParsedAnswer(message.content or "", thoughts, calls, choices[0].finish_reason != "length"),
     )

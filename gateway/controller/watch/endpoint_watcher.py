@@ -1,4 +1,4 @@
-"""Watches an engine elsewhere: whether it answers, and its name for the model.
+"""The watcher of an engine elsewhere: its health, and its name for the model.
 
 Never writes, never decides.
 """

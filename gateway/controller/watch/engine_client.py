@@ -168,7 +168,7 @@ class _HttpCall(asyncio.Protocol):
     def end(self) -> None:
         """Close at once."""
         if not self.answer.cancel() and not self.answer.cancelled():
-            self.answer.exception()  # retrieved, or nobody waits for it any more
+            self.answer.exception()  # retrieved, or no task waits for it any more
         if self._transport is not None:
             self._transport.abort()
 
@@ -191,12 +191,12 @@ class _HttpCall(asyncio.Protocol):
             self._refuse("does not speak HTTP")
 
     def eof_received(self) -> None:
-        self._closed()
+        self._handle_close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._closed(exc)
+        self._handle_close(exc)
 
-    def _closed(self, error: Exception | None = None) -> None:
+    def _handle_close(self, error: Exception | None = None) -> None:
         if self._status and not self._sized and error is None:
             self.on_message_complete()
         self._refuse(

@@ -33,12 +33,12 @@ async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s
 
     A long prompt takes all tokens of every step, so the smallest request waits for its end.
     """
-    before = await _cache_usage(client, url)
+    usage_before = await _cache_usage(client, url)
     try:
         await _smallest(client, url, name, plan, timeout_s)
     except NoAnswerError:
-        after = await _cache_usage(client, url)
-        return bool(before and after) and after != before
+        usage_after = await _cache_usage(client, url)
+        return bool(usage_before and usage_after) and usage_after != usage_before
     return True
 
 

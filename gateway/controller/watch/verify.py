@@ -258,7 +258,7 @@ async def _classifies(
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
-    labels = await _read(_accepted(answer), LabelAnswer)
+    labels = await _read(_check_status(answer), LabelAnswer)
     if len(labels.data) != len(PROMPTS):
         raise _Refuted("gibberish", "The engine does not give one answer for each input.")
 
@@ -285,7 +285,7 @@ async def _transcribes(
             proves="engine",
             culprit={"task": plan.model.task},
         )
-    await _read(_accepted(answer), TranscriptionAnswer)
+    await _read(_check_status(answer), TranscriptionAnswer)
 
 
 async def _ranks(client: EngineClient, url: str, name: str, _: Plan, timeout_s: float) -> None:
@@ -307,10 +307,10 @@ async def _post(
         raise _Refuted(
             "verification_failed", f"The engine failed during its verification: it {error}."
         ) from None
-    return await _read(_accepted(answer), kind)
+    return await _read(_check_status(answer), kind)
 
 
-def _accepted(answer: EngineResponse) -> EngineResponse:
+def _check_status(answer: EngineResponse) -> EngineResponse:
     if answer.status != 200:
         words = answer.words
         raise _Refuted(

@@ -123,7 +123,7 @@ class Watcher:
         self.observation = self.observation.evolve(**changes)
         self._wake()
 
-    def proved(self, tokens: int, seconds: float) -> None:
+    def note_proof_time(self, tokens: int, seconds: float) -> None:
         """Note how many seconds a prompt of this many tokens took."""
         self._freeze.step_s = longest_step_s(self.attempt.plan, tokens, seconds)
 
@@ -161,8 +161,9 @@ class Watcher:
         self._reader = self._new_reader()
         copy = None
         try:
-            if self._host.kind != "process":
-                copy = LogCopy(log_path(self._settings.data, self.name))
+            in_cluster = self._host.machines is not None
+            if in_cluster or self._host.kind != "process":
+                copy = LogCopy(log_path(self._settings.data, self.name, in_cluster=in_cluster))
             async with contextlib.aclosing(self._host.follow(self.name)) as lines:
                 async for raw in lines:
                     number += 1
@@ -188,14 +189,15 @@ class Watcher:
         self._last_sign = time.monotonic()
         self.tail.append(clean(raw))
         self._reader.read(raw)
-        if self._reader.failure is not None and self._report_timer is None:
+        is_open = self._report_timer is None and self.observation.proof is None
+        if is_open and self._reader.failure is not None:
             # The reasons, and the lines of other ranks, follow at once.
             self._report_timer = asyncio.get_running_loop().call_later(
                 _REASONS_S, self._report_failure
             )
-        state = {"stands": self._reader.progress.stands, "warm": self._reader.progress.warm}
-        if state != {name: getattr(self.observation, name) for name in state}:
-            self.note(**state)
+        readiness = {"stands": self._reader.progress.stands, "warm": self._reader.progress.warm}
+        if readiness != {name: getattr(self.observation, name) for name in readiness}:
+            self.note(**readiness)
         self._tell_phase()
 
     def _tell_phase(self) -> None:
@@ -211,11 +213,11 @@ class Watcher:
         if self.observation.answering:
             self._compiles = ""
             return None
-        before, self._compiles = (
+        former_phase, self._compiles = (
             self._compiles,
             compiling(process.command for process in await self._processes()),
         )
-        if before and not self._compiles and self.observation.phase.startswith(COMPILING):
+        if former_phase and not self._compiles and self.observation.phase.startswith(COMPILING):
             self.note(phase=PHASE_LABELS.get(self._reader.progress.phase, "starting"))
         self._tell_phase()
         return _COMPILERS_S

@@ -169,7 +169,11 @@ def facts_of_log(failure: Failure, scope: dict[str, str]) -> tuple[Fact, ...]:
         return ()
     culprit = failure.culprit
     engine = {"engine": scope["engine"]}
-    gpu = {"capability": _dotted(culprit["capability"]) if "capability" in culprit else "unknown"}
+    gpu = {
+        "capability": _capability_text(culprit["capability"])
+        if "capability" in culprit
+        else "unknown"
+    }
     rows: list[tuple[FactKind, dict[str, str], int | None]] = []
     if failure.proves == "context" and "model" in scope and (limit := context_limit(failure)):
         rows.append(("max_context", scope, limit))
@@ -275,7 +279,7 @@ def _failed_feature(failure: Failure) -> dict[str, str]:
     culprit, names = failure.culprit, ("architecture", "quantization", "task")
     feature = {name: str(culprit[name]) for name in names if culprit.get(name)}
     return feature | (
-        {"capability": _dotted(culprit["capability"])} if "capability" in culprit else {}
+        {"capability": _capability_text(culprit["capability"])} if "capability" in culprit else {}
     )
 
 
@@ -302,7 +306,7 @@ def _memory_scope(plan: Plan, kind: FactKind, phase: str) -> dict[str, str]:
     return scope
 
 
-def _dotted(capability: object) -> str:
+def _capability_text(capability: object) -> str:
     """86 -> 8.6"""
     digits = str(capability)
     return f"{digits[:-1]}.{digits[-1]}" if digits.isdigit() and len(digits) > 1 else digits

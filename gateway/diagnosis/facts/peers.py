@@ -20,10 +20,10 @@ CUSTOM, P2P, NCCL = "custom all-reduce", "peer-to-peer", "NCCL"
 P2P_OFF = ("NCCL_P2P_DISABLE", "1")
 
 
-def failing_links(facts: KnownFacts, engine: Engine, group: Iterable[Gpu]) -> Mapping[str, Fact]:
+def failing_links(facts: KnownFacts, engine: Engine, gpus: Iterable[Gpu]) -> Mapping[str, Fact]:
     """The links that fail between some GPUs of this group, each with its fact."""
     failures = facts.of_kind("peers_fail")
-    uuids = {gpu.uuid for gpu in group} if failures else set()
+    uuids = {gpu.uuid for gpu in gpus} if failures else set()
     links: dict[str, Fact] = {}
     for fact in failures:
         scope = fact.scope

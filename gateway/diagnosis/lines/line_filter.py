@@ -36,6 +36,7 @@ FATAL = (
     b"to bind on",
     b"handler failed",
     b"Segfault enc",
+    b"aught signal",
     b"terminate ca",
     b"yspy dump",
     b"broadcast block",
@@ -87,6 +88,9 @@ _MACHINE = (
     b"ncoder cache",
 )
 PROGRESS = (*_PHASES, *SERVES, *_SETTINGS, *_MACHINE)
+# The levels alone say that a line complains, and not about what.
+_LEVELS = (b"ERROR", b"CRITICAL")
+_TELLING = tuple(word for word in (*FATAL, *_WORDS, *_BARE, *PROGRESS) if word not in _LEVELS)
 # The lost ends of line in a log that is one line, because a page, form or program dropped them or
 # wrote them out. An exception alone begins no line, as sentences quote exceptions.
 _LOST = re.compile(
@@ -103,10 +107,14 @@ class LineFilter:
 
     number: of lines so far, also skipped ones. anchors: a line without any of these is skipped.
     attend: the number of next lines that are never skipped, as they belong to the last one.
-    `handle` may change the last two.
+    `handle` may change the last two. can_match: whether a line has a part of any known text.
     """
 
-    def __init__(self, handle: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        handle: Callable[[bytes], None],
+        can_match: Callable[[bytes], bool] = lambda _: True,
+    ) -> None:
         self.number = 0
         # A paste of a few lines is read whole, as it can have a known text without any anchor.
         self.attend = _FIRST
@@ -116,7 +124,10 @@ class LineFilter:
         self._skip = False
         self._end = b""
         self._handed = 0
-        self._repetition = Repetition()
+        self._can_match = can_match
+        self._repetition = Repetition(self._tells)
+        self._telling = _TELLING
+        """The words of the block that may tell something."""
         self._anchor = b""
         """The last anchor that was found: it stands in most lines of a flood."""
 
@@ -180,18 +191,23 @@ class LineFilter:
         if not self.attend and not cut and not _anchor_in(_distinct(block), self.anchors):
             self.number += ends
             return
+        if self._repetition.is_flood:
+            self._telling = tuple(word for word in _TELLING if word in block)
         for number, raw in enumerate(block[:-1].split(b"\n"), self.number + 1):
             self.number = number
             if self.attend or self._holds(raw):
                 several = (
                     ((number, raw),)
                     if _anchor_in(raw, SERVES)
-                    else self._repetition.admit(number, raw)
+                    else self._repetition.admit(number, raw, belongs=self.attend > 0)
                 )
                 for self.number, line in several:
                     self.attend, self._handed = max(0, self.attend - 1), self.number
                     self._handle(line)
         self._skip = cut
+
+    def _tells(self, raw: bytes) -> bool:
+        return bool(_anchor_in(raw, self._telling)) or self._can_match(raw)
 
     def _holds(self, raw: bytes) -> bool:
         if not (self._anchor and self._anchor in raw and self._anchor in self.anchors):

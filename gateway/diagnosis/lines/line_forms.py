@@ -185,6 +185,9 @@ LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
 STACK = re.compile(r"(?:Current thread 0x[0-9a-f]+.{0,60}|Stack) \(most recent call first\):")
 OTHER_STACK = re.compile(r"Thread 0x[0-9a-f]+.{0,60} \(most recent call first\):")
 STACK_FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line \d+ in (?P<function>[\w<>.]+)$')
+# UCX catches the signals of its process, and prints the stack.
+CAUGHT = re.compile(r"Caught signal \d+ \(")
+LIBRARY_FRAME = re.compile(r"\s*\d{1,3} +(?P<library>/\S{1,300}\.so(?:\.\d+)*)\(")
 # absl's form, which Ray prints too: an address, the size of the frame, and its symbol.
 NATIVE_FRAME = re.compile(
     r"(?:.{0,80}\.cc:\d+: )?\s*(?:PC: )?@ +0x[0-9a-f]+ +\S+ +(?P<symbol>(?!\(unknown\))\S+)"

@@ -29,7 +29,9 @@ class PatternIndex:
         demands = [needles(pattern) for pattern in patterns]
         self.unindexed = tuple(at for at, several in enumerate(demands) if not several)
         """Expressions that may match any text."""
-        usage = Counter(gram for several in demands for one in several for gram in _grams(one))
+        usage = Counter(
+            gram for several in demands for demand in several for gram in _grams(demand)
+        )
         index: dict[Gram, dict[str, list[int]]] = {}
         short: dict[str, list[int]] = {}
         for at, several in enumerate(demands):
@@ -37,7 +39,7 @@ class PatternIndex:
                 if len(needle) < _GRAM:
                     short.setdefault(needle, []).append(at)
                 else:
-                    rarest = min(_grams(needle), key=lambda one: (usage[one], one))
+                    rarest = min(_grams(needle), key=lambda part: (usage[part], part))
                     index.setdefault(rarest, {}).setdefault(needle, []).append(at)
         self._index, self._grams = index, frozenset(index)
         _shared_grams.add(self._grams)
@@ -48,17 +50,16 @@ class PatternIndex:
     def candidates(self, text: str) -> Sequence[int]:
         """The numbers of the expressions that may match, in order."""
         if text != self._last[0]:
-            self._last = text, self._find(text.lower())
+            self._last = text, self._find(*_shared_grams.read(text))
         return self._last[1]
 
-    def _find(self, lower: str) -> Sequence[int]:
-        rows = {
-            at
-            for gram in self._grams & _shared_grams.found_in(lower)
-            for needle, several in self._index[gram].items()
-            if needle in lower
-            for at in several
-        }
+    def _find(self, lower: str, grams: frozenset[Gram]) -> Sequence[int]:
+        rows: set[int] = set()
+        if not grams.isdisjoint(self._grams):
+            for gram in self._grams & grams:
+                for needle, several in self._index[gram].items():
+                    if needle in lower:
+                        rows.update(several)
         for needle in self._short:
             if needle in lower:
                 rows.update(self._numbers[needle])
@@ -75,6 +76,10 @@ class IndexedRows(Generic[Row]):
     def candidates(self, text: str) -> list[tuple[Row, re.Pattern[str]]]:
         """The rows whose expression may match, in order."""
         return [self._rows[at] for at in self._index.candidates(text)]
+
+    def has_candidates(self, text: str) -> bool:
+        """Whether a text has a part that a row asks for. Rows that ask for none do not count."""
+        return self._index.candidates(text) is not self._index.unindexed
 
 
 class IndexedPattern:
@@ -95,19 +100,27 @@ class _AskedGrams:
 
     def __init__(self) -> None:
         self._indexed: frozenset[Gram] = frozenset()
-        self._last: tuple[str, frozenset[Gram]] = "", frozenset()
+        self._whole = ""
+        self._grams: frozenset[Gram] = frozenset()
+        self._texts: dict[str, str] = {}
 
     def add(self, several: frozenset[Gram]) -> None:
         self._indexed |= several
-        self._last = "", frozenset()
+        self._whole, self._grams = "", frozenset()
+        self._texts.clear()
 
-    def found_in(self, text: str) -> frozenset[Gram]:
-        """The grams of the text that an index has, with those of the last text around it."""
-        whole, grams = self._last
-        if text not in whole:
-            grams = frozenset().union(*map(self._indexed.intersection, _windows(text)))
-            self._last = text, grams
-        return grams
+    def read(self, text: str) -> tuple[str, frozenset[Gram]]:
+        """The text in small letters, and its grams that an index has, with those of the last text
+        around it."""
+        lower = self._texts.get(text)
+        if lower is None:
+            lower = text.lower()
+            if lower not in self._whole:
+                self._whole = lower
+                self._grams = frozenset().union(*map(self._indexed.intersection, _windows(lower)))
+                self._texts.clear()
+            self._texts[text] = lower
+        return lower, self._grams
 
 
 _shared_grams = _AskedGrams()
@@ -177,8 +190,8 @@ def _atom(pattern: str, at: int) -> tuple[str, list[str], int]:
     if pattern[at] == "\\":
         escaped = pattern[at + 1]
         return ("" if escaped.isalnum() else escaped.lower()), [], at + 2
-    if pattern[at] == "[" and (one := _CLASS.match(pattern, at)):
-        return "", [], one.end()
+    if pattern[at] == "[" and (char_class := _CLASS.match(pattern, at)):
+        return "", [], char_class.end()
     zero_width = _ZERO_WIDTH.match(pattern, at)
     if group := zero_width or _GROUP.match(pattern, at):
         texts, end = _alternatives(pattern, group.end())

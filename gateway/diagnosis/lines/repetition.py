@@ -1,8 +1,9 @@
-"""Lines that a program repeats: another copy of what was read often teaches nothing. Pure."""
+"""Lines that a program repeats, or floods its log with: another one teaches nothing. Pure."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 # More than the ranks of any engine that print the same line.
 _OFTEN = 256
@@ -10,6 +11,8 @@ _OFTEN = 256
 _MOST = 4096
 # Copies that are read after all once another line follows: what stands before it may belong to it.
 _BEFORE = 16
+# More distinct lines than any start prints as errors. Beyond them a line must be able to tell more.
+_FLOOD = 2048
 # Numbers, and the identifiers of requests, are no difference.
 _DIGITS_EQUAL = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 
@@ -20,22 +23,33 @@ class Repetition:
     """Counts lines, and keeps back those of which many copies were read.
 
     After each other line one copy of each is read again, as the state of the reader has changed.
+    tells: whether a line may prove anything. In a flood of distinct lines the others are dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tells: Callable[[bytes], bool] = lambda _: True) -> None:
+        self._tells = tells
+        self._distinct = 0
         self._counts: dict[bytes, int] = {}
         self._read: set[bytes] = set()
         self._recent_lines: deque[NumberedLine] = deque(maxlen=_BEFORE)
 
-    def admit(self, number: int, raw: bytes) -> tuple[NumberedLine, ...]:
-        """The lines to read now: the line itself, after the last copies that were kept back;
-        none if it is kept back."""
+    @property
+    def is_flood(self) -> bool:
+        """Whether so many distinct lines were read that the next ones must tell more."""
+        return self._distinct >= _FLOOD
+
+    def admit(self, number: int, raw: bytes, *, belongs: bool = False) -> tuple[NumberedLine, ...]:
+        """The lines to read now: the line itself, after the last ones that were kept back; none if
+        it is kept back. belongs: the line is a part of what was read before."""
+        if self.is_flood and not belongs and not self._tells(raw):
+            return ()
         form = raw.translate(_DIGITS_EQUAL)
         count = self._counts.get(form, 0)
         if count < _OFTEN:
             if len(self._counts) >= _MOST:
                 self._counts.clear()
             self._counts[form] = count + 1
+            self._distinct += not count
             self._read.clear()
         elif form in self._read:
             self._recent_lines.append((number, raw))

@@ -28,7 +28,12 @@ from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.built_model import BuiltModel
-from gateway.engines.common.layers.stages import dealt, fullest, layers_of, repeated
+from gateway.engines.common.layers.stages import (
+    fullest,
+    layers_of,
+    parts_of_every_stage,
+    stage_model,
+)
 from gateway.engines.common.layers.weights import KEPT_SCALES, kept_scale_bytes, weights_bytes
 from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.common.memory.asked_cache import CountedCache
@@ -56,7 +61,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
     rules: EngineRules
     built: BuiltModel
     variant: Variant
-    group: tuple[Gpu, ...]
+    gpus: tuple[Gpu, ...]
     dtype: Choice[str]
     args: Mapping[str, Scalar]
     speculation: Speculation
@@ -70,17 +75,17 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     @cached_property
     def rank(self) -> Rank:
-        return self.variant.rank(self.dtype.value, self.group[0].capability if self.group else None)
+        return self.variant.rank(self.dtype.value, self.gpus[0].capability if self.gpus else None)
 
     @cached_property
     def devices(self) -> GroupMemory:
         """Memory of the group's GPUs."""
-        return self.inputs.memory_of(self.group)
+        return self.inputs.memory_of(self.gpus)
 
     @property
-    def unified(self) -> bool:
+    def has_unified_memory(self) -> bool:
         """Whether its GPUs share their memory with the host."""
-        return any(gpu.memory_kind == "unified" for gpu in self.group)
+        return any(gpu.memory_kind == "unified" for gpu in self.gpus)
 
     @property
     def counted_groups(self) -> int:
@@ -97,7 +102,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """As was read, no two of its GPUs reach each other but through the host's memory."""
         if self.whole is not None:
             return self.whole.through_host
-        pairs = self.inputs.links_between(self.group)
+        pairs = self.inputs.links_between(self.gpus)
         return bool(pairs) and all(
             link is not None and link.p2p is False and not link.nvlinks for _, _, link in pairs
         )
@@ -108,11 +113,11 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         if self.variant.pp == 1:
             return self.built
         layers = self.variant.layers or layers_of(self.built, self.rules, self.variant.pp)
-        repeated_parts = repeated(self.engine, self.inputs.spec.architecture)
+        repeated_parts = parts_of_every_stage(self.engine, self.inputs.spec.architecture)
         return (
             fullest(self.built, layers, repeated_parts)
             if self.whole is None
-            else dealt(self.built, layers, self.part, repeated_parts)
+            else stage_model(self.built, layers, self.part, repeated_parts)
         )
 
     @cached_property
@@ -121,11 +126,11 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         if (
             self.whole is not None
             or self.variant.tp * self.variant.dp > 1
-            or len({(gpu.name, gpu.total_bytes) for gpu in self.group}) < 2
+            or len({(gpu.name, gpu.total_bytes) for gpu in self.gpus}) < 2
         ):
             return ()
         return tuple(
-            self.evolve(group=(gpu,), part=part, whole=self) for part, gpu in enumerate(self.group)
+            self.evolve(gpus=(gpu,), part=part, whole=self) for part, gpu in enumerate(self.gpus)
         )
 
     @cached_property
@@ -149,13 +154,13 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
         """The subject of facts about its sizes, without the budget."""
         if self.whole is not None:
             return self.whole.scope
-        spec, variant, group = self.inputs.spec, self.variant, self.group
+        spec, variant, gpus = self.inputs.spec, self.variant, self.gpus
         scope = {
             "engine": self.engine.ref,
             "model": spec.versioned_source,
             "device": (
-                f"{group[0].name} sm_{group[0].capability}"
-                if group
+                f"{gpus[0].name} sm_{gpus[0].capability}"
+                if gpus
                 else f"cpu {self.inputs.hardware.arch}"
             ),
             "tensor_parallel": str(variant.tp),
@@ -164,7 +169,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
             "kv_cache_dtype": variant.kv_dtype,
             "quantization": variant.quantization or "as stored",
         }
-        scope |= {"capability": group[0].capability} if group and group[0].capability else {}
+        scope |= {"capability": gpus[0].capability} if gpus and gpus[0].capability else {}
         scope |= {"data_parallel": str(variant.dp)} if variant.dp > 1 else {}
         # A fact about one split of the layers does not hold for another split.
         scope |= (
@@ -363,7 +368,7 @@ class EngineRules(EngineKind, Protocol):
     def budget_of_share(self, footprint: Footprint, share: float) -> Budget:
         """The budget for a given share of a GPU. Not for CPUs."""
 
-    def narrowed(
+    def narrow_budget(
         self,
         footprint: Footprint,
         budget: Budget,
@@ -374,7 +379,7 @@ class EngineRules(EngineKind, Protocol):
         """The budget with `count` bytes instead of all of its own, in the engine's steps: `rounded`
         up, down, or to the next one."""
 
-    def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
+    def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         """How one rank divides its budget."""
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:

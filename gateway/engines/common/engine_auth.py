@@ -1,8 +1,9 @@
-"""Authentication in front of an engine with open development endpoints: every path needs the
+"""Authentication in front of an engine whose endpoints others could reach: every path needs the
 engine's key. Pure.
 
 vLLM has /sleep and /wake_up only with VLLM_SERVER_DEV_MODE=1. The same mode opens /collective_rpc
-and others, and vLLM checks its key only below /v1. So this program starts the engine, and becomes
+and others, and vLLM checks its key only below /v1. In a cluster, other machines reach the port of
+an engine, with /invocations, /tokenize and /metrics. So this program starts the engine, and becomes
 the outermost layer of its server (`--middleware`). The program needs no file, so processes,
 containers and agents start alike. The key comes in the environment; without a key the engine does
 not start.
@@ -17,6 +18,8 @@ from gateway.domain import Plan
 # Only plans with open development endpoints have this variable.
 _OPEN = ("--enable-sleep-mode", "--no-log-error-stack")
 DEV_MODE = ("VLLM_SERVER_DEV_MODE", "1")
+FLAG = "middleware"
+"""Of an engine that takes the layer."""
 _MIDDLEWARE = "fitserve_door.Door"
 _PROGRAM = """
 import hmac, os, runpy, sys
@@ -56,7 +59,7 @@ def wrap_command(command: tuple[str, ...], key_env: str | None) -> tuple[str, ..
         or not key_env.isidentifier()
     ):
         raise ValueError(f"{command} has no place for a door")
-    return python, "-c", _PROGRAM.format(key=key_env, module=module), f"--middleware={_MIDDLEWARE}"
+    return python, "-c", _PROGRAM.format(key=key_env, module=module), f"--{FLAG}={_MIDDLEWARE}"
 
 
 def without_dev_endpoints(plan: Plan) -> Plan:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 
 from gateway.domain import Choice, Engine, Plan
-from gateway.domain.plan import str_choice
+from gateway.domain.choice import str_choice
 
 VARIABLE = "FITSERVE_SKIP_WARMUP"
 """A variable of plans that names warm-ups. The engine does not get it."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gateway.domain import Choice, Engine, Scalar
+from gateway.engines.common.span import Meeting
 
 
 class EngineKind(Protocol):
@@ -36,6 +37,20 @@ class EngineKind(Protocol):
         """Begin of the names of files that the engine reads alone where a folder has them and no
         format is named; "": none."""
 
+    @property
+    def magnitudes(self) -> Mapping[str, int]:
+        """Ends of whole numbers on the engine's command line, such as the k of 128k, as factors."""
+
+    @property
+    def address_env(self) -> str:
+        """Environment variable with the address at which other nodes reach this one."""
+
+    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+        """The flags, by the engine's names, with which one of several nodes meets the others."""
+
+    def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
+        """The program of a node that answers no requests, by the command of an engine."""
+
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The `extra` stages that the engine gives one layer more than the others."""
 
@@ -47,6 +62,10 @@ class EngineKind(Protocol):
         self, engine: Engine, args: Mapping[str, Scalar], architecture: str, /
     ) -> dict[str, Choice[str]]:
         """The variable that lets an engine fork its processes, where that is sound; empty: none."""
+
+    @property
+    def forked_calls(self) -> tuple[str, ...]:
+        """Functions, as MODULE.NAME, that begin a new interpreter to call their one argument."""
 
     def adapter_slots(self, adapters: int) -> int:
         """LoRA slots that the engine allocates for this many adapters."""

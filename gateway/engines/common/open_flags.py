@@ -100,7 +100,7 @@ SUBSTITUTES = {
 }
 
 
-def why_closed(name: str) -> tuple[str, str]:
+def closing_reason(name: str) -> tuple[str, str]:
     """Why users may not give a flag that is closed, and what to do instead."""
     result = (why for why, patterns in OURS.items() if _matches(name, patterns))
     why = next(

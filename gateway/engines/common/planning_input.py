@@ -20,14 +20,15 @@ from gateway.domain import (
     Sharing,
     Wish,
 )
-from gateway.domain.plan import RAM, UNSHARED
+from gateway.domain.plan import RAM
 from gateway.domain.record import FrozenRecord, field
+from gateway.domain.sharing import UNSHARED
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.chat.inputs import inputs
 from gateway.engines.common.chat.parsers import ParserTable, Writing
-from gateway.engines.common.chat.template import Chosen, chosen
+from gateway.engines.common.chat.template import Chosen, choose_template
 from gateway.engines.common.kernels.gpus import GpuTable
-from gateway.engines.common.resources import ram_left
+from gateway.engines.common.resources import free_ram_beside
 from gateway.engines.common.span import Span
 from gateway.engines.common.speed.correction import Corrections
 from gateway.engines.common.speed.machine import SpeedKnowledge
@@ -105,7 +106,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     _links: dict[tuple[int, ...], list[tuple[Gpu, Gpu, Link | None]]] = field(default_factory=dict)
     _unlinked_pair: dict[tuple[int, ...], tuple[int, int] | None] = field(default_factory=dict)
 
-    def changed(self, **fields: Any) -> PlanningInput:
+    def with_fields(self, **fields: Any) -> PlanningInput:
         """A copy with other fields, without the values that were computed from the old ones."""
         return self.evolve(**fields, clocks={}, _groups={}, _links={}, _unlinked_pair={})
 
@@ -130,45 +131,45 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         """By UUID, the `available_bytes` of each GPU."""
         return {gpu.uuid: available_bytes(gpu, self.claims) for gpu in self.hardware.gpus}
 
-    def memory_of(self, group: tuple[Gpu, ...]) -> GroupMemory:
+    def memory_of(self, gpus: tuple[Gpu, ...]) -> GroupMemory:
         """Memory of these GPUs, looked up once for all engine versions."""
-        key = tuple([gpu.index for gpu in group])
+        key = tuple([gpu.index for gpu in gpus])
         if key not in self._groups:
             least = min(
-                (gpu.total_bytes or 0 for gpu in group), default=self.hardware.ram_total_bytes
+                (gpu.total_bytes or 0 for gpu in gpus), default=self.hardware.ram_total_bytes
             )
             seen_bytes = min(
-                (size - driver_bytes(gpu) for gpu in group if (size := gpu.total_bytes)), default=0
+                (size - driver_bytes(gpu) for gpu in gpus if (size := gpu.total_bytes)), default=0
             )
             room = {
                 (self.available[gpu.uuid] - left_bytes(gpu), gpu.total_bytes or least)
-                for gpu in group
+                for gpu in gpus
             }
             is_measured = all(
-                gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in group
+                gpu.free_bytes is not None and gpu.memory_kind == "dedicated" for gpu in gpus
             )
             self._groups[key] = GroupMemory(least, seen_bytes, room, is_measured)
         return self._groups[key]
 
-    def links_between(self, group: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
+    def links_between(self, gpus: tuple[Gpu, ...]) -> list[tuple[Gpu, Gpu, Link | None]]:
         """How each two of these GPUs reach each other, looked up once for all engine versions;
-        None: nobody read it."""
-        key = tuple([gpu.index for gpu in group])
+        None: not read."""
+        key = tuple([gpu.index for gpu in gpus])
         if key not in self._links:
             links = self.links
             self._links[key] = [
-                (a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(group, 2)
+                (a, b, links.get(frozenset((a.index, b.index)))) for a, b in combinations(gpus, 2)
             ]
         return self._links[key]
 
-    def unlinked_pair(self, group: tuple[Gpu, ...]) -> tuple[int, int] | None:
+    def unlinked_pair(self, gpus: tuple[Gpu, ...]) -> tuple[int, int] | None:
         """The first two of these GPUs for which neither NVLink nor working peer-to-peer access was
         read, by their indices."""
-        key = tuple([gpu.index for gpu in group])
+        key = tuple([gpu.index for gpu in gpus])
         if key not in self._unlinked_pair:
             result = (
                 (a.index, b.index)
-                for a, b, link in self.links_between(group)
+                for a, b, link in self.links_between(gpus)
                 if link is None or not (link.nvlinks or link.p2p)
             )
             self._unlinked_pair[key] = next(result, None)
@@ -199,7 +200,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     @cached_property
     def template(self) -> Chosen:
         """The chat template that the model is served with."""
-        return chosen(
+        return choose_template(
             self.spec, self.wish.chat_template, self.parsers.repairs if self.parsers else ()
         )
 
@@ -209,7 +210,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
         return Corrections(self.facts.of_kind("speed_ratio"))
 
     @cached_property
-    def measured(self) -> Measured:
+    def measurements(self) -> Measured:
         """Measurements of this machine's GPUs."""
         return Measured(self.facts.of_kind("machine_speed"))
 
@@ -225,7 +226,7 @@ def available_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:
 def available_ram(machine: Hardware, claims: Mapping[str, int]) -> int:
     """Bytes of RAM that a new engine on the CPU may use. Promises to other engines count in full,
     used or not."""
-    return machine.ram_total_bytes - ram_left(machine.ram_total_bytes) - claims.get(RAM, 0)
+    return machine.ram_total_bytes - free_ram_beside(machine.ram_total_bytes) - claims.get(RAM, 0)
 
 
 def room_bytes(gpu: Gpu, claims: Mapping[str, int]) -> int:

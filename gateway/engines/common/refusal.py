@@ -17,7 +17,7 @@ class VariantEvidence(NamedTuple):
     method: str = ""
     answer: EngineAnswer | None = None
 
-    def sized(self, memory: Memory | None) -> VariantEvidence:
+    def with_sizes(self, memory: Memory | None) -> VariantEvidence:
         return VariantEvidence(self.kernels, self.attention, memory, self.method, self.answer)
 
 
@@ -59,17 +59,17 @@ class Refused(Exception):
 
     def knowing(self, evidence: VariantEvidence) -> Refused:
         """The same refusal, with this evidence."""
-        return self._changed(evidence=evidence)
+        return self._with_evidence(evidence=evidence)
 
     def open(self, question: Question) -> Refused:
         """The same refusal, which the engine's answer to the question may overrule."""
-        return self._changed(question=question)
+        return self._with_evidence(question=question)
 
     def in_engine_words(self, answer: EngineAnswer) -> Refused:
         """The same refusal, in the engine's own words."""
-        return self._changed(reason=answer.refused, source=answer.source)
+        return self._with_evidence(reason=answer.refused, source=answer.source)
 
-    def _changed(self, **changed: Any) -> Refused:
+    def _with_evidence(self, **changed: Any) -> Refused:
         condition = {
             name: getattr(self, name)
             for name in ("layer", "kernel", "dtypes", "cache", "evidence", "question")

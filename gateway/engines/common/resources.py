@@ -31,7 +31,7 @@ _IMPORTED_BYTES = 2 * GIB
 _RAM_LEFT, _RAM_LEFT_SHARE = 2 * GIB, 20
 
 
-def ram_left(ram_bytes: int) -> int:
+def free_ram_beside(ram_bytes: int) -> int:
     """Bytes of RAM that sleeping engines leave to all other programs."""
     return max(_RAM_LEFT, ram_bytes // _RAM_LEFT_SHARE)
 
@@ -39,6 +39,11 @@ def ram_left(ram_bytes: int) -> int:
 def ranks(plan: Plan) -> int:
     groups = plan.data_parallel.value
     return plan.tensor_parallel.value * plan.pipeline_parallel.value * groups
+
+
+def ranks_of_node(plan: Plan) -> int:
+    """The ranks of an engine on one machine."""
+    return ranks(plan) // plan.span
 
 
 def cache(plan: Plan, engine: Engine, *, remote_code: bool) -> str:
@@ -62,7 +67,7 @@ def page_cache_bytes(plan: Plan, machine: Hardware) -> int:
     """
     unified = any(gpu.memory_kind == "unified" for gpu in machine.gpus if gpu.uuid in plan.gpus)
     in_ram = plan.memory.promised_bytes if unified or not plan.gpus else 0
-    kept_bytes = ram_left(machine.ram_total_bytes) + ranks(plan) * _IMPORTED_BYTES + in_ram
+    kept_bytes = free_ram_beside(machine.ram_total_bytes) + ranks(plan) * _IMPORTED_BYTES + in_ram
     return max(0, machine.ram_available_bytes - kept_bytes)
 
 
@@ -82,8 +87,8 @@ def memory(plan: Plan) -> int:
         return MOST_BYTES
     sizes = plan.memory
     on_devices = max(sizes.high, sizes.budget_bytes) + sizes.kv_bytes + sizes.weights_bytes
-    return ranks(plan) * (on_devices + _RANK_BYTES) + shared_memory(plan) + _PROGRAM_BYTES
+    return ranks_of_node(plan) * (on_devices + _RANK_BYTES) + shared_memory(plan) + _PROGRAM_BYTES
 
 
 def pids(plan: Plan) -> int:
-    return _PROGRAM_PIDS + ranks(plan) * _RANK_PIDS
+    return _PROGRAM_PIDS + ranks_of_node(plan) * _RANK_PIDS

@@ -13,16 +13,16 @@ from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.sleep import sleep_scope
 from gateway.domain import BoolChoice, Choice, Engine, Memory, Scalar
 from gateway.domain.units import gib
-from gateway.engines.common.resources import ram_left
+from gateway.engines.common.resources import free_ram_beside
 
 FLAG = "enable-sleep-mode"
-# The user's flags beside which nobody has tried it: they move weights or the KV cache themselves.
+# The user's flags beside which sleep is untested: they move weights or the KV cache themselves.
 _OFFLOADING = ("cpu-offload", "offload", "kv-offloading")
 _STAYS = BoolChoice(value=False, reason="the model never has to leave its GPUs", source="planner")
 _SEGMENTS = "expandable_segments:True"
 
 
-def chosen(
+def choose_sleep_mode(
     engine: Engine,
     leaves: str,
     args: Mapping[str, Scalar],
@@ -65,7 +65,7 @@ def chosen(
     if (fact := next(facts.holding("sleep_fails", sleep_scope(scope)), None)) is not None:
         return BoolChoice(value=False, reason=f"it failed here: {fact.source}", source="fact")
     needed_bytes = memory.weights_bytes * ranks
-    if needed_bytes + ram_left(ram_bytes) > ram_bytes:
+    if needed_bytes + free_ram_beside(ram_bytes) > ram_bytes:
         reason = (
             f"asleep its weights would take {gib(needed_bytes)} of RAM, and the machine has"
             f" {gib(ram_bytes)}"

@@ -36,3 +36,16 @@ class Span(NamedTuple):
     def crossings(self, tp: int, pp: int) -> int:
         """Borders between stages that are borders between nodes."""
         return self.nodes - 1 if pp > 1 and tp <= self.gpus_each else 0
+
+
+class Meeting(NamedTuple):
+    """The place where the nodes of one engine meet: an address and two ports of the first node.
+
+    groups: of ranks with requests of their own, on all nodes together.
+    """
+
+    nodes: int
+    groups: int
+    address: str
+    port: int
+    groups_port: int

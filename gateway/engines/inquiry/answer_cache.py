@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gateway.domain import EngineAnswer, Question
 from gateway.engines.inquiry.document import ModelFiles, StatedGpus
 from gateway.engines.inquiry.gap_book import GapBook
-from gateway.engines.inquiry.script import packed
+from gateway.engines.inquiry.script import pack
 from gateway.store import atomic_file
 
 # Of more files the oldest are forgotten: an answer takes 10 kB.
@@ -29,7 +29,7 @@ class AnswerCache:
     def __init__(self, folder: Path) -> None:
         self.gaps = GapBook(folder / "gaps")
         self._folder = folder
-        self._script = hashlib.sha256(packed()).hexdigest()
+        self._script = hashlib.sha256(pack()).hexdigest()
 
     def load(
         self, questions: Iterable[Question], source: str, gpus: StatedGpus | None, model: ModelFiles

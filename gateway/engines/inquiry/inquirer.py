@@ -65,7 +65,7 @@ class Inquirer:
         HostError if it is not here."""
         return await self._host.resolve(engine)
 
-    async def identified(self, engine: EngineRef) -> tuple[EngineRef, str]:
+    async def identify(self, engine: EngineRef) -> tuple[EngineRef, str]:
         """The engine as `exact` gives it, and the identity that its answers are stored under."""
         engine = await self.exact(engine)
         return engine, await self._host.identity(engine)
@@ -116,7 +116,7 @@ class Inquirer:
             raise problem
         return result
 
-    async def contradicted(self, gaps: Iterable[RuleGap]) -> None:
+    async def note_contradictions(self, gaps: Iterable[RuleGap]) -> None:
         """Remember contradictions between answers and rules."""
         await asyncio.to_thread(self._cache.gaps.keep, gaps)
 

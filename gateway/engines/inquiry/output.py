@@ -32,7 +32,7 @@ class InquiryOutput:
         self._words: deque[bytes] = deque(maxlen=_LAST_WORDS)
         self._rest = b""
 
-    def answered(self, text: bytes) -> Iterator[bytes]:
+    def add_output(self, text: bytes) -> Iterator[bytes]:
         """The lines that this piece of standard output completes, without their ends."""
         self._count(text)
         *whole, rest = text.split(b"\n")
@@ -43,7 +43,7 @@ class InquiryOutput:
         if len(self._line) > self._most_line:
             raise HostError("The engine's answer has a line without an end.", hint=_HINT)
 
-    def muttered(self, text: bytes) -> None:
+    def add_error_output(self, text: bytes) -> None:
         """A piece of standard error; a line without an end is cut."""
         self._count(text)
         *whole, rest = (self._rest + text).split(b"\n")
@@ -51,7 +51,7 @@ class InquiryOutput:
         self._rest = rest[-_MOST_WORDS:]
 
     def failure(self, code: int) -> HostError:
-        """Of a process that ended with this exit code; below 0, by this signal."""
+        """The error of a process that ended with this exit code. A negative code is a signal."""
         if code in _KILLED:
             limit = f"{MOST_MEMORY >> 30} GiB"
             return HostError(

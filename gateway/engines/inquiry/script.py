@@ -47,11 +47,11 @@ inside = os.memfd_create("inside")
 with open(inside, "wb", closefd=False) as file:
     file.write(given.read(int(given.readline())))
 sys.stdin = io.TextIOWrapper(io.BytesIO(given.read(int(given.readline()))), "utf-8")
-def end_with_whoever_asked():
+def end_with_parent():
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
-threading.Thread(target=end_with_whoever_asked, daemon=True).start()
+threading.Thread(target=end_with_parent, daemon=True).start()
 sys.path.insert(0, "/proc/self/fd/%d" % inside)
 runpy.run_module("inside.engines.inside", run_name="__main__", alter_sys=True)
 """
@@ -65,11 +65,11 @@ def command(python: str) -> tuple[str, ...]:
 
 def input_bytes(document: bytes) -> bytes:
     """The code and the document of questions, each behind its length."""
-    return packed() + b"%d\n" % len(document) + document
+    return pack() + b"%d\n" % len(document) + document
 
 
 @cache
-def packed() -> bytes:
+def pack() -> bytes:
     """The length of the code on its own line, then that many bytes of a zip file that Python
     imports from."""
     buffer = io.BytesIO()

@@ -40,7 +40,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from .crashes import crashed_in, forget_touched
+from .crashes import crashed_in, forget_touches
 
 _WORDS = 2000
 
@@ -97,12 +97,12 @@ def boot(question: dict[str, Any]) -> None:
         f"..{question['kind'].removesuffix('-cpu')}.inside.boot", __package__
     )
     if question.get("sources") is None:
-        boots.boot_installed(capability, **_described(gpu))
+        boots.boot_installation(capability, **_describe(gpu))
     else:
-        boots.boot(question["sources"], capability, **_described(gpu))
+        boots.boot(question["sources"], capability, **_describe(gpu))
 
 
-def _described(gpu: dict[str, Any] | None) -> dict[str, Any]:
+def _describe(gpu: dict[str, Any] | None) -> dict[str, Any]:
     return (
         {}
         if gpu is None
@@ -117,12 +117,12 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
     package = answers.__package__.split(".")[-2]
     for number, question in enumerate(model["questions"]):
         place = {"model": index, "question": number}
-        forget_touched()
+        forget_touches()
         try:
             answer = answers.answer_of(files, question["argv"])
             if (start := question.get("start")) is not None:
                 starts = importlib.import_module(f"{answers.__package__}.start")
-                rehearsal = starts.rehearsed(files, start["argv"], start["kv_bytes"], words)
+                rehearsal = starts.rehearse(files, start["argv"], start["kv_bytes"], words)
                 answer["start"] = {"asked": start, **rehearsal}
             say(out, **place, answer=answer)
         except Exception as error:

@@ -20,7 +20,7 @@ _EXACT, _FAMILY = 0x100000, 0x200000
 _MOST_ENTRIES = 100_000
 
 
-def compiled(folder: Path) -> dict[str, list[str]]:
+def compiled_architectures(folder: Path) -> dict[str, list[str]]:
     """Extension of this package -> architectures of its code.
 
     sm_90a is code for a GPU; compute_80 is PTX, which later GPUs compile for themselves. Extensions

@@ -43,7 +43,7 @@ def touch(callers: int = 1) -> None:
         frame = frame.f_back
 
 
-def forget_touched() -> None:
+def forget_touches() -> None:
     """Begin anew, before another stage."""
     _touched.clear()
 
@@ -51,7 +51,7 @@ def forget_touched() -> None:
 def crashed_in(error: BaseException, package: str) -> traceback.FrameSummary | None:
     """The line of the engine whose values crashed it; None where a stand-in or something absent
     may be the cause. package: the engine's name as a folder."""
-    if not isinstance(error, _KINDS) or any(_is_of_environment(one) for one in _chain(error)):
+    if not isinstance(error, _KINDS) or any(_is_of_environment(cause) for cause in _chain(error)):
         return None
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     lines = traceback.extract_tb(error.__traceback__)
@@ -108,7 +108,7 @@ def _names_stand_in(frame: types.FrameType, line: str) -> bool:
     """Whether the line reads a value of a stand-in, or a collection that holds one."""
     names = (name.split(".") for name in _NAME.findall(line))
     values = [value for name in names for value in _read(frame, name)]
-    parts = (one for value in values for one in _values_in(value))
+    parts = (part for value in values for part in _values_in(value))
     return any(is_stand_in(value) for value in (*values, *parts))
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, distributions
 from typing import Any
 
 
-def installed() -> dict[str, Any]:
+def installed_packages() -> dict[str, Any]:
     torch: Any = importlib.import_module("torch")
     result: dict[str, str] = {}
     for item in distributions():

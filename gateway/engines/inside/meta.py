@@ -68,10 +68,10 @@ class Group:
         touch(2)
         # Also of whether there is a device communicator.
         absent = {"device_communicator": None, "use_device_communicator": False}
-        return absent.get(name, _unreduced)
+        return absent.get(name, _first_tensor)
 
 
-def _unreduced(*args: Any, **_: Any) -> Any:
+def _first_tensor(*args: Any, **_: Any) -> Any:
     """The first tensor as it is, for a collective operation of one rank."""
     touch(2)
     return args[0] if args else None
@@ -86,7 +86,7 @@ def meta_mode() -> Any:
     """
     torch: Any = importlib.import_module("torch")
 
-    def fixed(value: Any) -> Any:
+    def replace_device(value: Any) -> Any:
         cuda = isinstance(value, str | torch.device) and str(value).startswith("cuda")
         return torch.device("meta") if cuda or type(value) is int else value
 
@@ -95,7 +95,7 @@ def meta_mode() -> Any:
             self, function: Any, _: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = {
-                name: fixed(value) if name == "device" else value
+                name: replace_device(value) if name == "device" else value
                 for name, value in (kwargs or {}).items()
             }
             name = getattr(function, "__name__", "")
@@ -117,7 +117,9 @@ def meta_mode() -> Any:
                 # No value is known to hold, as those that are read are zero: maps of experts.
                 return (torch.zeros(0, dtype=torch.int64, device="cpu"),) * args[0].dim()
             if name == "to":
-                args = tuple(value if isinstance(value, int) else fixed(value) for value in args)
+                args = tuple(
+                    value if isinstance(value, int) else replace_device(value) for value in args
+                )
             return function(*args, **kwargs)
 
     return Meta()
@@ -141,12 +143,12 @@ def of_stages(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         **largest,
         "kv": largest_cache,
-        "kernels": _summed(stages, "kernels", "count"),
-        "attention": _summed(stages, "attention", "layers"),
+        "kernels": _sum_rows(stages, "kernels", "count"),
+        "attention": _sum_rows(stages, "attention", "layers"),
     }
 
 
-def _summed(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:
+def _sum_rows(stages: Sequence[Mapping[str, Any]], rows: str, counted: str) -> list[dict[str, Any]]:
     """Rows that are alike but for their counts, as one."""
     result: dict[str, dict[str, Any]] = {}
     for row in (row for stage in stages for row in stage[rows]):

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from .crashes import crashed_in, forget_touched
+from .crashes import crashed_in, forget_touches
 
 _STATEMENTS = ("raise", "assert")
 # Files of libraries that check the values of config.json for the engine.
@@ -44,13 +44,13 @@ class Start:
         """
         if self.refused:
             return None
-        forget_touched()
+        forget_touches()
         try:
             result = step()
         except passed:
             raise
         except Exception as error:
-            self._ended(stage, error)
+            self._note_error(stage, error)
             return None
         if not self.refused and stage:
             self.ran.append(stage)
@@ -61,7 +61,7 @@ class Start:
         if not self.refused:
             self.refused, self.stage, self.place = words, stage, place
 
-    def _ended(self, stage: str, error: Exception) -> None:
+    def _note_error(self, stage: str, error: Exception) -> None:
         place = raised_at(error, self.package)
         if place:
             self.refused, self.stage, self.place = self.words(error), stage, place

@@ -60,27 +60,27 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     """The engine's selection for this model on this GPU."""
     query = _query(model)
     if numbers(model.capability) is None:
-        return _unknown(f"{model.capability!r} is not a compute capability")
+        return _unknown_selection(f"{model.capability!r} is not a compute capability")
     if query.architecture in rules.own_backends:
-        return _unknown(
+        return _unknown_selection(
             f"{query.architecture} brings settings of its own, which these rules do not describe"
         )
     if query.kv_dtype not in rules.kv_dtypes:
-        return _unknown(f"these rules do not describe a KV cache in {query.kv_dtype}")
+        return _unknown_selection(f"these rules do not describe a KV cache in {query.kv_dtype}")
     if (query.kind == "mla") != (query.architecture in rules.mla):
-        return _unknown(f"whether it computes {query.architecture} as MLA is not known")
+        return _unknown_selection(f"whether it computes {query.architecture} as MLA is not known")
     chosen: dict[BackendOption, str | None] = {
         "attention": forced.attention,
         "prefill": forced.prefill,
         "decode": forced.decode,
     }
     page = _steps(rules.models, chosen, forced.page, model)
-    refused = _limited(rules.limits, chosen, page, model)
+    refused = _limit_refusals(rules.limits, chosen, page, model)
     if chosen["prefill"] is not None and chosen["prefill"] == chosen["decode"]:
         chosen["attention"] = chosen["prefill"]
     page = _steps(rules.defaults, chosen, page, model)
     if unknown := sorted({name for name in chosen.values() if name} - set(rules.backends)):
-        return _unknown(f"these rules do not describe the backend {unknown[0]}")
+        return _unknown_selection(f"these rules do not describe the backend {unknown[0]}")
     for name, backend in rules.backends.items():
         is_chosen = any(chosen[option] == name for option in backend.page_of)
         if (
@@ -97,7 +97,7 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     for item in rules.instead:
         if chosen["attention"] == item.backend and item.where.refusal(model) is None:
             chosen["attention"] = item.by
-    refused += _limited(rules.last_limits, chosen, page, model)
+    refused += _limit_refusals(rules.last_limits, chosen, page, model)
     prefill, decode = _parts(chosen)
     for name, conditions in (
         (decode, rules.backends[decode].decode),
@@ -105,7 +105,7 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     ):
         backend = rules.backends[name]
         if why := backend.known.refusal(model):
-            return _unknown(f"what becomes of {name} is not known: it {why}")
+            return _unknown_selection(f"what becomes of {name} is not known: it {why}")
         if why := _none_of(backend.any_of, model) or _none_of(conditions, model):
             refused.append(Refusal(kernel=name, reason=why))
     if refused:
@@ -134,7 +134,7 @@ def server_attention(
         sorted(config.keys() & set(rules.own_fields)),
     )
     if flags or fields:
-        chosen = _unknown(
+        chosen = _unknown_selection(
             f"these rules do not describe what {f'--{flags[0]}' if flags else fields[0]} changes"
         )
     elif any(
@@ -142,7 +142,9 @@ def server_attention(
         for group in groups
         if group.kind in ("full", "sliding")
     ):
-        chosen = _unknown("these rules do not describe layers whose keys and values differ in size")
+        chosen = _unknown_selection(
+            "these rules do not describe layers whose keys and values differ in size"
+        )
     else:
         forced = {role: str(args[flag]) for role, flag in _FLAGS.items() if flag in args}
         page = int(args["block-size"]) if "block-size" in args else None
@@ -182,7 +184,9 @@ def _row(
         rule = next((rule for rule in listed if rule.where.refusal(model) is None), None)
         if rule is not None and rule.backend is not None:
             return LayerAttention(**about, backend=rule.backend, version=rule.version, status="ok")
-        chosen = _unknown("which kernels this version takes for such layers is not known here")
+        chosen = _unknown_selection(
+            "which kernels this version takes for such layers is not known here"
+        )
     if chosen.prefill is None or chosen.decode is None:
         return LayerAttention(**about, backend=None, status=chosen.status, refused=chosen.refused)
     name = (
@@ -228,7 +232,7 @@ def _steps(
     return page
 
 
-def _limited(
+def _limit_refusals(
     limits: Sequence[BackendLimit],
     chosen: Mapping[BackendOption, str | None],
     page: int | None,
@@ -273,5 +277,5 @@ def _query(model: Subject) -> AttentionQuery:
     return model.attention
 
 
-def _unknown(reason: str) -> Selection:
+def _unknown_selection(reason: str) -> Selection:
     return Selection(refused=(Refusal(kernel="", reason=reason),), status="unknown")

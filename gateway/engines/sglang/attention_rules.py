@@ -48,7 +48,7 @@ class SglangBackend(Value):
     decode: tuple[Check, ...] = (Check(),)
     named: Check = Check()
     known: Check = Field(
-        Check(), description="for any other model nobody knows what the engine does"
+        Check(), description="the engine's behaviour is unknown for any other model"
     )
     page: int | None = Field(
         None, description="tokens of a page, unless it is asked for one of `pages`"

@@ -39,7 +39,7 @@ from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.engines.sglang.kind import SglangKind
 from gateway.engines.sglang.kv_cache import TokenPool, model_of, whole
-from gateway.engines.sglang.kv_dtype import declared
+from gateway.engines.sglang.kv_dtype import declared_dtype
 from gateway.engines.sglang.memory import (
     MemoryRules,
     StaticMemory,
@@ -53,6 +53,7 @@ from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 
 _STATES_SHARE = "mamba-full-memory-ratio"
+_STATE_DTYPE = "mamba-ssm-dtype"
 _STRATEGIES = ("mamba-radix-cache-strategy", "mamba-scheduler-strategy")
 # The largest batch of decoding that gets a CUDA graph, as versions name it.
 _GRAPH_FLAGS = ("cuda-graph-max-bs-decode", "cuda-graph-max-bs")
@@ -97,7 +98,7 @@ class SglangRules(SglangKind):
         return self.attention_backends.repairs if self.attention_backends else ()
 
     def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
-        return declared(spec.quant, engine)
+        return declared_dtype(spec.quant, engine)
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return True
@@ -154,7 +155,13 @@ class SglangRules(SglangKind):
         attention = candidate.stage.attention if windows else whole(candidate.stage.attention)
         page = max((row.block or 1 for row in candidate.evidence.attention), default=1)
         pool = TokenPool(
-            rules, attention, candidate.variant.tp, item, page, *_states_of(candidate, rules)
+            rules,
+            attention,
+            candidate.variant.tp,
+            item,
+            page,
+            *_states_of(candidate, rules),
+            matrices=str(args[_STATE_DTYPE]) if _STATE_DTYPE in args else None,
         )
         if not pool.bytes_per_token and any(
             group.kind not in ("encoder", "vision") for group in pool.attention
@@ -236,7 +243,9 @@ class SglangRules(SglangKind):
         share = fraction_within(self._static(footprint), room)
         # Where the host has a part of the memory, the engine takes its share of that part too.
         within = math.floor(max(0, room - reserved) * 1000 / free) / 1000
-        return self.budget_of_share(footprint, min(share, within) if candidate.unified else share)
+        return self.budget_of_share(
+            footprint, min(share, within) if candidate.has_unified_memory else share
+        )
 
     def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
         """None: the share follows from the reserve, which the engine may need."""
@@ -250,7 +259,7 @@ class SglangRules(SglangKind):
             f"static fraction {share:.3f}",
         )
 
-    def narrowed(
+    def narrow_budget(
         self,
         footprint: Footprint,
         budget: Budget,
@@ -271,12 +280,12 @@ class SglangRules(SglangKind):
             process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp),
             footprint.candidate,
         )
-        host_bytes = max((left_bytes(gpu) for gpu in candidate.group), default=0)
-        seen_bytes = candidate.usable_bytes + (host_bytes if candidate.unified else 0)
+        host_bytes = max((left_bytes(gpu) for gpu in candidate.gpus), default=0)
+        seen_bytes = candidate.usable_bytes + (host_bytes if candidate.has_unified_memory else 0)
         free = max(1, seen_bytes - begins)
         return begins, free, round(self._static(footprint).reserved_mib * MIB)
 
-    def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
+    def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         reserved = round(self._static(footprint).reserved_mib * MIB)
         begins = process_bytes(_world(footprint.load.rank) * footprint.load.rank.pp)
         weights_bytes, per_token = footprint.weights_bytes, footprint.cache.bytes_per_token
@@ -302,7 +311,11 @@ class SglangRules(SglangKind):
         """Where GPU and host share their memory, the tokens of the cache: a share of what is free
         at the start is more or less with each page that the host takes or frees."""
         has_flag = "max-total-tokens" in candidate.engine.flags and memory.kv_tokens > 0
-        return {"max-total-tokens": memory.kv_tokens} if candidate.unified and has_flag else {}
+        return (
+            {"max-total-tokens": memory.kv_tokens}
+            if candidate.has_unified_memory and has_flag
+            else {}
+        )
 
     # Asked for each budget that is tried. Rules live as long as the process.
     @lru_cache(maxsize=16)  # noqa: B019
@@ -343,12 +356,13 @@ class SglangRules(SglangKind):
 def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | None]:
     """States for each running request, and how many there are by the user's flag.
 
-    Without a radix cache the engine makes as many as requests. _calculate_mamba_ratio in
-    srt/mem_cache/kv_cache_configurator.py.
+    Without a radix cache the engine makes as many as requests, if the user names their number.
+    _calculate_mamba_ratio and _handle_max_mamba_cache in srt/mem_cache/kv_cache_configurator.py.
     """
     args = candidate.args
     most = args.get("max-mamba-cache-size")
     if args.get("disable-radix-cache"):
+        most = args.get("max-num-seqs") if most is None else most
         return (0, None) if most is None else (1, int(most))
     strategy = next((str(args[flag]) for flag in _STRATEGIES if flag in args), "auto")
     buffered = candidate.inputs.spec.architecture in rules.buffered_states

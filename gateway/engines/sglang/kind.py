@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
+from gateway.engines.common.span import Meeting
 
 
 class SglangKind:
@@ -19,6 +21,28 @@ class SglangKind:
     thoughts = "reasoning_content"
     classify_path = "/v1/classify"
     weights_prefix = ""
+    forked_calls = ()
+    # Source: human_readable_int in sglang/srt/utils/common.py of 0.5.23.
+    magnitudes = MappingProxyType(
+        {letter: 10 ** (3 * power) for power, letter in enumerate("kMGT", 1)}
+        | {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)}
+    )
+    # Source: get_local_ip_auto in sglang/srt/utils (network.py of 0.5.23, common.py before).
+    address_env = "SGLANG_HOST_IP"
+
+    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+        """Groups of ranks take the ports behind the first: PortArgs in sglang/srt/server_args.py.
+        A later node answers /health alone: sglang/srt/entrypoints/engine.py."""
+        host = f"[{meeting.address}]" if ":" in meeting.address else meeting.address
+        return {
+            "nnodes": meeting.nodes,
+            "node-rank": node_rank,
+            "dist-init-addr": f"{host}:{meeting.port}",
+        }
+
+    def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
+        """The same program: the node's rank decides."""
+        return command
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The last stages. Source: get_pp_indices in sglang/srt/distributed/utils.py."""

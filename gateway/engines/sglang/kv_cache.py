@@ -26,7 +26,8 @@ class TokenPool(FrozenRecord, frozen=True):
     element_bytes: int
     page: int = 1  # tokens that are given out at once
     slots: int = 0  # states of a running request, with those kept of its prefixes; 0: no limit
-    most_states: int | None = None  # --max-mamba-cache-size
+    most_states: int | None = None  # a number by flags; None: those that a share of the bytes holds
+    matrices: str | None = None  # --mamba-ssm-dtype
 
     def tokens(self, kv_bytes: int) -> int | None:
         """None: these layers are not known to these rules."""
@@ -37,6 +38,9 @@ class TokenPool(FrozenRecord, frozen=True):
             tp=self.tp,
             element_bytes=self.element_bytes,
             page=self.page,
+            states_bytes=(
+                None if self.most_states is None else self.most_states * self.state_bytes
+            ),
         )
 
     @property
@@ -52,7 +56,7 @@ class TokenPool(FrozenRecord, frozen=True):
     def state_bytes(self) -> int:
         """Bytes of one state of all recurrent layers."""
         return sum(
-            group.layers * layer_state_bytes(group.recurrent, self.tp)
+            group.layers * layer_state_bytes(group.recurrent, self.tp, self.matrices)
             for group in self.attention
             if group.kind == "recurrent" and group.recurrent is not None
         )
@@ -75,11 +79,14 @@ class TokenPool(FrozenRecord, frozen=True):
         return (self.tokens(kv_bytes) or 0) / length if self.bytes_per_token else math.inf
 
 
-def layer_state_bytes(recurrent: Recurrent, tp: int) -> int:
-    """Bytes of the state of one layer. Source: mamba2_state_dtype in
-    srt/configs/mamba_utils.py."""
-    state_dtype = recurrent.dtype if recurrent.kind == "gdn" else None
-    return state_bytes(recurrent, tp, inputs="bfloat16", matrices=state_dtype or "float32")
+def layer_state_bytes(recurrent: Recurrent, tp: int, matrices: str | None = None) -> int:
+    """Bytes of the state of one layer. matrices: their dtype by --mamba-ssm-dtype.
+
+    Source: mamba2_state_dtype in srt/configs/mamba_utils.py.
+    """
+    declared = recurrent.dtype if recurrent.kind == "gdn" else None
+    state_dtype = matrices or declared or "float32"
+    return state_bytes(recurrent, tp, inputs="bfloat16", matrices=state_dtype)
 
 
 def whole(attention: tuple[AttentionGroup, ...]) -> tuple[AttentionGroup, ...]:

@@ -19,7 +19,7 @@ _FP8 = "fp8_e4m3"
 COMPRESSED = "kv_of_compressed_tensors"
 
 
-def declared(quant: Quant | None, engine: Engine) -> str:
+def declared_dtype(quant: Quant | None, engine: Engine) -> str:
     """`auto` where the checkpoint declares none, or none that this version adopts."""
     if quant is None:
         return AUTO

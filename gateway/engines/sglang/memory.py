@@ -22,7 +22,7 @@ _GIB_IN_MIB = 1024
 # CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80
 # (benchmarks/notebook/performance.md).
 _PROCESS = 728 * MIB
-# Of more ranks NCCL too. Measured with vLLM on two H200; of SGLang nobody did.
+# Of more ranks NCCL too. Measured with vLLM on two H200; SGLang was not measured.
 _NCCL = 1024 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size
 # takes 10 % more.
@@ -213,18 +213,20 @@ def kv_tokens(
     tp: int,
     element_bytes: int,
     page: int = 1,
+    states_bytes: int | None = None,
 ) -> int | None:
     """Tokens of the full KV pool on one rank; None where these rules do not know (a sparse
     attention's index).
 
-    Sliding layers get a pool of their own of `swa_ratio` of the tokens, recurrent ones a share of
-    the bytes.
+    Sliding layers get a pool of their own of `swa_ratio` of the tokens. Recurrent ones get
+    `states_bytes`, or (None) a share of the bytes.
     """
     groups = [group for group in attention if group.kind not in ("encoder", "vision")]
     if any(group.index_dim for group in groups):
         return None
     if any(group.kind == "recurrent" for group in groups):
-        pool_bytes = math.floor(pool_bytes / (1 + rules.mamba_ratio))
+        share = math.floor(pool_bytes / (1 + rules.mamba_ratio))
+        pool_bytes = share if states_bytes is None else max(0, pool_bytes - states_bytes)
     full = sum(
         _bytes_per_token(group, tp, element_bytes)
         for group in groups

@@ -55,23 +55,23 @@ def choose_backend(
         capability, frozenset(rules.packages) if packages is None else packages, attention=query
     )
     if numbers(capability) is None:
-        return _unknown("", f"{capability!r} is not a compute capability")
+        return _unknown_choice("", f"{capability!r} is not a compute capability")
     if query.kind == "recurrent":
         return _recurrent(rules, query)
     if query.kind == "vision":
         return _vision(rules, subject)
     if query.kv_dtype not in rules.kv_dtypes:
-        return _unknown("", f"these rules do not describe a KV cache in {query.kv_dtype}")
-    forced = _named(forced)
+        return _unknown_choice("", f"these rules do not describe a KV cache in {query.kv_dtype}")
+    forced = _backend_name(forced)
     names = (forced,) if forced else rules.order(subject)
     if not names:
-        return _unknown(
+        return _unknown_choice(
             "", f"these rules have no list of backends for {query.kind} layers like this"
         )
     refused: list[Refusal] = []
     for name in names:
         if name not in rules.backends:
-            return _unknown(name, "these rules do not describe this backend")
+            return _unknown_choice(name, "these rules do not describe this backend")
         reasons = [reason for _, reason in refusals(rules.backends[name], rules.asks, subject)]
         certain = [reason for reason in reasons if not isinstance(reason, Undecided)]
         if certain:
@@ -109,7 +109,7 @@ def layer_attention(
     engine asks every layer's backend for such layers. config: config.json, for sizes that a group
     lacks.
     """
-    forced = _named(forced)
+    forced = _backend_name(forced)
     ahead = drafter and not all(group.causal for group in groups)
     queries = [_query(group, rules, rank, block_size, drafter, config or {}) for group in groups]
     step = None if drafter else _step(rules, queries, rank.capability, architecture, forced)
@@ -121,7 +121,7 @@ def layer_attention(
             else query
         )
         if architecture in rules.own_backends and group.kind not in ("recurrent", "vision"):
-            choice = _unknown("", f"{architecture} brings attention backends of its own")
+            choice = _class_backend(rules, target, rank.capability, architecture, forced)
         elif own_backend := rules.own_recurrent.get(architecture, {}).get(query.recurrent):
             choice = BackendChoice(backend=own_backend, status="ok")
         elif architecture in rules.plain_towers and group.kind == "vision":
@@ -130,7 +130,7 @@ def layer_attention(
             choice = choose_backend(
                 rules, target, rank.capability, None, forced or (step.backend if step else None)
             )
-            choice = _started(
+            choice = _check_start(
                 choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=target)
             )
         rows.append(
@@ -148,7 +148,28 @@ def layer_attention(
     return tuple(rows)
 
 
-def _started(choice: BackendChoice, rules: AttentionRules, subject: Subject) -> BackendChoice:
+def _class_backend(
+    rules: AttentionRules,
+    query: AttentionQuery,
+    capability: str,
+    architecture: str,
+    forced: str | None,
+) -> BackendChoice:
+    """The backend that the model's own class names, whatever the lists of the engine have."""
+    choices = rules.own_choices.get(architecture, ())
+    if forced or not choices:
+        return _unknown_choice("", f"{architecture} brings attention backends of its own")
+    subject = Subject(capability, frozenset(rules.packages), attention=query)
+    refused: list[Refusal] = []
+    for choice in choices:
+        reason = choice.requires.refusal(subject)
+        if reason is None:
+            return BackendChoice(backend=choice.backend, refused=tuple(refused), status="ok")
+        refused.append(Refusal(kernel=choice.backend, reason=reason))
+    return BackendChoice(backend=None, refused=tuple(refused), status="none")
+
+
+def _check_start(choice: BackendChoice, rules: AttentionRules, subject: Subject) -> BackendChoice:
     """The choice; none where the backend that is selected then refuses. The engine tries no
     other."""
     backend = rules.backends.get(choice.backend or "")
@@ -245,7 +266,9 @@ def _step(
 def _recurrent(rules: AttentionRules, query: AttentionQuery) -> BackendChoice:
     backend = rules.recurrent.get(query.recurrent)
     if backend is None:
-        return _unknown("", f"these rules do not describe {query.recurrent or 'such'} layers")
+        return _unknown_choice(
+            "", f"these rules do not describe {query.recurrent or 'such'} layers"
+        )
     return BackendChoice(backend=backend, status="ok")
 
 
@@ -270,12 +293,12 @@ def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
     )
 
 
-def _named(forced: str | None) -> str | None:
+def _backend_name(forced: str | None) -> str | None:
     """As the engine reads the option: upper or lower case alike; "auto" forces nothing."""
     return None if forced is None or forced.lower() == "auto" else forced.upper()
 
 
-def _unknown(subject: str, reason: str) -> BackendChoice:
+def _unknown_choice(subject: str, reason: str) -> BackendChoice:
     return BackendChoice(
         backend=None, refused=(Refusal(kernel=subject, reason=reason),), status="unknown"
     )

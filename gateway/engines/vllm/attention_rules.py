@@ -139,6 +139,13 @@ class OverrideStep(Value):
     ] = ()  # backends that a user may force without losing `flash_attention`
 
 
+class OwnBackend(Value):
+    """A backend that a model's own class names, and the GPUs that it takes."""
+
+    backend: str
+    requires: Check
+
+
 class ModelOverride(Value):
     """Settings of the engine for these architectures before selection: the first matching step, if
     no backend is forced."""
@@ -181,6 +188,10 @@ class AttentionRules(RuleFile):
     models: tuple[ModelOverride, ...] = ()
     own_backends: tuple[str, ...] = ()  # architectures whose layers bring backends that no list has
     own_backends_source: str = ""
+    own_choices: dict[str, tuple[OwnBackend, ...]] = Field(
+        default_factory=dict
+    )  # architecture of own_backends -> its backends in the order of its class
+    own_choices_source: str = ""
     plain_towers: tuple[
         str, ...
     ] = ()  # architectures whose vision tower asks torch itself for attention

@@ -28,6 +28,7 @@ from gateway.engines.common.candidate import (
 )
 from gateway.engines.common.kernels.expert_kernels import MoeRules
 from gateway.engines.common.kernels.linear import LinearRules
+from gateway.engines.common.memory.states import with_matrices
 from gateway.engines.common.planning_input import available_ram
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
@@ -37,7 +38,7 @@ from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
 from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
 from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
-from gateway.engines.vllm.kv_dtype import AUTO, adopted, declined, flag_wins
+from gateway.engines.vllm.kv_dtype import AUTO, adopted_dtype, dtype_refusal, flag_wins
 from gateway.errors import BadFlag
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
@@ -113,13 +114,13 @@ class VllmRules(VllmKind):
         return ()
 
     def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
-        return adopted(spec, engine, capability)
+        return adopted_dtype(spec, engine, capability)
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return flag_wins(quant, engine)
 
     def kv_refusal(self, quant: Quant | None, engine: Engine, dtype: str) -> str:
-        return declined(quant, engine, dtype)
+        return dtype_refusal(quant, engine, dtype)
 
     def builds(self, architecture: str, engine: Engine) -> bool:
         """_normalize_arch of vllm/model_executor/models/registry.py: a class with another end."""
@@ -190,12 +191,15 @@ class VllmRules(VllmKind):
             or max((row.block or 0 for row in rows), default=0)
             or candidate.engine.block_size
         )
+        drafted = candidate.speculation.tokens
+        attention = (*candidate.stage.attention, *candidate.speculation.groups)
         block_tables = cache(
-            (*candidate.stage.attention, *candidate.speculation.groups),
+            _with_state_dtypes(attention, candidate.args),
             candidate.rank._replace(kv_dtype=stored_dtype(candidate.variant.kv_dtype, latent)),
             block,
             frozenset(candidate.engine.traits),
             prefixes=None if prefixes is None else bool(prefixes),
+            drafts=drafted.value if candidate.speculation.config and drafted else 0,
         )
         if block_tables.refused:
             raise Refused(
@@ -216,7 +220,7 @@ class VllmRules(VllmKind):
         engine, inputs = candidate.engine, candidate.inputs
         if all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
             longest = max(
-                engine.default_batched_tokens, inputs.wish.max_context or inputs.spec.max_position
+                engine.default_batched_tokens, inputs.wish.most_context or inputs.spec.max_position
             )
             return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
         usual: Default = engine.default_batched_tokens, "the engine's default", candidate.source
@@ -265,15 +269,15 @@ class VllmRules(VllmKind):
     def budget(self, footprint: Footprint, context: int) -> Budget:
         candidate = footprint.candidate
         if candidate.engine.device == "cpu":
-            return self._of_ram(footprint, context)
+            return self._ram_budget(footprint, context)
         seen_bytes = candidate.devices.visible_bytes
         if CACHE_BYTES in candidate.args:
-            return self._of_cache(footprint, int(candidate.args[CACHE_BYTES]))
+            return self._cache_budget(footprint, int(candidate.args[CACHE_BYTES]))
         if "gpu-memory-utilization" in candidate.args:
             share = float(candidate.args["gpu-memory-utilization"])
             result = (
                 (candidate.inputs.available[gpu.uuid], gpu.total_bytes or seen_bytes)
-                for gpu in candidate.group
+                for gpu in candidate.gpus
             )
             free, total = min(result, key=lambda item: item[0] - item[1] * share)
             if total * share > free:  # the engine would compare the same, and end
@@ -290,7 +294,7 @@ class VllmRules(VllmKind):
         if not footprint.cache.bytes_for(1, footprint.load.batched_tokens):
             # Of an encoder nothing grows: it takes no more, and more would only be kept from
             # others.
-            used_bytes = self.used_bytes(footprint, self.divided(footprint, 0))
+            used_bytes = self.used_bytes(footprint, self.divide_budget(footprint, 0))
             share = min(
                 share,
                 math.ceil((used_bytes + used_bytes // _ENCODER_SPARE) * 100 / max(1, seen_bytes))
@@ -298,12 +302,12 @@ class VllmRules(VllmKind):
             )
         return self.budget_of_share(footprint, share)
 
-    def _of_cache(self, footprint: Footprint, kv_bytes: int) -> Budget:
+    def _cache_budget(self, footprint: Footprint, kv_bytes: int) -> Budget:
         """The budget with a cache of the user's size. The engine compares its share with what is
         free before that, so it is told of one that holds."""
         candidate = footprint.candidate
-        count = self.used_bytes(footprint, self.divided(footprint, 0)) + kv_bytes
-        free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.group)
+        count = self.used_bytes(footprint, self.divide_budget(footprint, 0)) + kv_bytes
+        free = min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus)
         room = free - _beside_bytes(footprint)
         if count > room:
             reason = (
@@ -323,15 +327,15 @@ class VllmRules(VllmKind):
             CACHE_BYTES in candidate.args
             or not candidate.devices.is_measured
             or not usual.flags
-            or not candidate.group
+            or not candidate.gpus
             or candidate.variant.conservative
         ):
             return None
-        before, share = usual.flags["gpu-memory-utilization"], self._share(footprint, _MOST)
-        if share <= float(before):
+        usual_share, share = usual.flags["gpu-memory-utilization"], self._share(footprint, _MOST)
+        if share <= float(usual_share):
             return None
         warning = (
-            f"It takes {share:.2f} of each GPU, not {before:.2f}: otherwise only a short"
+            f"It takes {share:.2f} of each GPU, not {usual_share:.2f}: otherwise only a short"
             " context fits. Other models find no room on these GPUs."
         )
         flags: dict[str, Scalar] = {"gpu-memory-utilization": share}
@@ -348,7 +352,7 @@ class VllmRules(VllmKind):
             round(seen_bytes * share), {"gpu-memory-utilization": share}, f"utilization {share:.2f}"
         )
 
-    def narrowed(
+    def narrow_budget(
         self,
         footprint: Footprint,
         budget: Budget,
@@ -366,10 +370,10 @@ class VllmRules(VllmKind):
         hundredths; `most` at most."""
         candidate, beside_bytes = footprint.candidate, _beside_bytes(footprint)
         room = min((free - beside_bytes) * 100 // total for free, total in candidate.devices.room)
-        spared = math.ceil(_spared(candidate) * 100 / max(1, candidate.devices.visible_bytes))
+        spared = math.ceil(_spare_bytes(candidate) * 100 / max(1, candidate.devices.visible_bytes))
         return max(0.0, (min(math.floor(limit * 100), room) - spared) / 100)
 
-    def divided(self, footprint: Footprint, budget_bytes: int) -> Memory:
+    def divide_budget(self, footprint: Footprint, budget_bytes: int) -> Memory:
         candidate = footprint.candidate
         return vllm_memory.memory(
             candidate.inputs.spec,
@@ -398,18 +402,22 @@ class VllmRules(VllmKind):
         if candidate.engine.device == "cpu":
             return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
         has_flag = CACHE_BYTES in candidate.engine.flags and memory.kv_bytes_per_token > 0
-        if not candidate.unified or not has_flag or "gpu-memory-utilization" in candidate.args:
+        if (
+            not candidate.has_unified_memory
+            or not has_flag
+            or "gpu-memory-utilization" in candidate.args
+        ):
             return {}
         return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
 
-    def _of_ram(self, footprint: Footprint, context: int) -> Budget:
+    def _ram_budget(self, footprint: Footprint, context: int) -> Budget:
         """Budget in RAM: weights, activations, and a KV cache for four requests of the wanted
         length within half of the RAM for engines, or for one within all that other engines
         leave."""
         candidate = footprint.candidate
         hardware = candidate.inputs.hardware
         free = available_ram(hardware, candidate.inputs.claims)
-        used_bytes = self.used_bytes(footprint, self.divided(footprint, 0))
+        used_bytes = self.used_bytes(footprint, self.divide_budget(footprint, 0))
         cache_words = _told_of_cache(candidate)
         if cache_words is not None:
             kv, reason = cache_words
@@ -436,6 +444,15 @@ class VllmCpuRules(VllmCpuKind, VllmRules):
         return AUTO
 
 
+def _with_state_dtypes(
+    attention: tuple[AttentionGroup, ...], args: Mapping[str, Scalar]
+) -> tuple[AttentionGroup, ...]:
+    """The groups, with the user's dtype of recurrent matrices. _mamba_state_dtype in
+    vllm/model_executor/layers/mamba/mamba_utils.py."""
+    dtype = str(args.get("mamba-ssm-cache-dtype", "auto"))
+    return attention if dtype == "auto" else with_matrices(attention, dtype)
+
+
 def _told_of_cache(candidate: Candidate) -> tuple[int, str] | None:
     """Bytes of KV cache that the user set for a CPU, and how. Raises BadFlag."""
     if "kv-cache-memory-bytes" in candidate.args:
@@ -457,11 +474,11 @@ def _block_size(args: Mapping[str, Scalar]) -> int | None:
 
 
 def _big(candidate: Candidate, least_gib: int) -> bool:
-    if not candidate.group:
+    if not candidate.gpus:
         return False
-    name = candidate.group[0].name.lower()
+    name = candidate.gpus[0].name.lower()
     return (
-        (candidate.group[0].total_bytes or 0) >= least_gib * GIB
+        (candidate.gpus[0].total_bytes or 0) >= least_gib * GIB
         and "a100" not in name
         and "gb10" not in name
     )
@@ -489,7 +506,7 @@ def _counts_graphs(candidate: Candidate) -> bool:
     return GRAPHS_IN_BUDGET in candidate.engine.traits
 
 
-def _spared(candidate: Candidate) -> int:
+def _spare_bytes(candidate: Candidate) -> int:
     """Bytes that an engine turned out to need beside its share, when it ran out of memory while it
     served."""
     facts = candidate.inputs.facts.holding("spare_memory", candidate.scope)

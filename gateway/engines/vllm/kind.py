@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from gateway.domain import Choice, Engine, Scalar
 from gateway.domain.value import served_name
+from gateway.engines.common.span import Meeting
 from gateway.engines.vllm import start_method
 
 
@@ -22,6 +24,46 @@ class VllmKind:
     # Source: DefaultModelLoader._prepare_weights (vllm/model_executor/model_loader/
     # default_loader.py:172 of 0.33.0).
     weights_prefix = "consolidated"
+    # It reads the class of an architecture that is not in its cache yet, without CUDA. Source:
+    # _LazyRegisteredModel.inspect_model_cls of 0.18.0 to 0.33.0.
+    forked_calls = ("vllm.model_executor.models.registry._run_in_subprocess",)
+    # Source: human_readable_int in vllm/utils/argparse_utils.py, for as many flags as have it.
+    magnitudes = MappingProxyType(
+        {letter: 10 ** (3 * power) for power, letter in enumerate("kmgt", 1)}
+        | {letter: 2 ** (10 * power) for power, letter in enumerate("KMGT", 1)}
+    )
+    # Source: get_ip in vllm/utils/network_utils.py.
+    address_env = "VLLM_HOST_IP"
+
+    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+        """Groups meet in a way of their own, which needs no --nnodes. Source: create_engine_config
+        in vllm/engine/arg_utils.py, run_headless in vllm/entrypoints/cli/serve.py."""
+        headless: dict[str, Scalar] = {"headless": True} if node_rank else {}
+        if meeting.groups == 1:
+            return {
+                "nnodes": meeting.nodes,
+                "node-rank": node_rank,
+                "master-addr": meeting.address,
+                "master-port": meeting.port,
+                **headless,
+            }
+        local_groups = meeting.groups // meeting.nodes
+        # On the first node a start rank would ask for a server on every node.
+        first: dict[str, Scalar] = (
+            {"data-parallel-start-rank": node_rank * local_groups} if node_rank else {}
+        )
+        return {
+            "data-parallel-size-local": local_groups,
+            "data-parallel-address": meeting.address,
+            "data-parallel-rpc-port": meeting.groups_port,
+            **first,
+            **headless,
+        }
+
+    def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
+        """`vllm serve`: vllm/entrypoints/openai/api_server.py ignores --headless, and would serve
+        on every node (0.18.0 to 0.33.0)."""
+        return *command[:-1], "vllm.entrypoints.cli.main", "serve"
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         """The stages before the last one. Source: get_pp_indices in vllm/distributed/utils.py."""

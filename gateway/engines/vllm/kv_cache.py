@@ -48,7 +48,7 @@ class BlockTable(FrozenRecord, frozen=True):
 
     A full layer keeps every token; a sliding one keeps its window and the tokens in flight. A cross
     one keeps what the encoder reads, at most a batch. A state is one block, `states` times, or (0)
-    one for every block of tokens.
+    one for every block of tokens; each of `drafts` drafted tokens has a further one.
     """
 
     kind: Literal["full", "sliding", "cross", "state"]
@@ -57,6 +57,7 @@ class BlockTable(FrozenRecord, frozen=True):
     page: int
     window: int = 0
     states: int = 0
+    drafts: int = 0
     count: int = 1
 
     def blocks(self, length: int, batch: int, batches: int) -> int:
@@ -66,13 +67,13 @@ class BlockTable(FrozenRecord, frozen=True):
         max_num_encoder_input_tokens, which is a batch.
         """
         if self.states:
-            return self.count * self.states
+            return self.count * (self.states + self.drafts)
         if self.kind == "sliding":
             kept_tokens = min(self.window - 1 + batches * batch, length)
             return self.count * (-(-kept_tokens // self.block) + 1)
         if self.kind == "cross":
             return self.count * -(-batch // self.block)
-        return self.count * -(-length // self.block)
+        return self.count * (-(-length // self.block) + self.drafts)
 
 
 class Cache(FrozenRecord, frozen=True):
@@ -101,7 +102,8 @@ class Cache(FrozenRecord, frozen=True):
     @property
     def state_bytes(self) -> int:
         """Bytes of a sequence before its first token."""
-        return sum(table.count * table.states for table in self.tables) * self.block_bytes
+        states = sum(table.count * (table.states + table.drafts) for table in self.tables)
+        return states * self.block_bytes
 
     @property
     def states_per_request(self) -> int:
@@ -158,12 +160,13 @@ def cache(
     traits: Collection[str],
     *,
     prefixes: bool | None = None,
+    drafts: int = 0,
 ) -> Cache:
     """The cache of these layers, which are those of one stage of `rank.pp`.
 
     rank.kv_dtype: auto (as `dtype`), fp8 and its kinds, or fp8_ds_mla for backends with that
     layout. block: tokens of a block that the attention backend prefers. prefixes: prefix caching;
-    None: the version's default.
+    None: the version's default. drafts: drafted tokens of a step.
     """
     tp, dtype = rank.tp, rank.dtype
     layer_tables = _attention(attention, tp, dtype, rank.kv_dtype, block)
@@ -182,11 +185,13 @@ def cache(
         layer_tables = _with_states(
             layer_tables, stateful, state, block, traits, rank.capability, prefixes
         )
+    if drafts:
+        layer_tables = _with_drafts(layer_tables, drafts)
     # max_concurrent_batches in vllm/config/vllm.py; its older model runner has one less where pp >
     # 1.
     batches = rank.pp + 1 if "windows_of_more_batches" in traits else 1
     blocks_aside = 1 if "null_block" in traits else 0
-    merged = _merged(layer_tables)
+    merged = _merge_layers(layer_tables)
     if len({(table.kind, table.window, table.block) for table in merged}) <= 1:
         # UniformTypeKVCacheSpecs: one group, each layer with a page of its own size.
         total = sum(table.layers * table.page for table in merged)
@@ -195,21 +200,28 @@ def cache(
     size = _group_size([table.layers for table in merged])
     tables = tuple(table.evolve(count=-(-table.layers // size)) for table in pages)
     token_block = next((table.block for table in tables if table.kind == "full"), tables[0].block)
-    refused = None
-    if len({table.page for table in tables}) > 1:
-        refused = (
-            "pages of "
-            + ", ".join(str(table.page) for table in tables)
-            + " bytes do not divide each other"
-        )
     return Cache(
         token_block,
         size * max(table.page for table in tables),
         tables,
         batches,
         blocks_aside,
-        refused,
+        _page_refusal(tables),
     )
+
+
+def _with_drafts(tables: Sequence[BlockTable], drafts: int) -> list[BlockTable]:
+    """The tables, with a state for each token of a step that verifies drafts.
+    num_speculative_blocks in vllm/model_executor/layers/mamba/abstract.py."""
+    return [table.evolve(drafts=drafts) if table.kind == "state" else table for table in tables]
+
+
+def _page_refusal(tables: Sequence[BlockTable]) -> str | None:
+    """The reason against pages of several sizes; None: they have one."""
+    if len({table.page for table in tables}) <= 1:
+        return None
+    pages = ", ".join(str(table.page) for table in tables)
+    return f"pages of {pages} bytes do not divide each other"
 
 
 def _attention(
@@ -303,7 +315,7 @@ def _flashinfer_delta(recurrent: Recurrent, capability: str) -> bool:
     )
 
 
-def _merged(tables: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
+def _merge_layers(tables: Sequence[BlockTable]) -> tuple[BlockTable, ...]:
     """Layers with equal content are one kind, even if they differ otherwise."""
     if len(tables) < 2:
         return tuple(tables)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.domain import CacheDefault, Engine, ModelSpec, Quant
-from gateway.engines.common.rules.subject import of_family
+from gateway.engines.common.rules.subject import is_of_family
 
 AUTO = "auto"
 # A trait of vLLM from 0.26.0 on: before, a compressed-tensors checkpoint's scheme was written over
@@ -17,10 +17,10 @@ FLAG_WINS = "flag_wins_over_kv_scheme"
 _MODELOPT = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 
 
-def adopted(spec: ModelSpec, engine: Engine, capability: str | None) -> str:
+def adopted_dtype(spec: ModelSpec, engine: Engine, capability: str | None) -> str:
     """The dtype of the checkpoint, else that of the engine for such a model; `auto`: neither, or
     one that this version has not."""
-    result = _declared(spec.quant)
+    result = _declared_dtype(spec.quant)
     if result == AUTO:
         default = default_of(spec, engine, capability)
         result = default.dtype if default else AUTO
@@ -36,13 +36,13 @@ def default_of(spec: ModelSpec, engine: Engine, capability: str | None) -> Cache
             for row in engine.cache_defaults
             if spec.architecture in row.architectures
             and capability is not None
-            and of_family(capability, row.capabilities)
+            and is_of_family(capability, row.capabilities)
         ),
         None,
     )
 
 
-def _declared(quant: Quant | None) -> str:
+def _declared_dtype(quant: Quant | None) -> str:
     if quant is None:
         return AUTO
     if quant.method.startswith("modelopt"):
@@ -62,7 +62,7 @@ def flag_wins(quant: Quant | None, engine: Engine) -> bool:
     return quant is not None and (quant.method.startswith("modelopt") or FLAG_WINS in engine.traits)
 
 
-def declined(quant: Quant | None, engine: Engine, dtype: str) -> str:
+def dtype_refusal(quant: Quant | None, engine: Engine, dtype: str) -> str:
     """Why the engine refuses a KV cache in `dtype` for the checkpoint; "": it takes it.
 
     Methods that have scales for the cache take no e5m2, which has none. Source: Attention in
@@ -70,7 +70,7 @@ def declined(quant: Quant | None, engine: Engine, dtype: str) -> str:
     """
     if dtype != "fp8_e5m2" or quant is None:
         return ""
-    scaled = quant.method == "fp8" or _declared(quant) != AUTO
+    scaled = quant.method == "fp8" or _declared_dtype(quant) != AUTO
     if quant.method == "compressed-tensors" and FLAG_WINS not in engine.traits:
         scaled = True
     if not scaled:

@@ -1,4 +1,4 @@
-"""How vLLM starts its processes: by fork where nothing speaks against it. Pure.
+"""The start method of vLLM's processes: fork, unless a rule speaks against it. Pure.
 
 A spawned process imports the engine again, 25 of 102 s of a start of Llama-8B (0.26.0, one H100;
 by fork 63 s). The server sets `spawn` where VLLM_WORKER_MULTIPROC_METHOD is unset
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from gateway.diagnosis.facts.scope import FORK
 from gateway.domain import Choice, Engine, Scalar
-from gateway.domain.plan import str_choice
+from gateway.domain.choice import str_choice
 
 VARIABLE, _METHOD = FORK
 # Whisper hangs after a fork, and tensors in shared memory of torch want `spawn`:

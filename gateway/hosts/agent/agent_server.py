@@ -12,6 +12,7 @@ import base64
 import contextlib
 import errno
 import os
+import signal
 import socket
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 from gateway.domain import Engine, EngineRef, Instance, LaunchSpec, Mount
 from gateway.domain.image_name import AllowedImages
 from gateway.errors import (
+    AgentAway,
     AgentRefusal,
     Conflict,
     FitserveError,
@@ -38,13 +40,16 @@ from gateway.hosts.agent.calls import (
     Call,
     ConditionsCall,
     DoneAnswer,
+    ExpectCall,
     FailedAnswer,
     FollowCall,
     IdentityCall,
     InquireCall,
     LineAnswer,
     ListCall,
+    PortCall,
     PrepareCall,
+    PreparedCall,
     ProcessesCall,
     ProgressAnswer,
     ResolveCall,
@@ -67,43 +72,32 @@ _LINE_S = 10.0
 _BACKLOG = 64
 # A config of 16 MB and the headers of half a million tensors.
 _MOST_ASKED = 128 * 1024 * 1024
+# Inquiries whose documents are in memory at once. Others wait with theirs packed.
+_UNPACKED_AT_ONCE = 3
 # Unread reports of a pull. Only the last ones count.
 _REPORTS = 16
 
 
-class Agent:
-    """`engine` gives the profile of an engine by name, and raises NotFound.
+class HostServer:
+    """A host behind a socket. `_admit` is the policy of the server."""
 
-    `models` is the mount of engines; `resolved` are the images found under allowed names.
-    """
-
-    def __init__(
-        self,
-        host: Host,
-        engine: Callable[[str], Engine],
-        models: Mount,
-        allowed: AllowedImages,
-        resolved: ResolvedImages,
-    ) -> None:
+    def __init__(self, host: Host) -> None:
         self._host = host
-        self._engine = engine
-        self._models = models
-        self._allowed = allowed
-        self._resolved = resolved
         self._connections: set[asyncio.Task[None]] = set()
         self._starting: set[str] = set()
         self._full = False
+        self._documents = asyncio.Semaphore(_UNPACKED_AT_ONCE)
 
     @asynccontextmanager
     async def serving(self, path: Path) -> AsyncIterator[None]:
         """Serve on the socket `path`, for this user alone. Raises SettingsError if the socket
         cannot be made."""
         try:
-            listener = _listen(path)
+            listener = listen(path)
         except OSError as error:
             raise SettingsError(
-                f"The agent cannot listen on {path}: {error.strerror or error}.",
-                hint="Set FITSERVE_AGENT_SOCKET to another path.",
+                f"The socket {path} cannot be made: {error.strerror or error}.",
+                hint="Set FITSERVE_AGENT_SOCKET or FITSERVE_DATA_DIR to another path.",
             ) from None
         server = await asyncio.start_unix_server(
             self._serve, sock=listener, limit=MOST_BYTES_OF_CALL, backlog=_BACKLOG
@@ -189,19 +183,26 @@ class Agent:
                 log.warning("refused", call=call.call, reason=error.message)
             elif not isinstance(call, ListCall):
                 log.warning("failed", call=call.call, reason=error.message)
-            await _write(writer, _failed(error))
+            await _write(writer, _failed_answer(error))
+
+    async def _admit(self, call: Call) -> None:
+        """Raises HostError for a call that is not allowed."""
+
+    async def _note_image(self, exact: EngineRef) -> None:
+        """Remember an image that was found under an allowed name. Raises HostError."""
 
     async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
+        await self._admit(call)
         match call:
             case PrepareCall(engine=engine):
-                await self._check(engine)
                 async with aclosing(self._prepare(engine)) as reports:
                     async for report in reports:
                         yield report
                 yield DoneAnswer()
+            case ExpectCall(spec=spec):
+                await self._host.expect(spec)
+                yield DoneAnswer()
             case StartCall(spec=spec):
-                profile = await self._profile(spec.engine)
-                check_launch(spec, profile, self._models, self._allowed, self._resolved.digests)
                 yield DoneAnswer(instances=(await self._start(spec),))
             case ListCall():
                 yield DoneAnswer(instances=tuple(await self._host.list()))
@@ -212,7 +213,6 @@ class Agent:
             case ProcessesCall(name=name):
                 yield DoneAnswer(processes=await self._host.processes(name))
             case ConditionsCall(engine=engine, cache=cache):
-                await self._check(engine)
                 yield DoneAnswer(conditions=await self._host.conditions(engine, cache))
             case FollowCall(name=name):
                 async with aclosing(self._host.follow(name)) as lines:
@@ -220,30 +220,35 @@ class Agent:
                         yield LineAnswer(text=line.decode("latin-1"))
                 yield DoneAnswer()
             case ResolveCall(engine=engine):
-                await self._check(engine)
                 exact = await self._host.resolve(engine)
-                await asyncio.to_thread(self._resolved.keep, exact)
+                await self._note_image(exact)
                 yield DoneAnswer(engine=exact)
             case IdentityCall(engine=engine):
-                await self._check(engine)
                 yield DoneAnswer(identity=await self._host.identity(engine))
             case InquireCall(engine=engine, asked=packed, gpus=gpus):
-                await self._check(engine)
-                check_gpus(gpus)
-                async with aclosing(self._host.inquire(engine, _unpacked(packed), gpus)) as lines:
-                    async for line in lines:
-                        yield LineAnswer(text=line.decode("latin-1"))
+                async with aclosing(self._inquire(engine, packed, gpus)) as answers:
+                    async for answer in answers:
+                        yield answer
                 yield DoneAnswer()
+            case PortCall():
+                yield DoneAnswer(port=await self._host.allocate_port())
+            case PreparedCall():
+                yield DoneAnswer(prepared=await self._host.prepared_views())
+            case _:
+                raise AgentRefusal(
+                    "The agent refuses: it is no node of a cluster.",
+                    hint="Run `fitserve cluster join` on this machine.",
+                )
 
-    async def _profile(self, engine: EngineRef) -> Engine:
-        try:
-            return await asyncio.to_thread(self._engine, str(engine))
-        except NotFound as error:
-            raise AgentRefusal(f"The agent refuses: {error.message}", hint=error.hint) from None
-
-    async def _check(self, engine: EngineRef) -> None:
-        """Raises AgentRefusal for an image that may not be started."""
-        check_engine(engine, await self._profile(engine), self._allowed, self._resolved.digests)
+    async def _inquire(
+        self, engine: EngineRef, packed: str, gpus: tuple[str, ...]
+    ) -> AsyncGenerator[LineAnswer, None]:
+        """The lines of an inquiry. Documents are large, so a few are unpacked, by threads."""
+        async with self._documents:
+            document = await asyncio.to_thread(_unpack, packed)
+            async with aclosing(self._host.inquire(engine, document, gpus)) as lines:
+                async for line in lines:
+                    yield LineAnswer(text=line.decode("latin-1"))
 
     async def _start(self, spec: LaunchSpec) -> Instance:
         names = self._starting | {instance.name for instance in await self._host.list()}
@@ -278,6 +283,55 @@ class Agent:
             await asyncio.gather(preparing, return_exceptions=True)
 
 
+class Agent(HostServer):
+    """`engine` gives the profile of an engine by name, and raises NotFound.
+
+    `models` is the mount of engines; `resolved` are the images found under allowed names.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        engine: Callable[[str], Engine],
+        models: Mount,
+        allowed: AllowedImages,
+        resolved: ResolvedImages,
+    ) -> None:
+        super().__init__(host)
+        self._engine = engine
+        self._models = models
+        self._allowed = allowed
+        self._resolved = resolved
+
+    async def _admit(self, call: Call) -> None:
+        match call:
+            case StartCall(spec=spec) | ExpectCall(spec=spec):
+                profile = await self._profile(spec.engine)
+                check_launch(spec, profile, self._models, self._allowed, self._resolved.digests)
+            case (
+                PrepareCall(engine=engine)
+                | ConditionsCall(engine=engine)
+                | ResolveCall(engine=engine)
+                | IdentityCall(engine=engine)
+                | InquireCall(engine=engine)
+            ):
+                profile = await self._profile(engine)
+                check_engine(engine, profile, self._allowed, self._resolved.digests)
+                if isinstance(call, InquireCall):
+                    check_gpus(call.gpus)
+            case _:
+                pass
+
+    async def _note_image(self, exact: EngineRef) -> None:
+        await asyncio.to_thread(self._resolved.keep, exact)
+
+    async def _profile(self, engine: EngineRef) -> Engine:
+        try:
+            return await asyncio.to_thread(self._engine, str(engine))
+        except NotFound as error:
+            raise AgentRefusal(f"The agent refuses: {error.message}", hint=error.hint) from None
+
+
 async def _close(writer: asyncio.StreamWriter) -> None:
     """Close a connection after its output, but wait only a limited time for its reader."""
     writer.close()
@@ -294,7 +348,7 @@ async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
     await writer.drain()
 
 
-def _unpacked(text: str) -> bytes:
+def _unpack(text: str) -> bytes:
     """The unpacked document. Raises AgentRefusal if it is malformed, or larger than a model
     needs."""
     opener = zlib.decompressobj()
@@ -310,19 +364,27 @@ def _unpacked(text: str) -> bytes:
     return document
 
 
-def _failed(error: FitserveError) -> FailedAnswer:
-    kinds = (AgentRefusal, ForeignInstance, Conflict, HostError)
+def _failed_answer(error: FitserveError) -> FailedAnswer:
+    kinds = (AgentAway, AgentRefusal, ForeignInstance, Conflict, HostError)
     kind = next((kind for kind in kinds if isinstance(error, kind)), HostError)
     return FailedAnswer.model_validate(
         {"error": kind.__name__, "message": error.message, "hint": error.hint}
     )
 
 
-def _listen(path: Path) -> socket.socket:
+def stop_event() -> asyncio.Event:
+    """An event of the running loop that SIGTERM and SIGINT set."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
+
+
+def listen(path: Path) -> socket.socket:
     """A listening socket, for this user alone from the beginning. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    former_umask = os.umask(0o177)
     try:
         try:
             listener.bind(str(path))
@@ -336,5 +398,5 @@ def _listen(path: Path) -> socket.socket:
         listener.close()
         raise
     finally:
-        os.umask(before)
+        os.umask(former_umask)
     return listener

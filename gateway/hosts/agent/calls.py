@@ -1,6 +1,7 @@
 """The protocol of gateway and agent: one call per connection, one JSON line up, JSON lines down.
 
     PrepareCall(engine)         -> ProgressAnswer ... DoneAnswer
+    ExpectCall(spec)            -> DoneAnswer
     StartCall(spec)             -> DoneAnswer with the instance
     ListCall()               -> DoneAnswer with all instances
     StopCall(name, grace_s)     -> DoneAnswer
@@ -10,6 +11,10 @@
     ResolveCall(engine)         -> DoneAnswer with the engine, and the digest of its image
     IdentityCall(engine)        -> DoneAnswer with what would answer
     InquireCall(engine, asked)  -> LineAnswer ... DoneAnswer
+    PortCall()                  -> DoneAnswer with a port
+    PreparedCall()              -> DoneAnswer with the prepared processes
+    NodeCall()                  -> DoneAnswer with the node; only a node of a cluster answers
+    DrainCall(drained)          -> the same
     any                     -> FailedAnswer, instead of DoneAnswer
 
 The gateway closes the connection to give a call up. HTTP would need limits for heads, bodies,
@@ -27,6 +32,8 @@ from gateway.domain import (
     EngineRef,
     Instance,
     LaunchSpec,
+    NodeView,
+    PreparedView,
     StartConditions,
     Value,
 )
@@ -39,53 +46,63 @@ MOST_BYTES_OF_ANSWER = 16 * 1024 * 1024
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 
 
-class PrepareCall(Value):
+class OwnedCall(Value):
+    owner: Annotated[str, Field(max_length=64)] = ""
+    """The installation of the gateway. A node of a cluster has one owner at most."""
+
+
+class PrepareCall(OwnedCall):
     call: Literal["prepare"] = "prepare"
     engine: EngineRef
 
 
-class StartCall(Value):
+class ExpectCall(OwnedCall):
+    call: Literal["expect"] = "expect"
+    spec: LaunchSpec
+
+
+class StartCall(OwnedCall):
     call: Literal["start"] = "start"
     spec: LaunchSpec
 
 
-class ListCall(Value):
+class ListCall(OwnedCall):
     call: Literal["list"] = "list"
 
 
-class StopCall(Value):
+class StopCall(OwnedCall):
     call: Literal["stop"] = "stop"
     name: Name
     grace_s: float = Field(ge=0, le=86400, allow_inf_nan=False)
 
 
-class ProcessesCall(Value):
+class ProcessesCall(OwnedCall):
     call: Literal["processes"] = "processes"
     name: Name
 
 
-class ConditionsCall(Value):
+class ConditionsCall(OwnedCall):
     call: Literal["conditions"] = "conditions"
     engine: EngineRef
     cache: Annotated[str, Field(max_length=64)]
 
 
-class FollowCall(Value):
+class FollowCall(OwnedCall):
     call: Literal["follow"] = "follow"
     name: Name
 
 
-class ResolveCall(Value):
+class ResolveCall(OwnedCall):
     call: Literal["resolve"] = "resolve"
     engine: EngineRef
 
 
-class IdentityCall(Value):
+class IdentityCall(OwnedCall):
     call: Literal["identity"] = "identity"
     engine: EngineRef
 
 
-class InquireCall(Value):
+class InquireCall(OwnedCall):
     """`asked` is the document of `gateway.engines.inquiry.document`, packed by zlib, in base64. The
     code in the container is the agent's own."""
 
@@ -93,6 +110,25 @@ class InquireCall(Value):
     engine: EngineRef
     asked: str
     gpus: tuple[str, ...] = ()
+
+
+class PortCall(OwnedCall):
+    call: Literal["port"] = "port"
+
+
+class PreparedCall(OwnedCall):
+    call: Literal["prepared"] = "prepared"
+
+
+class NodeCall(OwnedCall):
+    call: Literal["node"] = "node"
+
+
+class DrainCall(OwnedCall):
+    """`drained`: whether the node starts no engines from now on."""
+
+    call: Literal["drain"] = "drain"
+    drained: bool
 
 
 class ProgressAnswer(Value):
@@ -114,19 +150,23 @@ class DoneAnswer(Value):
     conditions: StartConditions = StartConditions()
     identity: str = ""
     engine: EngineRef | None = None
+    port: int = 0
+    prepared: tuple[PreparedView, ...] = ()
+    node: NodeView | None = None
 
 
 class FailedAnswer(Value):
     """`error` names a class of gateway/errors.py."""
 
     answer: Literal["failed"] = "failed"
-    error: Literal["HostError", "AgentRefusal", "Conflict", "ForeignInstance"]
+    error: Literal["HostError", "AgentAway", "AgentRefusal", "Conflict", "ForeignInstance"]
     message: str
     hint: str = ""
 
 
 Call = (
     PrepareCall
+    | ExpectCall
     | StartCall
     | ListCall
     | StopCall
@@ -136,6 +176,10 @@ Call = (
     | ResolveCall
     | IdentityCall
     | InquireCall
+    | PortCall
+    | PreparedCall
+    | NodeCall
+    | DrainCall
 )
 Answer = ProgressAnswer | LineAnswer | DoneAnswer | FailedAnswer
 CALL: TypeAdapter[Call] = TypeAdapter(Annotated[Call, Field(discriminator="call")])

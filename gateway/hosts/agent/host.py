@@ -9,7 +9,7 @@ import asyncio
 import base64
 import contextlib
 import zlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -23,7 +23,14 @@ from gateway.domain import (
     PreparedView,
     StartConditions,
 )
-from gateway.errors import AgentRefusal, Conflict, FitserveError, ForeignInstance, HostError
+from gateway.errors import (
+    AgentAway,
+    AgentRefusal,
+    Conflict,
+    FitserveError,
+    ForeignInstance,
+    HostError,
+)
 from gateway.hosts.agent.calls import (
     ANSWER,
     MOST_BYTES_OF_ANSWER,
@@ -46,6 +53,7 @@ from gateway.hosts.agent.calls import (
     StopCall,
 )
 from gateway.hosts.docker.host import ENGINE_PORT
+from gateway.hosts.host import Machines
 
 # Inside the class `list` is the method.
 Instances = list[Instance]
@@ -56,18 +64,29 @@ _SLOW_S = 180.0
 _AGAIN_S = 1.0
 
 
-class AgentAway(HostError):
-    """The agent does not answer, or stopped answering."""
-
-
 class AgentHost:
     """See the module's docstring and `Host`."""
 
     kind: str = "docker"
+    forks = False
+    machines: Machines | None = None
 
-    def __init__(self, path: Path, *, timeout_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        timeout_s: float = _PATIENCE_S,
+        owner: str = "",
+        preface: bytes = b"",
+    ) -> None:
+        """owner: the installation of the gateway.
+
+        preface: a line before each call, for the program at the socket.
+        """
         self._path = path
         self._timeout_s = timeout_s
+        self._owner = owner
+        self._preface = preface
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         async with aclosing(self._ask(PrepareCall(engine=engine), None)) as answers:
@@ -75,24 +94,27 @@ class AgentHost:
                 if isinstance(answer, ProgressAnswer):
                     report(answer.text)
 
+    async def expect(self, spec: LaunchSpec) -> None:
+        """Containers are not forked."""
+
     async def start(self, spec: LaunchSpec) -> Instance:
-        (instance,) = (await self._final_answer(StartCall(spec=spec), _SLOW_S)).instances
+        (instance,) = (await self.final_answer(StartCall(spec=spec), _SLOW_S)).instances
         return instance
 
     async def list(self) -> Instances:
-        return [*(await self._final_answer(ListCall(), self._timeout_s)).instances]
+        return [*(await self.final_answer(ListCall(), self._timeout_s)).instances]
 
     async def stop(self, name: str, grace_s: float) -> None:
-        await self._final_answer(StopCall(name=name, grace_s=grace_s), grace_s + _SLOW_S)
+        await self.final_answer(StopCall(name=name, grace_s=grace_s), grace_s + _SLOW_S)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
-        return (await self._final_answer(ProcessesCall(name=name), self._timeout_s)).processes
+        return (await self.final_answer(ProcessesCall(name=name), self._timeout_s)).processes
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         call = ConditionsCall(engine=engine, cache=cache)
-        return (await self._final_answer(call, self._timeout_s)).conditions
+        return (await self.final_answer(call, self._timeout_s)).conditions
 
-    async def prepared(self) -> tuple[PreparedView, ...]:
+    async def prepared_views(self) -> tuple[PreparedView, ...]:
         return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
@@ -118,11 +140,11 @@ class AgentHost:
 
     async def resolve(self, engine: EngineRef) -> EngineRef:
         return (
-            await self._final_answer(ResolveCall(engine=engine), self._timeout_s)
+            await self.final_answer(ResolveCall(engine=engine), self._timeout_s)
         ).engine or engine
 
     async def identity(self, engine: EngineRef) -> str:
-        return (await self._final_answer(IdentityCall(engine=engine), self._timeout_s)).identity
+        return (await self.final_answer(IdentityCall(engine=engine), self._timeout_s)).identity
 
     async def inquire(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
@@ -140,10 +162,14 @@ class AgentHost:
                 if isinstance(answer, LineAnswer):
                     yield answer.text.encode("latin-1")
 
+    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+        return ("docker", "rm", "-f", *names)
+
     async def close(self) -> None:
         """Nothing to close: every call has its own connection."""
 
-    async def _final_answer(self, call: Call, timeout_s: float) -> DoneAnswer:
+    async def final_answer(self, call: Call, timeout_s: float) -> DoneAnswer:
+        """The last answer to a call. Raises AgentAway, and failures reported by the agent."""
         final = DoneAnswer()
         async with aclosing(self._ask(call, timeout_s)) as answers:
             async for answer in answers:
@@ -160,7 +186,8 @@ class AgentHost:
                 reader, writer = await asyncio.open_unix_connection(
                     self._path, limit=MOST_BYTES_OF_ANSWER
                 )
-                writer.write(call.model_dump_json().encode() + b"\n")
+                owned = call.evolve(owner=self._owner) if self._owner else call
+                writer.write(self._preface + owned.model_dump_json().encode() + b"\n")
                 await writer.drain()
             while True:
                 async with asyncio.timeout(silence_s):
@@ -199,6 +226,7 @@ class AgentHost:
 
 def _error(failed: FailedAnswer) -> FitserveError:
     kinds: tuple[type[HostError | Conflict], ...] = (
+        AgentAway,
         AgentRefusal,
         Conflict,
         ForeignInstance,

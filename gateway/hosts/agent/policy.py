@@ -1,7 +1,7 @@
 """The policy of an agent for an untrusted gateway: only engines as plans start them. Pure.
 
 A launch has no field for privileges, capabilities, other devices than GPUs, networks, namespaces or
-ports, so nobody can ask for them. All other fields are checked here against the agent's own
+ports, so no request can name them. All other fields are checked here against the agent's own
 profiles.
 """
 
@@ -15,6 +15,7 @@ from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.domain.units import GIB
 from gateway.domain.value import MOST_BYTES
 from gateway.domain.wish import NAME_PATTERN
+from gateway.engines.registry import engine_kind
 from gateway.errors import AgentRefusal, BadFlag
 from gateway.planner.command import check_command, check_environment
 
@@ -79,6 +80,8 @@ def check_launch(
         raise _refusal(
             f"engines mount {models.source} at {models.target}, read-only, and nothing else"
         )
+    if spec.nodes or spec.node:
+        raise _refusal("an engine over several nodes may not be started, nor one of another node")
     check_gpus(spec.gpus)
     if spec.gpus and engine.device == "cpu":
         raise _refusal(f"{engine.ref} runs on no GPU")
@@ -89,6 +92,8 @@ def check_launch(
         raise _refusal(f"the cache folders of {engine.ref} must be those of its profile")
     if (spec.key_env, spec.key_option) != (engine.key_env, engine.key_option):
         raise _refusal(f"the key option of {engine.ref} must be that of its profile")
+    if spec.forked_calls not in ((), engine_kind(engine.kind).forked_calls):
+        raise _refusal(f"the forked calls of {engine.ref} must be those of its kind")
     bounds = {
         "shared memory": (0, spec.shm_bytes, _MOST_SHARED_BYTES),
         "port": (1024, spec.port, 65535),

@@ -114,10 +114,13 @@ def _make_room(client: APIClient, volume: str, candidates: list[Attributes]) -> 
     from docker.errors import APIError
 
     sizes = _sizes(client) if candidates else {}
-    names = [one["Name"] for one in sorted(candidates, key=lambda one: str(one["CreatedAt"]))]
+    names = [
+        candidate["Name"]
+        for candidate in sorted(candidates, key=lambda candidate: str(candidate["CreatedAt"]))
+    ]
     for name in (*names,):
         if (
-            sum(sizes.get(one, 0) for one in (volume, *names)) <= MOST_BYTES
+            sum(sizes.get(volume_name, 0) for volume_name in (volume, *names)) <= MOST_BYTES
             if sizes
             else len(names) < MOST_UNMEASURED
         ):

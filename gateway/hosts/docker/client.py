@@ -117,7 +117,7 @@ class DockerClient:
         while True:
             tries -= 1
             try:
-                return work(self._connected(timeout_s))
+                return work(self._connect(timeout_s))
             except APIError as error:
                 # Docker was replaced by a version that does not speak the negotiated API.
                 if (
@@ -138,7 +138,7 @@ class DockerClient:
                     ) from error
             self._disconnect()
 
-    def _connected(self, timeout_s: float) -> APIClient:
+    def _connect(self, timeout_s: float) -> APIClient:
         from docker.api import APIClient
 
         if timeout_s not in self._clients:

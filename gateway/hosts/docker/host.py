@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
@@ -43,7 +43,7 @@ from gateway.hosts.docker.container import (
     running_instance,
     start_error,
 )
-from gateway.hosts.docker.inquiry import create_inquiry, remove_lost, start_inquiry
+from gateway.hosts.docker.inquiry import create_inquiry, remove_lost_inquiries, start_inquiry
 from gateway.hosts.docker.local_images import LocalImages
 from gateway.hosts.docker.network import ambiguous_network, ensure_network
 from gateway.hosts.docker.stream import (
@@ -54,7 +54,7 @@ from gateway.hosts.docker.stream import (
     stream,
     whole_frames,
 )
-from gateway.hosts.host import MOST_COMMAND
+from gateway.hosts.host import MOST_COMMAND, Machines
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -80,6 +80,8 @@ class DockerHost:
     """
 
     kind: str = "docker"
+    forks = False
+    machines: Machines | None = None
 
     def __init__(
         self,
@@ -97,6 +99,9 @@ class DockerHost:
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         await self._images.bring(engine, report)
+
+    async def expect(self, spec: LaunchSpec) -> None:
+        """Containers are not forked."""
 
     async def start(self, spec: LaunchSpec) -> Instance:
         self._images.name_of(spec.engine)
@@ -133,7 +138,7 @@ class DockerHost:
         has_cache = await self._docker.call(partial(has_volume, image, cache, self._owner))
         return StartConditions(origin="container", is_cache_empty=not (cache and has_cache))
 
-    async def prepared(self) -> tuple[PreparedView, ...]:
+    async def prepared_views(self) -> tuple[PreparedView, ...]:
         return ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
@@ -209,9 +214,9 @@ class DockerHost:
                     frames += chunk
                     for source, text in whole_frames(frames):
                         if source == 2:
-                            output.muttered(text)
+                            output.add_error_output(text)
                             continue
-                        for line in output.answered(text):
+                        for line in output.add_output(text):
                             yield line
                 if code := int(json.loads(await ended.read())["StatusCode"]):
                     raise output.failure(code)
@@ -222,6 +227,9 @@ class DockerHost:
             ) from error
         finally:
             await asyncio.shield(self._docker.call(partial(_remove, container), _SLOW_S))
+
+    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+        return ("docker", "rm", "-f", *names)
 
     async def close(self) -> None:
         self._docker.close()
@@ -318,7 +326,7 @@ def _make_inquiry(
     image: str, owner: str, gpus: tuple[str, ...], client: APIClient
 ) -> tuple[str, str]:
     """The container, and the API version."""
-    remove_lost(client, owner)
+    remove_lost_inquiries(client, owner)
     return create_inquiry(client, image, owner, gpus), str(client.api_version)
 
 

@@ -88,7 +88,7 @@ def start_inquiry(client: APIClient, container: str, image: str) -> None:
         ) from None
 
 
-def remove_lost(client: APIClient, owner: str, older_s: float = _LOST_S) -> None:
+def remove_lost_inquiries(client: APIClient, owner: str, older_s: float = _LOST_S) -> None:
     """Remove old inquiries of this owner: of a killed gateway, with an image that ignores its
     end."""
     from docker.errors import APIError

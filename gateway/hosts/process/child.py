@@ -47,7 +47,7 @@ async def lines_of(
     )
     try:
         while child.stdout and (text := await child.stdout.read(_CHUNK)):
-            for line in output.answered(text):
+            for line in output.add_output(text):
                 yield line
         await listening
         if code := await child.wait():
@@ -73,7 +73,7 @@ async def _listen(child: asyncio.subprocess.Process, output: InquiryOutput) -> N
     this error is raised."""
     try:
         while child.stderr and (text := await child.stderr.read(_CHUNK)):
-            output.muttered(text)
+            output.add_error_output(text)
     except HostError:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)

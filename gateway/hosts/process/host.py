@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 from weakref import WeakValueDictionary
@@ -46,7 +47,7 @@ from gateway.domain import (
     StartConditions,
 )
 from gateway.errors import Conflict, ForeignInstance, HostError
-from gateway.hosts.host import MOST_COMMAND
+from gateway.hosts.host import MOST_COMMAND, Machines
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.caches import Caches, is_empty
@@ -58,7 +59,7 @@ from gateway.hosts.process.records import Record, Records
 from gateway.machine.environment import (
     COMPLETE,
     engine_dir,
-    installed,
+    installed_engines,
     is_installed,
     packages_identity,
     variables,
@@ -77,6 +78,8 @@ KILL_S = 10.0
 # Below the ports of outgoing connections (net.ipv4.ip_local_port_range): such a connection could
 # take a port before the engine listens on it.
 _PORTS = range(20_000, 32_000)
+_LOOPBACK_OPTION = "--host=127.0.0.1"
+"""The address in the command of a process, as plans have it."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,18 +89,26 @@ class ProcessHost:
     """See the module's docstring, and `host.py` for the contract."""
 
     kind: str = "process"
+    machines: Machines | None = None
 
-    def __init__(self, data_dir: Path, most_prepared: int = 0) -> None:
-        """most_prepared: most processes that have imported an engine, and fork the next ones."""
+    def __init__(self, data_dir: Path, most_prepared: int = 0, address: str = "127.0.0.1") -> None:
+        """most_prepared: most processes that have imported an engine, and fork the next ones.
+
+        address: where engines listen, and nowhere else.
+        """
         data_dir = data_dir.absolute()
         self._data = data_dir
+        self._address = address
         self._records = Records(data_dir / "instances")
+        self._unwritten_ends: dict[str, Record] = {}
+        """Ended instances, by name, whose records the disk did not take."""
         self._logs = data_dir / "logs"
         self._run = data_dir / "run"
         self._home = data_dir / "home"
         self._caches = Caches(data_dir)
         self._keys = EngineKeys(data_dir / "engine-secret")
         self._prepared = PreparedEngines(data_dir, most_prepared) if most_prepared else None
+        self.forks = self._prepared is not None
         self._id = hashlib.sha256(str(data_dir).encode()).hexdigest()[:12]
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._lock = threading.RLock()
@@ -117,6 +128,10 @@ class ProcessHost:
             )
         report(f"{engine} is installed.")
 
+    async def expect(self, spec: LaunchSpec) -> None:
+        if self._prepared is not None:
+            await run_to_end(self._expect, spec, self._prepared)
+
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._name_lock(spec.name):
             record = await run_to_end(self._find, spec.name)
@@ -133,10 +148,7 @@ class ProcessHost:
             return (await run_to_end(self._spawn, spec)).instance
 
     async def list(self) -> list[Instance]:
-        records = await run_to_end(self._find_all)
-        if self._prepared is not None:
-            await run_to_end(self._prepared.tend, records, self._identities)
-        return [record.instance for record in records]
+        return [record.instance for record in await run_to_end(self._look)]
 
     async def stop(self, name: str, grace_s: float) -> None:
         async with self._name_lock(name):
@@ -150,7 +162,7 @@ class ProcessHost:
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
         return await run_to_end(self._conditions, engine, cache)
 
-    async def prepared(self) -> tuple[PreparedView, ...]:
+    async def prepared_views(self) -> tuple[PreparedView, ...]:
         return await run_to_end(self._prepared.views) if self._prepared is not None else ()
 
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
@@ -183,7 +195,7 @@ class ProcessHost:
         first = int(self._id, 16) % len(_PORTS)
         ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
         for port in ports:
-            if port not in used_ports and _free(port):
+            if port not in used_ports and _free(self._address, port):
                 self._given_ports.add(port)
                 return port
         raise HostError(
@@ -205,6 +217,10 @@ class ProcessHost:
     ) -> AsyncGenerator[bytes, None]:
         return ask(engine_dir(self._data, engine) / "bin/python", self._data / "asking", document)
 
+    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+        pids = [process.pid for name in names for process in await self.processes(name)]
+        return ("kill", *map(str, pids))
+
     async def close(self) -> None:
         """No connection to the engines exists. Prepared processes wait for the next gateway."""
         if self._prepared is not None:
@@ -213,7 +229,7 @@ class ProcessHost:
     def _identities(self) -> dict[str, str]:
         """The identity of each installed environment, by engine."""
         identities = {}
-        for folder in installed(self._data):
+        for folder in installed_engines(self._data):
             kind, _, version = folder.rpartition("-")
             engine = EngineRef(kind=kind, version=version)
             with suppress(HostError):
@@ -242,6 +258,13 @@ class ProcessHost:
                 return None
             return self._resolve_spawn(record) if record.pid is None else self._observe(record)
 
+    def _look(self) -> Sequence[Record]:
+        """All instances, after a look at the prepared processes."""
+        records = self._find_all()
+        if self._prepared is not None:
+            self._prepared.tend(records, self._identities)
+        return records
+
     def _find_all(self) -> Sequence[Record]:
         records = []
         with as_host_error(), self._lock:
@@ -259,7 +282,7 @@ class ProcessHost:
         return tuple(
             EngineProcess(
                 pid=process.pid,
-                stopped=process.stopped,
+                stopped=process.is_stopped,
                 cpu_s=process.cpu_s,
                 command=process.command(MOST_COMMAND),
             )
@@ -295,9 +318,23 @@ class ProcessHost:
 
     def _observe(self, record: Record) -> Record:
         """Compare the record with its process, and note an exit: an exit code can be read only
-        once."""
+        once. Without space for the note, this process remembers it."""
         if record.exited or record.leader is not None:
             return record
+        ended = self._unwritten_ends.get(record.name)
+        if ended is None or (ended.pid, ended.start_ticks) != (record.pid, record.start_ticks):
+            ended = self._with_end(record)
+        if not ended.exited:
+            return record
+        try:
+            self._records.write(ended)
+            self._unwritten_ends.pop(record.name, None)
+        except OSError:
+            self._unwritten_ends[record.name] = ended
+        return ended
+
+    def _with_end(self, record: Record) -> Record:
+        """The record of an instance without its leader, with its end if that is certain."""
         code = None
         process = record.holder
         if record.forked:
@@ -306,7 +343,7 @@ class ProcessHost:
             ended, code = procfs.reap(process.pid)
             if not ended:
                 return record
-        return self._records.write(record.evolve(exited=True, exit_code=code))
+        return record.evolve(exited=True, exit_code=code)
 
     def _exit_code(self, record: Record) -> int | None:
         """The exit code of a forked engine. Its parent notes the code, and only then reaps it."""
@@ -323,6 +360,7 @@ class ProcessHost:
                 procfs.reap(process.pid)
             shutil.rmtree(self._run / record.name, ignore_errors=True)
             self._records.remove(record.name)
+            self._unwritten_ends.pop(record.name, None)
 
     def _log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
@@ -330,12 +368,15 @@ class ProcessHost:
     # --- processes ---
 
     def _argv(self, spec: LaunchSpec, key: Secret | None) -> tuple[str, ...]:
+        argv = tuple(
+            f"--host={self._address}" if item == _LOOPBACK_OPTION else item for item in spec.argv
+        )
         if key is None or spec.key_option is None:
-            return spec.argv
+            return argv
         file = self._run / spec.name / "key.yaml"
         # In quotes, so that no key reads as a number.
         atomic_file.write(file, f'{spec.key_option}: "{key.reveal()}"\n'.encode())
-        return (*spec.argv, "--config", str(file))
+        return (*argv, "--config", str(file))
 
     def _spawn(self, spec: LaunchSpec) -> Record:
         cache = self._cache(spec) if spec.cache else None
@@ -345,6 +386,7 @@ class ProcessHost:
             attempt=spec.attempt,
             fingerprint=spec.fingerprint,
             port=spec.port,
+            address=self._address,
             key=self._keys.key(cache) if spec.key_env or spec.key_option else None,
             cache=str(cache) if cache is not None else None,
             boot_id=procfs.boot_id(),
@@ -353,11 +395,19 @@ class ProcessHost:
         self._spawning.add(spec.name)
         try:
             with as_host_error():
-                return self._spawn_recorded(spec, record)
+                return self._spawn_with_record(spec, record)
         finally:
             self._spawning.discard(spec.name)
 
-    def _spawn_recorded(self, spec: LaunchSpec, record: Record) -> Record:
+    def _expect(self, spec: LaunchSpec, prepared: PreparedEngines) -> None:
+        with as_host_error():
+            self._home.mkdir(parents=True, exist_ok=True)
+            inherited = self._caches.make(self._cache(spec), spec.caches) if spec.cache else {}
+            argv = self._argv(spec, None)
+            env = variables(argv[0], self._home) | inherited | _engine_variables(spec, None)
+            prepared.expect(self._process_start(spec, argv, env))
+
+    def _spawn_with_record(self, spec: LaunchSpec, record: Record) -> Record:
         for folder in (self._logs, self._home, self._run / spec.name):
             folder.mkdir(parents=True, exist_ok=True)
         inherited: dict[str, str] = {}
@@ -426,18 +476,7 @@ class ProcessHost:
         """
         if self._prepared is None:
             return None
-        start = ProcessStart(
-            engine=str(spec.engine),
-            identity=self._identity(spec.engine),
-            model=spec.model,
-            argv=argv,
-            env=env,
-            key_env=spec.key_env,
-            cwd=str(self._run / spec.name),
-            log=str(self._log(spec.name)),
-            exit_file=str(self._records.exit_file(spec.name)),
-        )
-        engine = self._prepared.fork(start)
+        engine = self._prepared.fork(self._process_start(spec, argv, env))
         if engine is None:
             return None
         with closing(engine):
@@ -453,6 +492,22 @@ class ProcessHost:
                 self._records.write(record)
                 return None
         return forked
+
+    def _process_start(
+        self, spec: LaunchSpec, argv: tuple[str, ...], env: dict[str, str]
+    ) -> ProcessStart:
+        return ProcessStart(
+            engine=str(spec.engine),
+            identity=self._identity(spec.engine),
+            model=spec.model,
+            argv=argv,
+            env=env,
+            key_env=spec.key_env,
+            cwd=str(self._run / spec.name),
+            log=str(self._log(spec.name)),
+            exit_file=str(self._records.exit_file(spec.name)),
+            forked_calls=spec.forked_calls,
+        )
 
     def _cache(self, spec: LaunchSpec) -> Path:
         return self._caches.path(
@@ -496,15 +551,16 @@ class ProcessHost:
 async def run_to_end(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run in a thread. A cancelled caller waits for its end, so that no work goes on after the lock
     is free."""
-    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    loop = asyncio.get_running_loop()
+    future = loop.run_in_executor(None, partial(function, *args, **kwargs))
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        while not task.done():
+        while not future.done():
             with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
+                await asyncio.wait({future})
         # Retrieved, or asyncio would call it lost.
-        task.exception()
+        future.exception()
         raise
 
 
@@ -537,10 +593,10 @@ def _visible(gpus: Sequence[str]) -> dict[str, str]:
     )
 
 
-def _free(port: int) -> bool:
-    with socket.socket() as probe:
+def _free(address: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

@@ -74,5 +74,8 @@ def trim(path: Path) -> bool:
     except OSError:
         with suppress(OSError):
             older.unlink(missing_ok=True)
-    os.truncate(path, KEEP)
+    try:
+        os.truncate(path, KEEP)
+    except OSError:  # of a disk that became read-only
+        return False
     return True

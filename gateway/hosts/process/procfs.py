@@ -37,7 +37,7 @@ class ProcessStat:
         return self.state not in "ZX" or self.threads > 1
 
     @property
-    def stopped(self) -> bool:
+    def is_stopped(self) -> bool:
         """Whether a signal or a debugger has stopped it."""
         return self.state in "Tt"
 

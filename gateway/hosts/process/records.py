@@ -32,6 +32,7 @@ class Record(Value):
     attempt: int
     fingerprint: str
     port: int
+    address: str = "127.0.0.1"
     key: Secret | None = None
     boot_id: str
     pid: int | None = None
@@ -73,11 +74,16 @@ class Record(Value):
             attempt=self.attempt,
             fingerprint=self.fingerprint,
             state="exited" if self.exited else "running",
-            url=None if self.exited else f"http://127.0.0.1:{self.port}",
+            url=None if self.exited else f"http://{url_host(self.address)}:{self.port}",
             key=self.key,
             exit_code=self.exit_code,
             origin="fork" if self.forked else "process",
         )
+
+
+def url_host(address: str) -> str:
+    """The address as URLs have it."""
+    return f"[{address}]" if ":" in address else address
 
 
 class Records:

@@ -86,12 +86,12 @@ class LoadTest:
         return BenchReport(
             prompt=prompt_tokens,
             answer=answer_tokens,
-            stream=_rounded(statistics.median(paces)) if paces else None,
-            first_token_2k_s=_rounded(
+            stream=_round_digits(statistics.median(paces)) if paces else None,
+            first_token_2k_s=_round_digits(
                 statistics.median(answer.first_s for answer in single_answers)
             ),
             first_token_32k_s=(
-                _rounded(statistics.median(answer.first_s for answer in long_answers))
+                _round_digits(statistics.median(answer.first_s for answer in long_answers))
                 if long_answers
                 else None
             ),
@@ -121,8 +121,8 @@ class LoadTest:
         return BenchLevel(
             concurrency=concurrency,
             requests=len(answers),
-            seconds=_rounded(whole),
-            tokens_per_s=_rounded(sum(answer.tokens for answer in answers) / whole),
+            seconds=_round_digits(whole),
+            tokens_per_s=_round_digits(sum(answer.tokens for answer in answers) / whole),
             latency_p50_s=_quantile([answer.whole_s for answer in answers], 0.5),
             latency_p95_s=_quantile([answer.whole_s for answer in answers], 0.95),
             first_token_p50_s=_quantile([answer.first_s for answer in answers], 0.5),
@@ -162,8 +162,8 @@ async def _run_all(requests: list[Coroutine[Any, Any, object]]) -> None:
 def _quantile(values: list[float], share: float) -> float:
     """The value that this share of all values does not exceed."""
     ordered = sorted(values)
-    return _rounded(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
+    return _round_digits(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
 
 
-def _rounded(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.4g}")

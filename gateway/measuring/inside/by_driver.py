@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from .timing import number, timed
+from .timing import number, time_runs
 
 _SMALL_COPY = 4096
 _CHECKED_BYTES = 4 << 20
@@ -18,10 +18,12 @@ _POINTER = ctypes.c_uint64
 
 
 class DriverError(Exception):
-    pass
+    """A call of the driver failed."""
 
 
 class DriverMeasurer:
+    """Measures the GPU of one rank, and its link to another GPU."""
+
     def __init__(self, question: dict[str, Any], rank: int) -> None:
         self.question, self.rank = question, rank
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -33,6 +35,10 @@ class DriverMeasurer:
         self.use(rank)
 
     def call(self, name: str, *arguments: Any, fine: int = 0) -> None:
+        """Call a function of libcuda. fine: a code beside 0 that is no error.
+
+        Raises DriverError.
+        """
         code = getattr(self.library, name)(*arguments)
         if code not in (0, fine):
             text = ctypes.c_char_p()
@@ -47,6 +53,7 @@ class DriverMeasurer:
         return device
 
     def use(self, index: int) -> Any:
+        """The context of this GPU, made current."""
         if index not in self.contexts:
             context = ctypes.c_void_p()
             self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.device(index))
@@ -72,9 +79,10 @@ class DriverMeasurer:
         self.call("cuCtxSynchronize")
 
     def single_gpu(self, group: list[int]) -> Iterator[dict[str, Any]]:
+        """Bytes/s of memory: a copy within the GPU reads and writes each byte."""
         size = self.question["copy_bytes"]
         source, target = self.allocate(size), self.allocate(size)
-        time_s, spread = timed(
+        time_s, spread = time_runs(
             lambda: self.call("cuMemcpyDtoD_v2", target, source, _SIZE(size)),
             self.wait,
             self.question["sample_s"],
@@ -90,6 +98,7 @@ class DriverMeasurer:
     graphs = reduce
 
     def peers(self, pair: list[int]) -> Iterator[dict[str, Any]]:
+        """Peer access, latency and bytes/s from the first GPU to the second; or its corruption."""
         if self.rank != pair[0]:
             return
         can = ctypes.c_int()
@@ -127,7 +136,9 @@ class DriverMeasurer:
         yield number("peer_access", pair, float(bool(can.value)), 0.0)
         if is_equal:
             for quantity, count in (("peer_latency", min(size, _SMALL_COPY)), ("peer", size)):
-                time_s, spread = timed(partial(copy, count), self.wait, self.question["sample_s"])
+                time_s, spread = time_runs(
+                    partial(copy, count), self.wait, self.question["sample_s"]
+                )
                 yield number(
                     quantity, pair, size / time_s if quantity == "peer" else time_s, spread
                 )

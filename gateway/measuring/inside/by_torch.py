@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .timing import number, sample_times, timed
+from .timing import number, sample_times, time_runs
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
@@ -64,13 +64,15 @@ class TorchMeasurer:
         size = self.question["copy_bytes"]
         source = torch.randint(-128, 127, (size,), dtype=torch.int8, device=self.device)
         target = torch.empty_like(source)
-        time_s, spread = timed(lambda: target.copy_(source), self.wait, self.question["sample_s"])
+        time_s, spread = time_runs(
+            lambda: target.copy_(source), self.wait, self.question["sample_s"]
+        )
         return 2 * size / time_s, spread
 
     def launch(self) -> tuple[float, float]:
         """Seconds of Python for the launch of one short operation."""
         small = torch.zeros(256, device=self.device)
-        return timed(lambda: small.add_(1), lambda: None, self.question["sample_s"])
+        return time_runs(lambda: small.add_(1), lambda: None, self.question["sample_s"])
 
     def products(self) -> Iterator[tuple[str, Callable[[], tuple[float, float]]]]:
         capability = torch.cuda.get_device_capability(self.device) if self.cuda else (0, 0)
@@ -112,7 +114,7 @@ class TorchMeasurer:
         return torch.randn(size, dtype=dtype, device=self.device)
 
     def flops(self, run: Callable[[], object]) -> tuple[float, float]:
-        time_s, spread = timed(run, self.wait, self.question["sample_s"])
+        time_s, spread = time_runs(run, self.wait, self.question["sample_s"])
         return 2 * self.question["matmul"] ** 3 / time_s, spread
 
     # --- several GPUs ---
@@ -205,6 +207,8 @@ class TorchMeasurer:
                     if self.cuda:
                         torch.cuda.synchronize(device)
 
-            time_s, spread = timed(partial(target.copy_, source), wait, self.question["sample_s"])
+            time_s, spread = time_runs(
+                partial(target.copy_, source), wait, self.question["sample_s"]
+            )
             yield number(quantity, pair, size / time_s if quantity == "peer" else time_s, spread)
         self.free_cache()

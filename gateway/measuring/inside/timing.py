@@ -12,7 +12,7 @@ _SAMPLES = 15
 _WARM_S = 0.3
 
 
-def timed(
+def time_runs(
     run: Callable[[], object], wait: Callable[[], object], sample_s: float
 ) -> tuple[float, float]:
     """Median and spread of one run after a warm-up. wait: waits for the end of all runs."""

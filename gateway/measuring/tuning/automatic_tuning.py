@@ -109,7 +109,7 @@ class AutomaticTuning:
             model is not None
             and bool(model.serving)
             and len(model.serving) == len(model.replicas)
-            and not (model.deleting or model.unsettled or model.stopped or model.trial)
+            and not (model.deleting or model.has_pending_changes or model.stopped or model.trial)
             and not any(replica.busy for replica in model.replicas)
             and time.monotonic() >= self._retry_at.get(name, 0.0)
             and not _plans(model) <= self._tuned.get(name, set())

@@ -65,7 +65,7 @@ class BasePlan:
     lossy: bool = False
 
 
-def pinned(wish: Wish, plan: Plan) -> Wish:
+def pin_layout(wish: Wish, plan: Plan) -> Wish:
     """The wish for the engine version and layout of the plan, so that a change is one change."""
     groups = plan.data_parallel.value
     layout = {"tensor_parallel": plan.tensor_parallel.value} if plan.gpus else {}
@@ -116,7 +116,7 @@ def other_engines(owner: Wish, plans: Sequence[Plan], served: Plan) -> tuple[Pla
     for plan in plans:
         best.setdefault(plan.engine.kind, plan)
     return tuple(
-        PlanChange(str(plan.engine), "another engine", pinned(owner, plan))
+        PlanChange(str(plan.engine), "another engine", pin_layout(owner, plan))
         for kind, plan in best.items()
         if kind != served.engine.kind
     )
@@ -127,7 +127,7 @@ def forecast_best(owner: Wish, rival: Rival | None) -> tuple[PlanChange, ...]:
     if rival is None:
         return ()
     change = f"the forecast's best plan on {rival.plan.engine}"
-    return (PlanChange(change, rival_words(rival), pinned(owner, rival.plan)),)
+    return (PlanChange(change, rival_words(rival), pin_layout(owner, rival.plan)),)
 
 
 def keeps_quality(plan: Plan, about: BasePlan) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.domain import BenchReport, Plan, Speed, Wish
-from gateway.engines.common.speed.correction import banded
+from gateway.engines.common.speed.correction import estimate
 from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
 from gateway.engines.common.speed.rival import MEASURED_GAIN, worth
 from gateway.measuring.tuning.tuning_report import TuningReport
@@ -18,11 +18,11 @@ def measured_speed(plan: Plan, report: BenchReport) -> Speed:
     most, copies = report.levels[-1], plan.replicas.value
     first = report.first_token_32k_s
     return Speed(
-        stream=banded(report.stream or most.tokens_per_s, _BAND),
-        total=banded(most.tokens_per_s * copies, _BAND),
+        stream=estimate(report.stream or most.tokens_per_s, _BAND),
+        total=estimate(most.tokens_per_s * copies, _BAND),
         concurrency=most.concurrency * copies,
-        first_token_2k_s=banded(report.first_token_2k_s or 0.0, _BAND),
-        first_token_32k_s=banded(first, _BAND) if first is not None else None,
+        first_token_2k_s=estimate(report.first_token_2k_s or 0.0, _BAND),
+        first_token_32k_s=estimate(first, _BAND) if first is not None else None,
         grade="measured",
         source="fitserve tune",
     )
@@ -30,7 +30,7 @@ def measured_speed(plan: Plan, report: BenchReport) -> Speed:
 
 def worth_of(plan: Plan, speed: Speed | None, wish: Wish) -> float:
     """The worth of a plan with this speed; of two plans for a wish the larger is better."""
-    context = min(plan.max_model_len.value, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
+    context = min(plan.max_model_len.value, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
     return worth(plan.evolve(speed=speed), wish, context * min(LONG_AT_ONCE, concurrency(wish)))
 
 

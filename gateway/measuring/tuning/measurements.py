@@ -13,7 +13,7 @@ from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.plan_preview import PlanPreview
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Attempt, Bench, BenchKept, BenchReport, Plan, Speed
-from gateway.engines.common.speed.correction import learned, measured
+from gateway.engines.common.speed.correction import correct_by_measurement, learn_from_bench
 from gateway.engines.common.speed.expectation import for_copies
 from gateway.errors import Conflict, FitserveError
 from gateway.logging import Logger
@@ -64,7 +64,7 @@ class Measurements:
             await self._compare_plans(model, serving[0])
         return result
 
-    async def keep_tried(self, model: ManagedModel, plan: Plan, report: BenchReport) -> None:
+    async def keep_measurement(self, model: ManagedModel, plan: Plan, report: BenchReport) -> None:
         """Learn from the measurement of one copy of a plan, and compare the served plan anew.
 
         The measurement of a served plan is also one of the model. Raises StoreError.
@@ -77,7 +77,9 @@ class Measurements:
             # Another plan's figures are no measurement of this model.
             fields = {**report.model_dump(), "model": name, "at": time.time()}
             facts_stored = await asyncio.to_thread(self._store.facts)
-            facts = learned(single, Bench.model_validate(fields), facts_stored, time.time())
+            facts = learn_from_bench(
+                single, Bench.model_validate(fields), facts_stored, time.time()
+            )
             await asyncio.to_thread(self._store.learn_speeds, facts)
         if model.serving:
             await self._compare_plans(model, model.serving[0])
@@ -104,7 +106,7 @@ class Measurements:
         earlier, facts_known = await asyncio.gather(
             asyncio.to_thread(self._store.benches, name), asyncio.to_thread(self._store.facts)
         )
-        facts = () if why or plan is None else learned(plan, bench, facts_known, now_s)
+        facts = () if why or plan is None else learn_from_bench(plan, bench, facts_known, now_s)
         await asyncio.to_thread(self._store.add_bench, bench, facts)
         log.info("measured", model=name, stream=bench.stream, learned=len(facts), why=why or None)
         return BenchKept(bench, earlier[-1] if earlier else None, why)
@@ -128,7 +130,7 @@ class Measurements:
         facts = KnownFacts(await asyncio.to_thread(self._store.facts))
         single = for_copies(plan, 1)
         for form in (plan, single):
-            measured_form = measured(form, facts.of_plan(form.fingerprint))
+            measured_form = correct_by_measurement(form, facts.of_plan(form.fingerprint))
             if measured_form.speed is not None and measured_form.speed.grade != "predicted":
                 return for_copies(measured_form, plan.replicas.value)
         return plan
@@ -144,7 +146,7 @@ class Measurements:
         try:
             rival = None
             if model.measured is not None:
-                rival = (await self._plan_preview.compared(model, model.measured)).rival
+                rival = (await self._plan_preview.plan_against_running(model, model.measured)).rival
         except FitserveError as error:
             log.info("the plan could not be compared with others", model=name, reason=str(error))
             rival = None
@@ -166,7 +168,9 @@ class Measurements:
         if not stretches or not (serving := model.serving):
             return
         try:
-            compared = await self._plan_preview.compared(model, serving[0].plan, stretches)
+            compared = await self._plan_preview.plan_against_running(
+                model, serving[0].plan, stretches
+            )
             if not compared.learned:
                 return
             await asyncio.to_thread(self._store.learn_speeds, compared.learned)

@@ -36,7 +36,7 @@ from gateway.measuring.tuning.candidates import (
     may_win,
     neighbours,
     other_engines,
-    pinned,
+    pin_layout,
     speculation,
 )
 from gateway.measuring.tuning.engine_load import measure
@@ -110,14 +110,14 @@ class PlanSearch:
         elapsed_s = round(time.monotonic() - self._began, 1) if running else self._report.elapsed_s
         return self._report.evolve(elapsed_s=elapsed_s)
 
-    def note_applied(self) -> None:
+    def note_application(self) -> None:
         self._report = self._report.evolve(applied=True)
 
     async def check(self) -> None:
         """Raises Conflict if the model cannot be tuned as it is."""
         model, name = self._model, self.wish.name
         serving = model.serving
-        settled = not (model.unsettled or model.deleting or model.stopped or model.trial)
+        settled = not (model.has_pending_changes or model.deleting or model.stopped or model.trial)
         if not serving or len(serving) < len(model.replicas) or not settled:
             raise Conflict(
                 f"{name} does not serve with all its copies, so its plans cannot be compared.",
@@ -159,7 +159,7 @@ class PlanSearch:
         attempt = self._model.serving[0]
         served = attempt.plan
         engine = await asyncio.to_thread(self._tools.engine, served.engine)
-        wish = pinned(self.wish, served)
+        wish = pin_layout(self.wish, served)
         best = BasePlan(self.wish, wish, served, engine, lossy=self._options.lossy)
         self._text = served.speculation.value != "none" or await self._can_speculate(best)
         self._trial_s = (attempt.ready_at or attempt.started_at) - attempt.started_at
@@ -228,14 +228,14 @@ class PlanSearch:
         change = "the served plan, a second time"
         try:
             if self._report.offline:
-                report = await self._started_and_measured(served, change)
+                report = await self._start_and_measure(served, change)
             else:
-                report = await self._measured(attempt, change)
+                report = await self._measure_attempt(attempt, change)
         except _NoFigures as error:
             log.info("the gain could not be confirmed", model=self.wish.name, reason=str(error))
             return
         if not self._text:
-            await self._tools.measurements.keep_tried(self._model, served, report)
+            await self._tools.measurements.keep_measurement(self._model, served, report)
         speed = measured_speed(served, report)
         ratio = worth_of(served, speed, self.wish) / self._served_worth
         if ratio > 1:
@@ -316,15 +316,15 @@ class PlanSearch:
             if speed is not None:
                 return speed
         if serving is not None:
-            report = await self._measured(serving, change)
+            report = await self._measure_attempt(serving, change)
         else:
-            report = await self._started_and_measured(plan, change)
+            report = await self._start_and_measure(plan, change)
         # Expectations are about random tokens.
         if not self._text:
-            await self._tools.measurements.keep_tried(self._model, plan, report)
+            await self._tools.measurements.keep_measurement(self._model, plan, report)
         return measured_speed(plan, report)
 
-    async def _started_and_measured(self, plan: Plan, change: str) -> BenchReport:
+    async def _start_and_measure(self, plan: Plan, change: str) -> BenchReport:
         while self._model.trial is not None:  # the engine of the last one stops
             await self._rest()
         trial = await self._tools.trials.begin_measuring(self._model, plan)
@@ -335,11 +335,11 @@ class PlanSearch:
             if attempt is None:
                 failure = trial.history[-1].failure if trial.history else None
                 raise _NoFigures(failure.message if failure else trial.status.reason)
-            return await self._measured(attempt, change)
+            return await self._measure_attempt(attempt, change)
         finally:
             await self._tools.trials.end(self._model)
 
-    async def _measured(self, attempt: Attempt, change: str) -> BenchReport:
+    async def _measure_attempt(self, attempt: Attempt, change: str) -> BenchReport:
         self._say(f"{change}: measuring")
         instance = await self._tools.launcher.instance(attempt)
         if instance is None or instance.url is None:
@@ -369,12 +369,12 @@ class PlanSearch:
         )
         ended = traffic.request_counts().get(name, 0.0)
 
-        def disturbed() -> bool:
+        def is_disturbed() -> bool:
             self._check()
             is_new = traffic.request_counts().get(name, 0.0) != ended
             return shared and (is_new or traffic.is_working(name))
 
-        return disturbed
+        return is_disturbed
 
     # --- bounds ---
 
@@ -396,7 +396,7 @@ class PlanSearch:
         model.used_at = time.time()
         if self._left_s() <= 0:
             raise _NoFigures("the time is over")
-        if model.wish != self.wish or model.unsettled or model.deleting or model.stopped:
+        if model.wish != self.wish or model.has_pending_changes or model.deleting or model.stopped:
             raise _Interrupted("the model was changed, stopped or removed meanwhile")
 
     def _say(self, words: str) -> None:
@@ -404,7 +404,7 @@ class PlanSearch:
 
     async def _fits_beside(self, plan: Plan) -> bool:
         result = await self._tools.plan_preview.plan_trial(
-            self._model, pinned(self.wish, plan), keeps_model=True
+            self._model, pin_layout(self.wish, plan), keeps_model=True
         )
         return result.plan is not None and is_as_good(result.plan, plan)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.domain import Attempt, Engine, EngineRef, Served
-from gateway.engines.common.speed.served import LEAST_STRETCHES, Counts, counted, traffic_between
+from gateway.engines.common.speed.served import LEAST_STRETCHES, Counts, sum_series, traffic_between
 from gateway.errors import FitserveError
 
 # Seconds between two reads of an engine's counters.
@@ -136,7 +136,7 @@ class ServedTraffic:
             return None
         # An engine without counters has none later.
         readings.silent = answer.status == _NOT_FOUND
-        return counted(answer.body, readings.names) if answer.status == _OK else None
+        return sum_series(answer.body, readings.names) if answer.status == _OK else None
 
     def _neighbours(self, replica: ReplicaState, attempt: Attempt) -> Mapping[str, float] | None:
         """Ended requests of other models on the same GPUs. None while one of them starts, stops or

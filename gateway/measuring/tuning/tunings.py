@@ -36,10 +36,10 @@ class Tunings:
         self._searches[name] = search
         task = asyncio.create_task(search.run())
 
-        def ended(_: object) -> None:
+        def forget_run(_: object) -> None:
             self._running = None
 
-        task.add_done_callback(ended)
+        task.add_done_callback(forget_run)
         self._running = name, task
         return search.report
 
@@ -65,7 +65,7 @@ class Tunings:
                 hint=f"`fitserve tune {name}` searches for one.",
             )
         await self._orders.change(model, search.wish, report.wish, restarts=True)
-        search.note_applied()
+        search.note_application()
         return search.report
 
     async def close(self) -> None:

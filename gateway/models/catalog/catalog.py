@@ -16,7 +16,7 @@ from gateway.domain import Adapter, ModelSpec, Task
 from gateway.errors import BadModel, NeedsRemoteCode
 from gateway.models.adapter import read_adapter
 from gateway.models.catalog.files import Files, Folder, Repository, printable
-from gateway.models.catalog.hub import REPOSITORY, Hub
+from gateway.models.catalog.hub import REPOSITORY, Hub, repository_hint
 from gateway.models.catalog.hub_cache import COMMIT
 from gateway.models.catalog.safetensors import MAX_TENSORS
 from gateway.models.catalog.structure_files import structure_text
@@ -135,7 +135,7 @@ def _files(
     """The files, and the commit where `source` is a repository. Raises BadModel."""
     # Path.is_dir raises on a text that cannot be a path.
     if source.startswith(("/", "./", "../", "~")) or os.path.isdir(source):  # noqa: PTH112
-        return Folder(_resolved(source)), None
+        return Folder(_resolve(source)), None
     if not REPOSITORY.fullmatch(source):
         raise BadModel(
             f"{printable(source)[:200]} is neither a folder nor a Hugging Face repository.",
@@ -149,12 +149,12 @@ def gather(source: str, revision: str | None, *, allow_remote_code: bool, hub: H
     """The raw facts of the model, after all checks of its files. Blocks. Raises BadModel."""
     # Path.is_dir raises on a text that cannot be a path.
     if source.startswith(("/", "./", "../", "~")) or os.path.isdir(source):  # noqa: PTH112
-        folder = Folder(_resolved(source))
+        folder = Folder(_resolve(source))
         return _facts(str(folder.path), None, folder)
     if not REPOSITORY.fullmatch(source):
         raise BadModel(
             f"{printable(source)[:200]} is neither a model folder nor a Hugging Face repository.",
-            hint="A folder begins with /, ./, ../ or ~; a repository is written org/name.",
+            hint=repository_hint(source),
         )
     listing = hub.resolve(source, revision)
     if allow_remote_code and not COMMIT.fullmatch(revision or ""):
@@ -393,7 +393,7 @@ def _json_object(files: Files, name: str, limit: int) -> dict[str, Any]:
     return value
 
 
-def _resolved(source: str) -> Path:
+def _resolve(source: str) -> Path:
     """The path without links. Raises BadModel.
 
     The path is resolved once, so that the folder that is checked, planned and mounted is the same

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from gateway.domain.units import TransferProgress, words
 from gateway.errors import BadModel
-from gateway.models.catalog.hub import REPOSITORY, Hub
+from gateway.models.catalog.hub import REPOSITORY, Hub, repository_hint
 from gateway.models.catalog.hub_cache import COMMIT
 from gateway.secret import Secret, secret_text
 from gateway.worker_process import kill, spawn
@@ -115,7 +115,7 @@ async def pull_repository(
     """
     if not REPOSITORY.fullmatch(repo) or hub.disk.folder is None:
         raise BadModel(
-            f"{repo[:200]!r} is not a Hugging Face repository.", hint="It is written org/name."
+            f"{repo[:200]!r} is not a Hugging Face repository.", hint=repository_hint(repo)
         )
     disk = hub.disk
     async with aclosing(
@@ -172,10 +172,10 @@ async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
     assert child.stdin is not None and child.stdout is not None  # noqa: S101, PT018
     try:
         child.stdin.write(json.dumps(job, default=secret_text).encode() + b"\n")
-        progress = _parsed(await child.stdout.readline())
+        progress = _parse_progress(await child.stdout.readline())
         while progress is not None and not progress.ended:
             yield progress
-            progress = _parsed(await child.stdout.readline())
+            progress = _parse_progress(await child.stdout.readline())
         code = await child.wait()
     finally:
         await kill(child)
@@ -192,7 +192,7 @@ async def _progress_lines(job: Job) -> AsyncGenerator[DownloadProgress, None]:
     yield progress
 
 
-def _parsed(line: bytes) -> DownloadProgress | None:
+def _parse_progress(line: bytes) -> DownloadProgress | None:
     """The line as a value; None: the child ended without a last line."""
     try:
         return DownloadProgress(*json.loads(line))

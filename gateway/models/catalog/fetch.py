@@ -207,7 +207,7 @@ def fetch(job: Job, hub: Hub, listing: Listing) -> None:
     disk = hub.disk
     lock_file = disk.lock_file(job.repo, job.commit)
     lock_file.parent.mkdir(parents=True, exist_ok=True)
-    with hub.explained(job.repo, job.commit), lock_file.open("w") as lock:
+    with hub.explain_errors(job.repo, job.commit), lock_file.open("w") as lock:
         # Two models with the same source share the folder: the second waits for the first.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if disk.is_whole(job.repo, job.commit, remote_code=job.remote_code):

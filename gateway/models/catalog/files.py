@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 from gateway.errors import BadModel
 from gateway.models.catalog.hub import MAX_FILES, Hub
 from gateway.models.catalog.hub_cache import Listing
-from gateway.models.catalog.model_folder import check_opened
+from gateway.models.catalog.model_folder import check_reach
 from gateway.models.catalog.safetensors import read_header
 from gateway.models.tensor import Tensor
 
@@ -63,7 +63,7 @@ class Folder:
         return printable(f"{self.path}/{name}")
 
     def read(self, name: str, limit: int) -> bytes:
-        with self._opened(name) as (descriptor, size):
+        with self._open(name) as (descriptor, size):
             if size > limit:
                 raise _too_large(self.location(name), size, limit)
             return os.pread(descriptor, size, 0)
@@ -72,7 +72,7 @@ class Folder:
         return map(self.header, names)
 
     def header(self, name: str) -> Header:
-        with self._opened(name) as (descriptor, size):
+        with self._open(name) as (descriptor, size):
 
             def read(offset: int, length: int) -> bytes:
                 return os.pread(descriptor, length, offset)
@@ -80,7 +80,7 @@ class Folder:
             return Header(size, read_header(self.location(name), size, read))
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+    def _open(self, name: str) -> Iterator[tuple[int, int]]:
         place = self.location(name)
         try:
             # Without O_NONBLOCK a named pipe would block.
@@ -89,7 +89,7 @@ class Folder:
                 status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
                     raise BadModel(f"{place} is not a file.", hint="Download or copy it again.")
-                check_opened(descriptor, self.path, place)
+                check_reach(descriptor, self.path, place)
                 yield descriptor, status.st_size
             finally:
                 os.close(descriptor)
@@ -117,7 +117,7 @@ class Repository:
         size = self.listing.files.get(name, 0)
         if size > limit:
             raise _too_large(self.location(name), size, limit)
-        if (folder := self._downloaded(name)) is not None:
+        if (folder := self._downloaded_folder(name)) is not None:
             return folder.read(name, limit)
         return self.hub.fetch(self.listing, name)
 
@@ -128,7 +128,7 @@ class Repository:
             # A consumer that stops early also ends the remaining reads.
             yield from pool.map(self._header, names)
 
-    def _downloaded(self, name: str) -> Folder | None:
+    def _downloaded_folder(self, name: str) -> Folder | None:
         """The folder that has the complete file; None: the file is not downloaded."""
         if self._folder is not None:
             with suppress(OSError):
@@ -137,7 +137,7 @@ class Repository:
         return None
 
     def _header(self, name: str) -> Header:
-        if (folder := self._downloaded(name)) is not None:
+        if (folder := self._downloaded_folder(name)) is not None:
             return folder.header(name)
 
         def read(offset: int, length: int) -> bytes:

@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from gateway.disk_fault import unwritten
 from gateway.domain.units import MIB
-from gateway.domain.wish import pinned
+from gateway.domain.wish import commit_key
 from gateway.errors import BadModel, short_reason
 from gateway.models.catalog.hub_cache import (
     COMMIT,
@@ -46,6 +46,14 @@ _FOREIGN_FORMATS = {"gguf", "mlx", "exl2", "exl3", "onnx", "openvino", "coreml"}
 _TIMEOUT_S = 30
 _CONNECT_S = 10
 _TRIES = 3
+
+
+def repository_hint(name: str) -> str:
+    """The remedy for a name that is neither a folder nor a repository."""
+    hint = "A folder begins with /, ./, ../ or ~; a repository is written org/name."
+    if "/" in name or not re.fullmatch(r"[\w.-]{1,96}(:[\w.-]{1,64})?", name):
+        return hint
+    return f"{hint} Names of Ollama's library are not known: qwen3:8b is Qwen/Qwen3-8B."
 
 
 class HubUnreachable(BadModel):
@@ -95,9 +103,9 @@ class Hub:
         """
         if not REPOSITORY.fullmatch(repo):
             raise BadModel(
-                f"{repo!r} is not a Hugging Face repository.", hint="It is written org/name."
+                f"{repo!r} is not a Hugging Face repository.", hint=repository_hint(repo)
             )
-        name = pinned(repo, revision)
+        name = commit_key(repo, revision)
         commit = self.commits.get(name) or (revision if COMMIT.fullmatch(revision or "") else None)
         listing = self.disk.listing(repo, commit) if commit is not None else None
         if listing is None:
@@ -122,7 +130,7 @@ class Hub:
         from huggingface_hub import constants
         from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-        with self.explained(repo, revision):
+        with self.explain_errors(repo, revision):
             validate_repo_id(repo)
             # The library's model_info would keep an answer of any length in memory.
             url = f"{self.address or constants.ENDPOINT}/api/models/{repo}"
@@ -181,7 +189,7 @@ class Hub:
             {path: digest for path, digest in digests.items() if _DIGEST.fullmatch(digest)},
         )
 
-    def quantized(self, repo: str) -> list[str]:
+    def quantized_repositories(self, repo: str) -> list[str]:
         """Repositories that declare quantized weights of this one, the most downloaded first.
 
         Raises BadModel.
@@ -190,7 +198,7 @@ class Hub:
 
         models = f"{self.address or constants.ENDPOINT}/api/models"
         url = f"{models}?filter=base_model:quantized:{quote(repo)}"
-        with self.explained(repo, None):
+        with self.explain_errors(repo, None):
             answer = self._receive(
                 f"{url}&sort=downloads&direction=-1&limit={_MAX_VARIANTS}", _VARIANTS_BYTES
             )
@@ -219,7 +227,7 @@ class Hub:
                 f"{self.place} lists {listing.repo}/{name} with {size} bytes and sends {sent}.",
                 hint="Try again later.",
             )
-        with self.explained(listing.repo, listing.commit):
+        with self.explain_errors(listing.repo, listing.commit):
             write_atomically(cached, data)
         return data
 
@@ -230,7 +238,7 @@ class Hub:
         """
         from huggingface_hub import hf_hub_url
 
-        with self.explained(listing.repo, listing.commit):
+        with self.explain_errors(listing.repo, listing.commit):
             url = hf_hub_url(listing.repo, name, revision=listing.commit, endpoint=self.address)
             return _retry(lambda: self._receive(url, length, offset))
 
@@ -278,7 +286,7 @@ class Hub:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
     @contextmanager
-    def explained(self, repo: str, revision: str | None) -> Iterator[None]:
+    def explain_errors(self, repo: str, revision: str | None) -> Iterator[None]:
         """Turn the library's errors into BadModel, without their texts: those hold signed URLs."""
         import httpx2
         from huggingface_hub import errors

@@ -47,7 +47,7 @@ def _is_folder(blobs: Path) -> bool:
     return blobs.is_dir() and not blobs.is_symlink()
 
 
-def check_opened(descriptor: int, folder: Path, place: str) -> None:
+def check_reach(descriptor: int, folder: Path, place: str) -> None:
     """Check that a file opened in the model folder is within the folder's reach. Raises BadModel.
 
     The kernel knows the path of the open file, so a link that changes in between has no effect.
@@ -61,7 +61,7 @@ def check_opened(descriptor: int, folder: Path, place: str) -> None:
         )
 
 
-def check_unmoved(folder: Path) -> None:
+def check_links(folder: Path) -> None:
     """Check that no part of the planned folder's path has become a link. Raises BadModel."""
     try:
         moved = folder.resolve(strict=True) != folder

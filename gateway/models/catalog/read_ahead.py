@@ -27,7 +27,7 @@ class ReadAhead(NamedTuple):
     cached: int = 0
 
 
-def weights_read(folder: Path, prefix: str, load_format: str) -> list[Path]:
+def files_of_weights(folder: Path, prefix: str, load_format: str) -> list[Path]:
     """The files that an engine reads, in its order.
 
     prefix: of the names of files that it reads alone (`EngineKind.weights_prefix`). load_format:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.errors import BadModel
@@ -50,7 +50,18 @@ class Fields:
             raise self.missing(names[0])
         return default
 
-    def named(self, *names: str) -> str:
+    def largest(self, names: Sequence[str], default: int | None = None) -> int:
+        """`integer`, or the largest size of a list with one size per layer."""
+        minimum = 0 if default is not None else 1
+        for name in names:
+            value = self.config.get(name)
+            if isinstance(value, list) and value and all(type(item) is int for item in value):
+                return Fields({name: max(value)}, self.source).integer(name, minimum=minimum)
+            if isinstance(value, int) and not isinstance(value, bool):
+                return self.integer(name, minimum=minimum)
+        return self.integer(*names) if default is None else default
+
+    def first_name(self, *names: str) -> str:
         """The first of `names` that the config has; "": none."""
         return next((name for name in names if self.config.get(name) is not None), "")
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
-from gateway.models.families.parts import HEADS, HIDDEN, layer_numbers, mlp, norms, tensor
+from gateway.models.families.field_names import HEADS, HIDDEN
+from gateway.models.families.parts import layer_numbers, mlp, norms, tensor
 
 # vLLM 0.18.0 and 0.19.1: RoBERTa's positions and token types are replicated, unlike BERT's
 # (models/roberta.py).

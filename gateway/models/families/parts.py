@@ -13,19 +13,7 @@ from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.families.blueprint import Built
 from gateway.models.families.config import Fields, quote
-
-# Spellings of the same size. Source: CONFIG_FIELD_ALIASES in vllm/transformers_utils/config.py, and
-# transformers.
-HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
-HEADS = ("num_attention_heads", "n_head", "n_heads")
-KV_HEADS = (
-    "n_head_kv",
-    "num_kv_heads",
-    "num_key_value_heads",
-    "multi_query_group_num",
-    "num_attention_groups",
-)
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
+from gateway.models.families.field_names import HEADS, HIDDEN, KV_HEADS, LAYERS
 
 # Encoders attend in both directions and generate nothing, so engines keep no KV cache for them.
 ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert", "nomic_bert"}

@@ -32,7 +32,6 @@ from gateway.models.families import (
     encoder,
     gemma,
     gemma_towers,
-    general,
     hybrid,
     latent,
     mamba,
@@ -43,6 +42,7 @@ from gateway.models.families import (
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
 from gateway.models.families.structure import ATTENTION, structure_blueprint
+from gateway.models.families.text_config import text_of
 
 Family = Callable[[Fields, str, str], Blueprint]
 # Families that engine versions build differently. A trait of the engine version names the way.
@@ -151,7 +151,9 @@ def blueprint_of(
 
 def _guessed_blueprint(top: Fields, traits: Collection[str]) -> Blueprint:
     """A blueprint from the usual names of fields, with a text model of a known family inside."""
-    fields, nested, _ = general.text_of(top)
+    from gateway.models.families import general  # Most models are of known families.
+
+    fields, nested, _ = text_of(top)
     path = _PATH if nested else "model"
     # A text model of a known family is exact inside any outer model.
     inner = None
@@ -198,7 +200,7 @@ def _exact_blueprint(
     )
 
 
-def varied(config: Mapping[str, Any]) -> bool:
+def depends_on_version(config: Mapping[str, Any]) -> bool:
     """Whether the blueprint of this config.json depends on traits of the engine version."""
     text = config.get("text_config")
     names = [fields.get("model_type") for fields in (config, text) if isinstance(fields, Mapping)]

@@ -73,7 +73,7 @@ class _Config:
         return self._values[name]
 
     def _read(self, name: str) -> Any:
-        stated = [self._stated(spelling) for spelling in (name, *self._aliases.get(name, ()))]
+        stated = [self._lookup(spelling) for spelling in (name, *self._aliases.get(name, ()))]
         values = [value for value in stated if value is not None and value is not _MISSING]
         if not {"each", "of", "period"}.isdisjoint(self._absent.get(name, {})):
             # An empty list names no layer's kind: engines then fill it in.
@@ -85,7 +85,7 @@ class _Config:
             return None
         return self._default(name)
 
-    def _stated(self, name: str) -> Any:
+    def _lookup(self, name: str) -> Any:
         value: Any = self._config
         for part in name.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -96,9 +96,9 @@ class _Config:
     def _default(self, name: str) -> Any:
         rule = self._absent.get(name, {})
         if "text" in rule:
-            return _value(_parsed(rule["text"]), self, 0)
+            return _value(_parse(rule["text"]), self, 0)
         if "each" in rule:
-            term, (yes, no) = _parsed(rule["each"]), rule["is"]
+            term, (yes, no) = _parse(rule["each"]), rule["is"]
             return [yes if _value(term, self, number) else no for number in range(_MAX_LAYERS)]
         if "of" in rule:
             words, items = dict(rule["words"]), self.field(rule["of"])
@@ -109,7 +109,7 @@ class _Config:
 
 
 @lru_cache(maxsize=4096)
-def _parsed(term: str) -> ast.expr:
+def _parse(term: str) -> ast.expr:
     return ast.parse(term, mode="eval").body
 
 
@@ -156,7 +156,7 @@ class _Reader:
 
     def term(self, text: str, number: int = 0) -> Any:
         try:
-            return _value(_parsed(text), self._config, number)
+            return _value(_parse(text), self._config, number)
         except (TypeError, IndexError, ZeroDivisionError, KeyError):
             raise BadModel(
                 f"config.json of {self._fields.source} has no usable value for {text}.",
@@ -172,7 +172,7 @@ class _Reader:
             )
         return value
 
-    def stated(self, name: str) -> Any:
+    def field_value(self, name: str) -> Any:
         """The value of a field of the config, or of its text model."""
         text = self._fields.config.get("text_config")
         parts = (text, self._fields.config) if isinstance(text, Mapping) else (self._fields.config,)
@@ -308,7 +308,7 @@ def _recurrent(reader: _Reader, row: Mapping[str, Any], numbers: Sequence[int]) 
     names = ("heads", "rows", "columns", "groups")
     heads, rows, columns, groups = (reader.size(row[name]) for name in names)
     # Fields that engines read of any config (get_mamba_chunk_size in vllm/config/model.py).
-    chunk = reader.stated("mamba_chunk_size") or reader.stated("chunk_size")
+    chunk = reader.field_value("mamba_chunk_size") or reader.field_value("chunk_size")
     state = Recurrent(
         kind=row["kind"],
         heads=heads,

@@ -9,20 +9,31 @@ of every rank. A plan holds for all of its nodes, or not at all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from gateway.domain import Cluster, Decision, Engine, Hardware, Network, Node, Plan, Wish
+from gateway.domain import (
+    Cluster,
+    Decision,
+    Engine,
+    EngineRef,
+    Hardware,
+    Network,
+    Node,
+    Plan,
+    Rejected,
+    Wish,
+)
 from gateway.domain.units import gib
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput, available_bytes
 from gateway.errors import BadRequest
 from gateway.planner.comparison import gpu_comparison
-from gateway.planner.decide import decide, engine_order, ranked
+from gateway.planner.decide import decide, engine_order, rank_plans
 from gateway.planner.nodes.kinds import NodeKind, node_kinds
 from gateway.planner.nodes.placement import on_nodes, over_groups
 from gateway.planner.nodes.spans import Networks, NodeGroups, node_groups
 from gateway.planner.nodes.words import node_reason
-from gateway.planner.parallel import freed
+from gateway.planner.parallel import without_engines
 
 _MOST_NAMED = 4
 
@@ -37,16 +48,18 @@ def decide_over_nodes(
 
     inputs: of any of the nodes; each node's machine takes the place of theirs. Raises as `decide`.
     """
-    nodes = _wished(cluster.nodes, inputs.wish)
+    nodes = _wished_nodes(cluster.nodes, inputs.wish)
     wish = inputs.wish.evolve(gpus="all") if isinstance(inputs.wish.gpus, tuple) else inputs.wish
-    inputs = inputs.changed(wish=wish)
+    inputs = inputs.with_fields(wish=wish)
     if len(cluster.nodes) == 1:
-        return decide(inputs.changed(hardware=nodes[0].hardware), engines, rules)
+        return decide(inputs.with_fields(hardware=nodes[0].hardware), engines, rules)
     decision = _decide(inputs, cluster, nodes, engines, rules)
     if decision.plans or not inputs.claims:
         return decision
-    empty = tuple(node.evolve(hardware=freed(node.hardware, inputs.claims)) for node in nodes)
-    later = _decide(inputs.changed(claims={}), cluster, empty, engines, rules)
+    empty = tuple(
+        node.evolve(hardware=without_engines(node.hardware, inputs.claims)) for node in nodes
+    )
+    later = _decide(inputs.with_fields(claims={}), cluster, empty, engines, rules)
     if not later.plans:
         return decision
     return decision.evolve(waits=_waiting(later.plans[0], nodes, inputs.claims))
@@ -64,8 +77,9 @@ def _decide(
     plans: list[Plan] = []
     decisions: list[Decision] = []
     networks_used: list[tuple[Plan, Network]] = []
-    for kind in node_kinds(nodes, inputs.claims, inputs.spec.versioned_source):
-        of_kind = inputs.changed(
+    kinds = node_kinds(nodes, inputs.claims, inputs.spec.versioned_source)
+    for kind in kinds:
+        of_kind = inputs.with_fields(
             hardware=kind.hardware, claims=kind.claims, alike_nodes=len(kind.nodes)
         )
         decisions.append(decide(of_kind, _able(engines, kind), rules))
@@ -75,12 +89,14 @@ def _decide(
             placed = [over_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans]
             plans += _least_traffic(placed, groups) if networks.is_unknown(groups) else placed
             networks_used += [(plan, groups.span.network) for plan in placed]
-    whole = inputs.changed(hardware=_all_gpus(nodes), alike_nodes=1)
-    best = ranked(whole, plans, engine_order(engines))
+    whole = inputs.with_fields(hardware=_all_gpus(nodes), alike_nodes=1)
+    best = rank_plans(whole, plans, engine_order(engines))
     network = next(
-        (one for plan, one in networks_used if best and plan is best[0]), cluster.network
+        (plan_network for plan, plan_network in networks_used if best and plan is best[0]),
+        cluster.network,
     )
     rejected = tuple(row for decision in decisions for row in decision.rejected)
+    rejected += tuple(_unlike(kinds, engines))
     return Decision(
         model=inputs.spec.source,
         hardware=inputs.hardware_name,
@@ -110,7 +126,7 @@ def _decide_span(
     engines: Sequence[Engine],
     rules: Mapping[str, EngineRules] | None,
 ) -> Decision:
-    of_span = inputs.changed(
+    of_span = inputs.with_fields(
         hardware=groups.machine,
         claims=groups.claims,
         span=groups.span,
@@ -126,13 +142,35 @@ def _able(engines: Sequence[Engine], kind: NodeKind) -> list[Engine]:
     return [engine for engine in engines if engine.device == device]
 
 
+def _unlike(kinds: Sequence[NodeKind], engines: Sequence[Engine]) -> Iterator[Rejected]:
+    """Why no engine is planned over nodes of several kinds; nothing where all are alike."""
+    names = [kind.nodes[0].name for kind in kinds if kind.hardware.gpus]
+    if len(names) < 2:
+        return
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    reason = (
+        f"one engine over unlike nodes ({', '.join(names[:_MOST_NAMED])}{more}) is not planned, as"
+        " their GPUs or free memory differ; copies may have unlike nodes"
+    )
+    gpus = sum(len(kind.hardware.gpus) * len(kind.nodes) for kind in kinds)
+    for engine in engines:
+        if engine.device == "cuda":
+            yield Rejected(
+                engine=EngineRef(kind=engine.kind, version=engine.version, image=engine.image),
+                tensor_parallel=gpus,
+                verdict="no_device",
+                reasons=(reason,),
+                source="planner",
+            )
+
+
 def _all_gpus(nodes: Sequence[Node]) -> Hardware:
     """A machine with the GPUs of all nodes, of which only the number counts."""
     gpus = tuple(gpu for node in nodes for gpu in node.hardware.gpus)
     return nodes[0].hardware.evolve(gpus=gpus, links=())
 
 
-def _wished(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
+def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
     """The nodes with the GPUs that the wish names, by UUID or `node/index`. Raises BadRequest."""
     if not isinstance(wish.gpus, tuple):
         return nodes

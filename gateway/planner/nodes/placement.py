@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from gateway.domain import Hardware, NodeRanks, Plan
+from gateway.domain import Hardware, Node, NodeRanks, Plan
 from gateway.engines.common.planning_input import available_bytes
+from gateway.engines.common.span import Meeting
+from gateway.engines.registry import engine_kind
+from gateway.planner.flags import arguments
 from gateway.planner.nodes.kinds import NodeKind
 from gateway.planner.nodes.spans import NodeGroups
 from gateway.planner.parallel import GpuGroups
@@ -66,8 +69,16 @@ def over_groups(
     used = [gpu.uuid for gpu in machine.gpus[:size]]
     first = {gpu.uuid: gpu.index for gpu in places.groups[0][0].hardware.gpus}
     indices = [first[uuid] for uuid in used]
-    rows = []
+    kind, rows = engine_kind(plan.engine.kind), []
     for number, group in enumerate(places.groups[: plan.replicas.value]):
+        ports = _ports(ports_in_use.get(group[0].name, ()))
+        meeting = Meeting(
+            len(group),
+            plan.data_parallel.value,
+            group[0].address or group[0].name,
+            ports[RENDEZVOUS],
+            ports[GROUPS],
+        )
         for node_rank, node in enumerate(group):
             by_index = {gpu.index: gpu.uuid for gpu in node.hardware.gpus}
             row = NodeRanks(
@@ -76,7 +87,9 @@ def over_groups(
                 node_rank=node_rank,
                 ranks=tuple(range(node_rank * size, (node_rank + 1) * size)),
                 gpus=tuple(by_index[index] for index in indices),
-                ports={} if node_rank else _ports(ports_in_use.get(node.name, ())),
+                ports={} if node_rank else ports,
+                argv=arguments(kind.node_flags(meeting, node_rank)),
+                env=_variables(node, kind.address_env),
             )
             rows.append(row)
     return plan.evolve(nodes=tuple(rows))
@@ -92,3 +105,16 @@ def _ports(ports_in_use: Collection[int]) -> dict[str, int]:
     )
     start = next(free, _FIRST_PORT)
     return {RENDEZVOUS: start, GROUPS: start + _PORTS_EACH // 2}
+
+
+def _variables(node: Node, address_env: str) -> dict[str, str]:
+    """The variables that keep an engine on the network between nodes, where that is known."""
+    address = {address_env: node.address} if node.address else {}
+    if node.interface is None:
+        return address
+    # `=`: NCCL takes the name for the beginning of names without it (NCCL_SOCKET_IFNAME).
+    return {
+        **address,
+        "NCCL_SOCKET_IFNAME": f"={node.interface}",
+        "GLOO_SOCKET_IFNAME": node.interface,
+    }

@@ -105,7 +105,7 @@ def node_groups(kind: NodeKind, networks: Networks, inputs: PlanningInput) -> It
             groups = networks.groups(kind.nodes, size, network)
             if groups:
                 span = Span(size, gpus, network, layouts(size, gpus, inputs.spec))
-                yield _merged(tuple(groups), machine, span, kind)
+                yield _merge_nodes(tuple(groups), machine, span, kind)
 
 
 def layouts(nodes: int, gpus: int, spec: ModelSpec) -> tuple[SpanLayout, ...]:
@@ -133,7 +133,7 @@ def _with_room(machine: Hardware, claims: Mapping[str, int]) -> Hardware:
     return machine.select_gpus(lambda gpu: 2 * rooms[gpu.uuid] >= most)
 
 
-def _merged(
+def _merge_nodes(
     groups: tuple[tuple[Node, ...], ...], machine: Hardware, span: Span, kind: NodeKind
 ) -> NodeGroups:
     """The nodes of a group as one machine, whose GPUs are numbered node by node."""

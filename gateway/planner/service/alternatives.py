@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.domain import Decision, ModelForm, ModelSpec, Plan, Quant, Rejected, Wish, WouldFit
 from gateway.domain.record import FrozenRecord
+from gateway.domain.units import plural
 from gateway.errors import FitserveError
 from gateway.models.catalog.hub import REPOSITORY, Hub
 from gateway.planner.sizes import lacks, wanted_context
@@ -42,6 +43,19 @@ _SHAPES: dict[str, dict[str, Any]] = {
         "version": "gemm",
     },
 }
+# Options of a wish that may exclude every plan, by the fields that they set.
+_OPTIONS = {
+    "--tp": ("tensor_parallel",),
+    "--arg data-parallel-size": ("data_parallel",),
+    "--gpus": ("gpus",),
+    "--replicas": ("replicas",),
+    "--dtype": ("dtype",),
+    "--drafter": ("drafter", "num_speculative_tokens"),
+    "--speculative": ("speculative", "num_speculative_tokens"),
+    "--lora": ("loras",),
+}
+# Verdicts that no option of the wish cures.
+_CURELESS = {"unsupported_architecture", "driver_too_old", "unsupported_platform"}
 _BITS = {"fp8": 8, "awq": 4}
 # Verdicts on a layout that no quantization changes.
 _IMPOSSIBLE = {"illegal_parallelism", "unsupported_architecture"}
@@ -65,14 +79,18 @@ class Unplanned(FrozenRecord, frozen=True):
 def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Decision:
     """The decision with `would_fit`, if it has no plan and another form could help."""
     verdicts = {rejection.verdict for rejection in decision.rejected}
-    if decision.plans or not verdicts - _HOPELESS:
+    if decision.plans or not verdicts - _CURELESS:
         return decision
+    shorter = _shorter(unplanned)
+    change = _change(unplanned, shorter)
+    if not verdicts - _HOPELESS:
+        fitting = WouldFit(weights_bytes=0, room_bytes=0, change=change)
+        return decision.evolve(would_fit=fitting) if change else decision
     unshared = (
         unplanned.decide_on_empty(unplanned.spec, unplanned.wish)
         if unplanned.decide_on_empty is not None
         else None
     )
-    shorter = _shorter(unplanned)
     forms = tuple(_best(_variants(unplanned, hub), unplanned)) or tuple(
         _best(_shapes(unplanned, decision), unplanned)
     )
@@ -82,6 +100,7 @@ def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Dec
         room_empty_bytes=_room(unshared) if unshared is not None else None,
         fits_empty=bool(unshared is not None and unshared.plans),
         context=shorter.max_model_len.value if shorter is not None else None,
+        change=change,
         forms=forms,
     )
     return decision.evolve(would_fit=fitting)
@@ -110,10 +129,53 @@ def _room(decision: Decision) -> int:
     return max([0, *rooms])
 
 
-def _ranks(one: Plan | Rejected) -> int:
-    if isinstance(one, Rejected):
-        return one.tensor_parallel * one.pipeline_parallel * one.data_parallel
-    return max(1, len(one.gpus))
+def _ranks(result: Plan | Rejected) -> int:
+    if isinstance(result, Rejected):
+        return result.tensor_parallel * result.pipeline_parallel * result.data_parallel
+    return max(1, len(result.gpus))
+
+
+def _change(unplanned: Unplanned, shorter: Plan | None) -> str:
+    """The first option of the wish without which there is a plan, in words; "": none is. shorter:
+    the plan where no context is demanded."""
+    wish = unplanned.wish
+    flags = [
+        (f"--arg {name}", {"args": {key: wish.args[key] for key in wish.args if key != name}})
+        for name in wish.args
+        if name.replace("_", "-") not in _CONTEXT_FLAGS
+    ]
+    resets: list[tuple[str, dict[str, Any]]] = [
+        (option, {name: Wish.model_fields[name].get_default() for name in names})
+        for option, names in _OPTIONS.items()
+        if getattr(wish, names[0]) != Wish.model_fields[names[0]].get_default()
+    ]
+    for option, fields in (*resets, *flags):
+        if plan := _first_plan(unplanned, wish.evolve(**fields)):
+            return f"Leave out `{option}`: {_plan_words(plan)}"
+    if not wish.text_only and (plan := _first_plan(unplanned, wish.evolve(text_only=True))):
+        return f"Take `--text-only`: {_plan_words(plan)}"
+    if shorter is None:
+        return ""
+    tokens = shorter.max_model_len.value
+    options = [
+        f"--arg {name}={tokens}" for name in wish.args if name.replace("_", "-") in _CONTEXT_FLAGS
+    ]
+    if wish.least_context:
+        options.append(f"{'--min-context' if wish.min_context else '--context'} {tokens}")
+    return f"Take `{' '.join(options)}`: {_plan_words(shorter)}"
+
+
+def _first_plan(unplanned: Unplanned, wish: Wish) -> Plan | None:
+    try:
+        return next(iter(unplanned.decide(unplanned.spec, wish).plans), None)
+    except FitserveError:
+        return None
+
+
+def _plan_words(plan: Plan) -> str:
+    count = len(plan.gpus)
+    place = plural(count, "GPU") if count else "the CPU"
+    return f"{plan.engine} then runs on {place} with {plan.max_model_len.value:,} tokens of context"
 
 
 def _shorter(unplanned: Unplanned) -> Plan | None:
@@ -124,10 +186,15 @@ def _shorter(unplanned: Unplanned) -> Plan | None:
         for name, value in wish.args.items()
         if name.replace("_", "-") not in _CONTEXT_FLAGS
     }
-    if wish.min_context is None and flags == wish.args:
+    if wish.least_context is None and flags == wish.args:
         return None
-    plans = unplanned.decide(unplanned.spec, wish.evolve(min_context=None, args=flags)).plans
+    plans = unplanned.decide(unplanned.spec, _of_any_context(wish).evolve(args=flags)).plans
     return plans[0] if plans else None
+
+
+def _of_any_context(wish: Wish) -> Wish:
+    """The wish with as much context as fits, up to the wished one."""
+    return wish.evolve(context=None, min_context=None, max_context=wish.most_context)
 
 
 def _shapes(unplanned: Unplanned, decision: Decision) -> Iterator[tuple[str, str, Plan]]:
@@ -140,7 +207,7 @@ def _shapes(unplanned: Unplanned, decision: Decision) -> Iterator[tuple[str, str
         spec = unplanned.spec.evolve(
             quant=quant, config={**unplanned.spec.config, "quantization_config": config}
         )
-        for plan in _planned(spec, unplanned):
+        for plan in _best_plans(spec, unplanned):
             yield words, "", plan
 
 
@@ -168,27 +235,27 @@ def _variants(unplanned: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]
         return
     readers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="variant")
     try:
-        listed = readers.submit(hub.quantized, repo)
+        listed = readers.submit(hub.quantized_repositories, repo)
         wait([listed], timeout=max(0.0, end - time.monotonic()))
         names = listed.result()[:_MOST_READ] if listed.done() and listed.exception() is None else ()
         reading: dict[Future[ModelSpec], str] = {
             readers.submit(unplanned.read, name): name for name in names
         }
         finished, _ = wait(reading, timeout=max(0.0, end - time.monotonic()))
-        for future in sorted(finished, key=lambda one: names.index(reading[one])):
+        for future in sorted(finished, key=lambda task: names.index(reading[task])):
             if future.exception() is None and time.monotonic() < end:
-                for plan in _planned(future.result(), unplanned):
+                for plan in _best_plans(future.result(), unplanned):
                     yield "", reading[future], plan
     finally:
         readers.shutdown(wait=False, cancel_futures=True)
 
 
-def _planned(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
+def _best_plans(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
     """The best plan of another form, with less context if the wished context never fits."""
     wish = unplanned.wish.evolve(source=spec.source, revision=None)
     try:
         plans = unplanned.decide(spec, wish).plans or (
-            unplanned.decide(spec, wish.evolve(min_context=None)).plans if wish.min_context else ()
+            unplanned.decide(spec, _of_any_context(wish)).plans if wish.least_context else ()
         )
     except FitserveError:
         return
@@ -200,10 +267,10 @@ def _best(forms: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[
     goal_context = wanted_context(unplanned.spec, unplanned.wish, {})
     ranked = sorted(
         forms,
-        key=lambda one: (
-            lacks(one[2], goal_context),
-            one[2].verdict == "degraded",
-            -one[2].memory.weights_bytes * _ranks(one[2]),
+        key=lambda form: (
+            lacks(form[2], goal_context),
+            form[2].verdict == "degraded",
+            -form[2].memory.weights_bytes * _ranks(form[2]),
         ),
     )
     return [

@@ -87,7 +87,7 @@ class EngineCheck:
 
     async def report(self, gaps: Sequence[RuleGap]) -> None:
         """Record where answers contradict the rules."""
-        await self._inquirer.contradicted(gaps)
+        await self._inquirer.note_contradictions(gaps)
 
     async def _ask_engine(self, name: str, row: OpenQuestions) -> bool:
         """Whether the engine gave an answer that was not known; if not, `problems` says why."""

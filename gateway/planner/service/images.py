@@ -67,9 +67,9 @@ async def learn_engine(
 
     Returns whether a profile was learned. Raises HostError.
     """
-    if not profiles.undescribed(engine):
+    if not profiles.needs_description(engine):
         return False
-    exact_ref, identity = await inquirer.identified(engine)
+    exact_ref, identity = await inquirer.identify(engine)
     if profiles.has_learned(exact_ref, identity):
         return False
     await learn(

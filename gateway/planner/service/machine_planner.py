@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gateway.domain import Hardware, InquiryResult, Wish
+from gateway.domain import Cluster, Hardware, InquiryResult, Wish
 from gateway.domain.image_name import AllowedImages, exact
 from gateway.domain.plan_request import PlanRequest, PlanResult
 from gateway.engines.inquiry.document import ModelFiles
@@ -31,6 +31,7 @@ class MachinePlanner:
     data: the gateway's data folder. profiles: those of the plan process.
     images: those that may be started; None: engines are processes here.
     facts: the learned facts, as JSON.
+    cluster: the machines that start engines now; None: there is one machine.
     """
 
     data: Path
@@ -40,14 +41,20 @@ class MachinePlanner:
     profiles: Profiles
     images: AllowedImages | None
     facts: Callable[[], Sequence[str]] = tuple
+    cluster: Callable[[], Awaitable[Cluster]] | None = None
     check_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Checks of many models plan one at a time: the process lets few requests wait."""
 
     async def hardware(self) -> Hardware:
+        if self.cluster is not None:
+            return _join_nodes(await self.cluster())
         return await asyncio.to_thread(self.gpus.hardware, self.data)
 
     async def resolve(self, wish: Wish) -> Wish:
         wish = await with_engine_of_image(wish, self.images, self.profiles, self.inquirer)
+        if self.cluster is not None:
+            # Numbers of GPUs count on their nodes alone, and the planner reads NODE/NUMBER.
+            return wish
         if not isinstance(wish.gpus, tuple) or not any(map(str.isdecimal, wish.gpus)):
             return wish
         # The driver renumbers GPUs if one is missing at its start.
@@ -55,19 +62,26 @@ class MachinePlanner:
         return wish.evolve(gpus=tuple(dict.fromkeys(uuids.get(name, name) for name in wish.gpus)))
 
     async def plan(self, request: PlanRequest) -> PlanResult:
+        return await self._ask(request, waits=True)
+
+    async def preview(self, request: PlanRequest) -> PlanResult:
+        return await self._ask(request, waits=False)
+
+    async def _ask(self, request: PlanRequest, *, waits: bool) -> PlanResult:
         if request.wish.source is None:
             raise BadModel(
                 f"The model {request.wish.name} is an endpoint; there is nothing to plan.",
                 hint="Give a `source` instead.",
             )
         if request.machine is None and not request.machine_name:
-            request = replace(request, machine=await self.hardware())
-        return await self.process.ask(request, await asyncio.to_thread(self.facts))
+            request = await self._with_machine(request)
+        facts = await asyncio.to_thread(self.facts)
+        return await self.process.ask(request, facts, waits=waits)
 
     async def check(
         self, request: PlanRequest, problems: Mapping[str, str], limit_s: float
     ) -> PlanResult:
-        request = replace(request, machine=await self.hardware(), include_files=True)
+        request = replace(await self._with_machine(request), include_files=True)
         limit_s = min(limit_s, LIMIT_S)
         result = await self._plan_for_check(request)
         if result.questions:
@@ -100,6 +114,21 @@ class MachinePlanner:
         await check.report(result.gaps)
         return result._replace(inquiry=check.outcome)
 
+    async def _with_machine(self, request: PlanRequest) -> PlanRequest:
+        """The request for the machine, or the machines, as they are now."""
+        if self.cluster is None:
+            return replace(request, machine=await self.hardware())
+        cluster = await self.cluster()
+        return replace(request, machine=_join_nodes(cluster), cluster=cluster)
+
     async def _plan_for_check(self, request: PlanRequest) -> PlanResult:
         async with self.check_lock:
             return await self.plan(request)
+
+
+def _join_nodes(cluster: Cluster) -> Hardware:
+    """A machine with the GPUs of all nodes, for names and for questions to engines."""
+    first = cluster.nodes[0].hardware
+    gpus = (gpu for node in cluster.nodes for gpu in node.hardware.gpus)
+    numbered = tuple(gpu.evolve(index=index) for index, gpu in enumerate(gpus))
+    return first.evolve(gpus=numbered, links=first.links if len(cluster.nodes) == 1 else ())

@@ -105,6 +105,6 @@ def read_result(frames: Sequence[bytes]) -> PlanResult:
     )
 
 
-def packed(frames: Sequence[bytes]) -> bytes:
+def pack(frames: Sequence[bytes]) -> bytes:
     """The frames as they go through the pipe."""
     return b"".join(part for frame in frames for part in (LENGTH.pack(len(frame)), frame))

@@ -21,7 +21,7 @@ from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec,
 from gateway.domain.plan_request import PlanRequest, RunningPlan
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.speed.correction import measured
+from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.errors import FitserveError, NeedsRemoteCode
 from gateway.models.adapter import check_base
 from gateway.models.catalog.catalog import (
@@ -36,8 +36,8 @@ from gateway.models.catalog.catalog import (
 from gateway.models.catalog.hub import Hub
 from gateway.models.drafter import Drafter
 from gateway.planner.decide import decide
-from gateway.planner.explain import held_by
-from gateway.planner.parallel import freed, rooms
+from gateway.planner.parallel import rooms, without_engines
+from gateway.planner.refusal import held_by, refusal_lines
 from gateway.planner.service.alternatives import Unplanned, with_alternatives
 from gateway.planner.service.startable import Startable
 from gateway.planner.sizes import needed_tokens, wanted_context
@@ -95,7 +95,7 @@ class ModelPlanner:
         engines = profiles.engines_for(machine, wish.engines, wish.image)
         uninstalled: list[Engine] = []
         if startable is not None:
-            engines, uninstalled = startable.split(engines)
+            engines, uninstalled = startable.split_startable(engines)
             optional = request.include_uninstalled and not request.machine_name and uninstalled
             if not engines and (uninstalled or startable.installed_only) and not optional:
                 raise startable.refusal(uninstalled, model_name or wish.name)
@@ -107,8 +107,10 @@ class ModelPlanner:
         valid = valid_facts(facts, machine.driver, images, request.pins)
         running = request.running
         if running is not None:
-            machine = freed(machine, running.held_bytes)
-        learned = self._learned(running, spec, machine, valid) if running is not None else ()
+            machine = without_engines(machine, running.held_bytes)
+        learned = (
+            self._learn_from_traffic(running, spec, machine, valid) if running is not None else ()
+        )
         # A newer fact about the traffic of a plan replaces the older one.
         replaced = {_fact_key(fact) for fact in learned}
         valid = [fact for fact in valid if _fact_key(fact) not in replaced] + [*learned]
@@ -132,7 +134,7 @@ class ModelPlanner:
             profiles, self._hub, request, inputs, engines, uninstalled, startable, learned, valid
         )
 
-    def _learned(
+    def _learn_from_traffic(
         self, running: RunningPlan, spec: ModelSpec, machine: Hardware, facts: Sequence[Fact]
     ) -> tuple[Fact, ...]:
         """Facts from the traffic of the running plan, compared with its expected speed."""
@@ -149,7 +151,7 @@ class ModelPlanner:
         clock = served.clock_of(running.plan, spec, engine, kind, machine, tables)
         if clock is None:
             return ()
-        return served.learned(running.plan, running.traffic, clock, facts, time.time())
+        return served.learn_from_traffic(running.plan, running.traffic, clock, facts, time.time())
 
 
 class ModelPlanning(FrozenRecord, frozen=True):
@@ -172,8 +174,8 @@ class ModelPlanning(FrozenRecord, frozen=True):
         repository's code.
         """
         engines = self.engines if engines is None else engines
-        inputs = self.base.changed(**changes)
-        decision = self._decided(inputs, engines)
+        inputs = self.base.with_fields(**changes)
+        decision = self._decide(inputs, engines)
         verdicts = {row.verdict for row in decision.rejected}
         if (
             not decision.plans
@@ -183,19 +185,31 @@ class ModelPlanning(FrozenRecord, frozen=True):
             raise NeedsRemoteCode.for_source(inputs.spec.source, inputs.spec.remote_code)
         return decision
 
-    def _decided(self, inputs: PlanningInput, engines: Sequence[Engine]) -> Decision:
+    def _decide(self, inputs: PlanningInput, engines: Sequence[Engine]) -> Decision:
         rules, cluster = self.profiles.rules(engines), self.request.cluster
         if cluster is None:
             return decide(inputs, engines, rules)
         from gateway.planner.nodes.over_nodes import decide_over_nodes  # not for one machine
 
-        return decide_over_nodes(inputs, cluster, engines, rules)
+        decision = decide_over_nodes(inputs, cluster, engines, rules)
+        if self.request.machine_name:
+            return decision
+        from gateway.planner.service.node_starts import startable_on_nodes
+
+        return startable_on_nodes(decision)
 
     def decision(self) -> Decision:
         """The whole answer to the request: with offers of other models, or with alternatives."""
+        decision = self._decide_request()
+        if decision.plans:
+            return decision
+        return decision.evolve(refusal=tuple(refusal_lines(decision)))
+
+    def _decide_request(self) -> Decision:
         sharing = self.base.sharing
-        decision = self._restored() or self._with_offers()
-        if not decision.plans:
+        decision = self._decide_restoration() or self._with_offers()
+        # A holder is named only where its memory is what lacks.
+        if not decision.plans and sharing.holders and self._decide_with(self.base.claims).plans:
             decision = decision.evolve(holders=held_by(sharing.holders, self.base.hardware))
         if not self.request.include_uninstalled:
             return decision
@@ -213,11 +227,11 @@ class ModelPlanning(FrozenRecord, frozen=True):
             return None
         from gateway.engines.common.speed.rival import rival
 
-        plan = measured(running.plan, facts.of_plan(running.plan.fingerprint))
+        plan = correct_by_measurement(running.plan, facts.of_plan(running.plan.fingerprint))
         wish = self.base.wish
         return rival(plan, decision.plans, wish, needed_tokens(wish, self.base.spec))
 
-    def _restored(self) -> Decision | None:
+    def _decide_restoration(self) -> Decision | None:
         """The decision for the plan to restore; None: there is none, or it cannot come back."""
         plan = self.request.sharing.restored
         if plan is None:
@@ -228,7 +242,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
         try:
             engines = self.profiles.engines_for(self.base.hardware, wish.engines, wish.image)
             if self.startable is not None:
-                engines, _ = self.startable.split(engines)
+                engines, _ = self.startable.split_startable(engines)
             return keep_if_unchanged(
                 self.decide(engines, wish=wish, sharing=self.request.sharing), plan
             )
@@ -244,14 +258,14 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
         goal_context = wanted_context(inputs.spec, inputs.wish, {})
         return decide_with_offers(
-            offers, self._with_freed, goal_context, rooms(inputs.hardware, inputs.claims)
+            offers, self._decide_with, goal_context, rooms(inputs.hardware, inputs.claims)
         )
 
-    def _with_freed(self, freed_bytes: Mapping[str, int], **changes: Any) -> Decision:
+    def _decide_with(self, freed_bytes: Mapping[str, int], **changes: Any) -> Decision:
         """The decision if other models give these bytes, by GPU UUID."""
         claims = self.base.claims.items()
         return self.decide(
-            hardware=freed(self.base.hardware, freed_bytes),
+            hardware=without_engines(self.base.hardware, freed_bytes),
             claims={uuid: count - freed_bytes.get(uuid, 0) for uuid, count in claims},
             **changes,
         )
@@ -263,7 +277,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
             return self.decide(spec=spec, wish=wish)
 
         def decide_on_empty(spec: ModelSpec, wish: Wish) -> Decision:
-            return self._with_freed(inputs.claims, spec=spec, wish=wish)
+            return self._decide_with(inputs.claims, spec=spec, wish=wish)
 
         # The wish does not keep the commits of variants.
         hub = self.hub.with_commits({})

@@ -55,9 +55,9 @@ class WishFields(TypedDict, total=False):
     goal: Goal
     concurrency: int | None
     gpus: Literal["all", "few"] | int | tuple[str, ...] | None
-    context: int | None
-    min_context: int | None
-    max_context: int | None
+    context: int | str | None
+    min_context: int | str | None
+    max_context: int | str | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     text_only: bool
     chat_template: ChatTemplate | None
@@ -73,26 +73,29 @@ class WishFields(TypedDict, total=False):
 def plan(
     source: str | Path,
     hardware: str | Path | Hardware | None = None,
-    engines: Iterable[str] = (),
+    engines: str | Iterable[str] = (),
     **wish: Unpack[WishFields],
 ) -> Decision:
     """The plans for a model, best first, with reasons, and the rejected variants. Starts nothing.
 
-        decision = gateway.plan("models/llama-3.1-8b", hardware="2x3090", engines=["vllm"],
-        min_context=8192)
+        decision = gateway.plan("models/llama-3.1-8b", hardware="2x3090", engines="vllm",
+        context="32k")
 
     source: a folder, or a Hugging Face repository. hardware: a snapshot by name, the path of a
     snapshot's file, or a machine that was read; None: this machine. engines: "kind" or
-    "kind==version"; empty: all. wish: the other fields of Wish. Profiles and the Hugging Face Hub
-    are those of the environment (FITSERVE_PROFILES_DIR, FITSERVE_HF_ENDPOINT, FITSERVE_HF_TOKEN).
+    "kind==version", one or several; empty: all. wish: the other fields of Wish. Profiles and the
+    Hugging Face Hub are those of the environment (FITSERVE_PROFILES_DIR, FITSERVE_HF_ENDPOINT,
+    FITSERVE_HF_TOKEN).
 
     Raises BadRequest, BadModel, BadFlag, NotFound.
     """
+    refs = (engines,) if isinstance(engines, str) else tuple(engines)
     try:
-        plan_wish = Wish(name="plan", source=str(source), engines=tuple(engines), **wish)
+        plan_wish = Wish(name="plan", source=str(source), engines=refs, **wish)
     except ValidationError as error:
         raise BadRequest(
-            f"{first_problem(error)}.", hint="docs/plan.md lists the fields of a wish."
+            f"{first_problem(error, Wish.model_fields)}.",
+            hint="docs/plan.md lists the fields of a wish.",
         ) from None
     return OfflinePlanner.from_environment().decide(plan_wish, hardware)
 
@@ -162,7 +165,7 @@ class OfflinePlanner:
     ) -> Decision:
         """The decision for a machine that was read before."""
         request = PlanRequest(wish, machine, name, include_uninstalled=include_alternatives)
-        return self._prepare(request, None, self._measured(machine)).decision()
+        return self._prepare(request, None, self._local_measurements(machine)).decision()
 
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
         """The plan that a gateway with this data folder would start on this machine.
@@ -197,7 +200,7 @@ class OfflinePlanner:
                     REQUESTED_LIMIT_S,
                 )
         request = PlanRequest(wish, machine, name)
-        planning = self._prepare(request, startable, self._measured(machine))
+        planning = self._prepare(request, startable, self._local_measurements(machine))
         files = self._model(wish).files
         model = model_files(files.config, files.tensors, files.quant_files)
         check = EngineCheck(inquirer, machine, model, REQUESTED_LIMIT_S)
@@ -215,7 +218,7 @@ class OfflinePlanner:
         planner, model = ModelPlanner(self.profiles, self._hub, env), self._model(request.wish)
         return planner.prepare(request, model, facts, startable, model.spec.source)
 
-    def _measured(self, machine: Hardware) -> list[Fact]:
+    def _local_measurements(self, machine: Hardware) -> list[Fact]:
         """Measurements of this machine's GPUs, by UUID; snapshots have other UUIDs."""
         if self._settings is None or not machine.gpus:
             return []

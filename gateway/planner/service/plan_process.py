@@ -33,7 +33,7 @@ from gateway.planner.service.messages import (
     PROCESSOR_S,
     PlanAnswer,
     WorkerConfig,
-    packed,
+    pack,
     read_result,
     request_frames,
 )
@@ -43,7 +43,7 @@ log = Logger("fitserve.planning")
 
 # For one request, without its wait. Headers of a thousand files at a far Hub come in a minute.
 PATIENCE_S = 180.0
-# Requests that may wait while another is answered.
+# Requests that may wait before a preview is refused.
 WAITING = 8
 
 _NICE = 10
@@ -65,10 +65,15 @@ class PlanProcess:
         self._turn = asyncio.Lock()
         self._waiting = 0
 
-    async def ask(self, request: PlanRequest, facts: Sequence[str]) -> PlanResult:
-        """The result. facts: JSON of each. Raises the child's error, Busy, or BadModel."""
+    async def ask(
+        self, request: PlanRequest, facts: Sequence[str], *, waits: bool = True
+    ) -> PlanResult:
+        """The result. facts: JSON of each.
+
+        waits: however many requests are queued. Raises the child's error, BadModel, or Busy.
+        """
         source = request.wish.source or ""
-        if self._waiting > WAITING:
+        if self._waiting > WAITING and not waits:
             raise Busy(
                 f"The planner is busy: {WAITING} requests are queued.",
                 hint="Try again in a minute.",
@@ -77,9 +82,7 @@ class PlanProcess:
         self._waiting += 1
         try:
             async with self._turn:
-                answer, frames = await self._exchange(
-                    source, packed(request_frames(request, facts))
-                )
+                answer, frames = await self._exchange(source, pack(request_frames(request, facts)))
         finally:
             self._waiting -= 1
         if answer.error is not None:
@@ -145,7 +148,7 @@ class PlanProcess:
             # Set here, so that streams go before its start too.
             os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
         assert child.stdin is not None  # noqa: S101
-        child.stdin.write(packed([self._config.frame]))
+        child.stdin.write(pack([self._config.frame]))
         return child
 
     async def _frame(self, child: asyncio.subprocess.Process) -> bytes:

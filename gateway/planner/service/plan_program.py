@@ -27,7 +27,7 @@ from gateway.domain.units import MIB, gib
 from gateway.errors import BadModel, FitserveError
 from gateway.models.catalog.hub import Hub
 from gateway.planner.asked import open_questions
-from gateway.planner.explain import why_no_plan
+from gateway.planner.refusal import why_no_plan
 from gateway.planner.service.engine_check import model_files
 from gateway.planner.service.messages import (
     DECISION_BYTES,
@@ -39,7 +39,7 @@ from gateway.planner.service.messages import (
     REQUEST,
     PlanAnswer,
     WorkerConfig,
-    packed,
+    pack,
     result_frames,
 )
 from gateway.planner.service.model_planner import (
@@ -88,7 +88,7 @@ class PlanWorker:
         }
         hub = self._hub.with_commits(wish.commits)
         model = WishedModel.read(wish, hub)
-        if not request.include_uninstalled:  # a preview may be of a model that is not here yet
+        if request.needs_weights:
             check_weights_present(model.spec, wish)
         planning = self._planner.prepare(
             request, model, self._facts.values(), self._startable(request)
@@ -214,7 +214,7 @@ def main() -> None:
     while True:
         head, facts = received.get()
         _limit_processor_time()
-        answers.write(packed(answer_frames(worker, REQUEST.validate_json(head), facts)))
+        answers.write(pack(answer_frames(worker, REQUEST.validate_json(head), facts)))
         answers.flush()
 
 

@@ -29,7 +29,7 @@ class Startable(NamedTuple):
             return is_installed(self.data, engine)
         return self.images is None or self.images.allows(engine.image)
 
-    def split(self, engines: Iterable[Engine]) -> tuple[list[Engine], list[Engine]]:
+    def split_startable(self, engines: Iterable[Engine]) -> tuple[list[Engine], list[Engine]]:
         """The engines that can start, and the others."""
         installed: list[Engine] = []
         uninstalled: list[Engine] = []

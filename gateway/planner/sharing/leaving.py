@@ -16,7 +16,7 @@ from gateway.diagnosis.facts.sleep import expected_bytes
 from gateway.domain import Attempt, Hardware, Offer, Plan
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.planning_input import driver_bytes
-from gateway.engines.common.resources import ram_left
+from gateway.engines.common.resources import free_ram_beside
 from gateway.planner.sharing.offers import bytes_given, minimal_offers
 
 # Part of the weights and KV cache that an offer promises: a little less comes back.
@@ -31,7 +31,7 @@ def why_not_sleep(plan: Plan, machine: Hardware) -> str:
         plan.memory.weights_bytes * max(1, len(plan.gpus)),
         machine.ram_available_bytes,
     )
-    if needed_bytes + ram_left(machine.ram_total_bytes) <= free:
+    if needed_bytes + free_ram_beside(machine.ram_total_bytes) <= free:
         return ""
     return (
         f"its weights take {gib(needed_bytes)} of RAM, and {gib(free)} of"

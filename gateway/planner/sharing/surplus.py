@@ -16,9 +16,10 @@ from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Offer, Plan, Wish
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
+from gateway.planner.flags import MEMORY_FLAGS
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, UNSURE
 
-# A smaller offer, in bytes or as a part of the GPU, is not worth a restart.
+# An offer below 512 MiB, or below a 25th of the GPU's memory, is not worth a restart.
 _LEAST, _LEAST_SHARE = 512 * MIB, 25
 # An engine's share of a GPU is in hundredths.
 _STEP = 100
@@ -36,19 +37,19 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
         or not plan.gpus
         or not memory.kv_tokens
         or not memory.kv_bytes
-        or flags & _SIZE_FLAGS
+        or not flags.isdisjoint(MEMORY_FLAGS)
     ):
         return ()
     context = plan.max_model_len.value
     if wish.goal != "context" and "max-model-len" not in flags and "context-length" not in flags:
-        context = min(context, wish.min_context or wish.context or COMFORTABLE_CONTEXT)
+        context = min(context, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
     offers: list[Offer] = []
     for at_once in sorted(
         {min(LONG_AT_ONCE, concurrency(wish)), min(LONG_AT_ONCE, wish.concurrency or 1)},
         reverse=True,
     ):
         tokens = context * at_once
-        # The planner will add to the need a part of the rest for errors, and a step of the share.
+        # The next plan of the giver reserves this for errors of its estimates and for rounding.
         spare = (memory.budget_bytes - memory.kv_bytes) // UNSURE + memory.gpu_bytes // _STEP * 2
         count = memory.kv_bytes - math.ceil(memory.kv_bytes * tokens / memory.kv_tokens) - spare
         if count < max(_LEAST, memory.gpu_bytes // _LEAST_SHARE):
@@ -108,15 +109,6 @@ def _words(offer: Offer) -> str:
     )
 
 
-# Flags for the memory of an engine.
-_SIZE_FLAGS = {
-    "gpu-memory-utilization",
-    "mem-fraction-static",
-    "kv-cache-memory-bytes",
-    "max-total-tokens",
-}
-
-
 def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]) -> Cap | None:
     """The cap of a model, while models that it was made for exist and no start failed with it.
 
@@ -130,13 +122,19 @@ def current_cap(attempts: Iterable[Attempt], caps: Mapping[str, Collection[Cap]]
     for attempt in attempts:
         name = attempt.model
         capped = attempt if attempt.plan.cap is not None else capped
-        served = attempt if attempt.ready_at is not None else None if _failed(attempt) else served
+        served = (
+            attempt
+            if attempt.ready_at is not None
+            else None
+            if _is_failed_start(attempt)
+            else served
+        )
     if (
         capped is not None
         and capped.plan.cap is not None
         and set(capped.plan.cap.models) & caps.keys()
     ):
-        return capped.plan.cap if not _failed(capped) else None
+        return capped.plan.cap if not _is_failed_start(capped) else None
     capped_for_it = tuple(
         sorted(
             model
@@ -157,7 +155,7 @@ def last_cap(attempts: Sequence[Attempt]) -> Cap | None:
     return next((cap for cap in caps if cap is not None), None)
 
 
-def _failed(attempt: Attempt) -> bool:
+def _is_failed_start(attempt: Attempt) -> bool:
     return (
         attempt.failure is not None
         and attempt.ready_at is None

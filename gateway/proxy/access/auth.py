@@ -162,9 +162,7 @@ class Keys:
             origin = headers.get(b"origin")
             welcome = self._is_welcome(origin, need)
             check_local(
-                headers.get(b"host"),
-                None if welcome else origin,
-                same_port=need != "inference",
+                headers.get(b"host"), None if welcome else origin, same_port=need != "inference"
             )
             if need != "inference" and not welcome:
                 check_site(headers.get(b"sec-fetch-site"))

@@ -42,7 +42,7 @@ class StoredKey(Value):
     created_at: float
 
     @property
-    def struck(self) -> bool:
+    def is_struck(self) -> bool:
         return self.digest == _STRUCK
 
 
@@ -87,10 +87,10 @@ class Keyring:
                     error=str(error)[:300],
                 )
                 closed = True
-        struck = {(key.grant.name, key.created_at) for key in in_file if key.struck}
+        struck = {(key.grant.name, key.created_at) for key in in_file if key.is_struck}
         valid = tuple(key for key in stored if (key.grant.name, key.created_at) not in struck)
         if not stored:
-            valid = tuple(key for key in in_file if not key.struck)
+            valid = tuple(key for key in in_file if not key.is_struck)
             if valid:
                 log.warning(
                     "the database had no keys; the keys of the file beside it are valid",
@@ -189,7 +189,7 @@ class Keyring:
     def _strike(self, key: StoredKey) -> bool:
         """Writes zeros over the digest in the file, which needs no disk space. Whether they are on
         the disk."""
-        if key.struck:
+        if key.is_struck:
             return True
         try:
             with self._file.open("r+b") as file:
@@ -216,9 +216,12 @@ class Keyring:
                 self._write(self.stored)
                 self._revoked.clear()
                 return True
-        # The database is a temporary one in memory until the next start, so the struck digest has
-        # to stay in the file.
-        elif not [key for key in list(self._revoked.values()) if not self._strike(key)]:
+        # The database is in memory. The struck digest has to stay in the file, at least until the
+        # database returns to its own.
+        elif (
+            not [key for key in list(self._revoked.values()) if not self._strike(key)]
+            and not self._store.returns
+        ):
             self._revoked.clear()
             return True
         if self._timer is None or not self._timer.is_alive():

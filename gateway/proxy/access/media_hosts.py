@@ -23,6 +23,10 @@ _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
 # resolvers of C read a last label of this kind as a number of an IPv4 address
 _NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# Its platform gives every virtual machine of Azure the settings of that machine at this address.
+# Source: learn.microsoft.com, "What is IP address 168.63.129.16?".
+_PLATFORM = ipaddress.ip_address("168.63.129.16")
+_ANY_PORT = 9
 _KEPT_S = 60.0
 _MOST_KEPT = 1024
 _MOST_WAITING = 64
@@ -53,7 +57,7 @@ class MediaHosts:
         if not self._has_public:
             return False
         try:
-            return is_public(ipaddress.ip_address(host))
+            return is_foreign(ipaddress.ip_address(host))
         except ValueError:
             pass
         labels = host.rstrip(".").split(".")
@@ -62,7 +66,7 @@ class MediaHosts:
         until, answer = self._verdicts.get(host, (0.0, False))
         return answer if until > now else None
 
-    def unknown(self, body: bytes | bytearray) -> list[str]:
+    def unresolved_hosts(self, body: bytes | bytearray) -> list[str]:
         """The hosts of a body's media whose names have to be resolved. Raises BadRequest."""
         now, unknown = -1.0, []
         for host in media_urls.hosts(body):
@@ -71,14 +75,14 @@ class MediaHosts:
             if allowed is None:
                 unknown.append(host)
             elif not allowed:
-                raise media_urls.refused(host)
+                raise media_urls.host_refusal(host)
         return unknown
 
     async def check(self, hosts: Iterable[str]) -> None:
         """Resolve the hosts. Raises BadRequest, Busy."""
         for host in hosts:
             if not await self._resolve(host):
-                raise media_urls.refused(host)
+                raise media_urls.host_refusal(host)
 
     async def _resolve(self, host: str) -> bool:
         """Whether all addresses of a name are public. Raises Busy."""
@@ -99,7 +103,7 @@ class MediaHosts:
         try:
             async with asyncio.timeout(_RESOLVE_S):
                 addresses = await loop.run_in_executor(self._threads, addresses_of, host)
-            answer = bool(addresses) and all(map(is_public, addresses))
+            answer = bool(addresses) and all(map(is_foreign, addresses))
         except (OSError, UnicodeError, TimeoutError):
             answer = False
         finally:
@@ -117,6 +121,23 @@ def addresses_of(host: str) -> list[_Address]:
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in addresses]
 
 
+def is_foreign(address: _Address) -> bool:
+    """Whether an address is public, and none of this machine. Behind a public address of its own a
+    machine has services that its firewall keeps from others."""
+    return is_public(address) and not _is_own(address)
+
+
+def _is_own(address: _Address) -> bool:
+    """Whether packets to the address stay on this machine. None is sent."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as end:
+            end.connect((str(address), _ANY_PORT))
+            return ipaddress.ip_address(end.getsockname()[0].partition("%")[0]) == address
+    except OSError:  # no way leads there
+        return False
+
+
 def is_public(address: _Address) -> bool:
     """Whether an address is on the public internet, the IPv4 address inside an IPv6 one too."""
     if isinstance(address, ipaddress.IPv6Address):
@@ -128,4 +149,9 @@ def is_public(address: _Address) -> bool:
             return is_public(inner)
         if address.is_site_local:
             return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not address.is_reserved
+        and address != _PLATFORM
+    )

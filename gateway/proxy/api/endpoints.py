@@ -113,7 +113,12 @@ def is_inference(path: str) -> bool:
     return path in _PATHS or path.startswith(("/v1/", "/v2/")) or path in ("/v1", "/v2")
 
 
-def split(target: bytes) -> tuple[str, bytes]:
+def lacks_prefix(path: str) -> bool:
+    """Whether a decoded path is that of an endpoint of OpenAI's API without its `/v1`."""
+    return f"/v1{path}" in _PATHS or path.startswith("/models/")
+
+
+def split_target(target: bytes) -> tuple[str, bytes]:
     """The decoded path and the raw query of a request target. Raises HttpParserInvalidURLError."""
     url: Any = httptools.parse_url(target)  # its query may be None, unlike its type hint says
     # Decoded like uvicorn's `scope["path"]`, so that a path means the same here and in FastAPI.

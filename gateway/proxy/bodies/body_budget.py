@@ -44,7 +44,7 @@ class BodyOwner(Protocol):
         """The name of the caller's key."""
 
     @property
-    def moved(self) -> int: ...
+    def moved_bytes(self) -> int: ...
 
     def continue_body(self) -> None:
         """Reads more of the body, for which there is room now."""
@@ -91,7 +91,7 @@ class BodyBudget:
         share.pressed = True
         if self._free(owner) >= 0:
             return True
-        if self.crowded(owner.account):
+        if self.is_crowded(owner.account):
             self.release(owner)
             raise no_room()
         if self._beyond.setdefault(owner.account, owner) is owner:
@@ -123,7 +123,7 @@ class BodyBudget:
         self._growing.pop(owner, None)
         self._wake()
 
-    def crowded(self, account: str) -> bool:
+    def is_crowded(self, account: str) -> bool:
         """Whether the key has more bytes than may be kept for it at all."""
         return self._by_account[account] > 2 * self.size - self.used
 
@@ -134,12 +134,12 @@ class BodyBudget:
             if not self._waiting or not (share.waits or share.pressed):
                 share.checked_at = None
             elif share.checked_at is None:
-                share.checked_at, share.moved = time, owner.moved
+                share.checked_at, share.moved = time, owner.moved_bytes
             elif share.waits:
                 if time - share.checked_at >= self._wait_s:
                     owner.reject(no_room())
             elif time - share.checked_at >= PATIENCE_S:
-                moved = owner.moved
+                moved = owner.moved_bytes
                 if moved - share.moved < PATIENCE_S * PRESSED_BYTES_S:
                     hint = (
                         f"Send large bodies at {PRESSED_BYTES_S // 1024} KiB/s at least, or when"

@@ -58,7 +58,7 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
     # The search for a byte by its number takes nanoseconds; for a text it raises an error first.
     if (_SLASH not in body or not _MARK(body)) and (_BACKSLASH not in body or not _ESCAPE(body)):
         return frozenset()
-    document = _decoded(body)
+    document = _decode_fields(body)
     if not isinstance(document, dict):
         return frozenset()
     names: set[str] = set()
@@ -87,7 +87,7 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
     return frozenset(names)
 
 
-def refused(host: str) -> BadRequest:
+def host_refusal(host: str) -> BadRequest:
     return BadRequest(
         f"Media of the host '{host[:_EXCERPT]}' are not fetched: its address is not public or not"
         " known, or the gateway does not allow it.",
@@ -98,7 +98,7 @@ def refused(host: str) -> BadRequest:
     )
 
 
-def _decoded(body: bytes | bytearray) -> Any:
+def _decode_fields(body: bytes | bytearray) -> Any:
     """The values of a body whose fields alone were read so far. Raises BadRequest."""
     try:
         return msgspec.json.decode(body)

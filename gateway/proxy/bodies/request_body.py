@@ -132,7 +132,7 @@ def may_stream(form: FormReader, size: int, routes: Routes, key: Key) -> bool:
     )
 
 
-def renamed(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
+def with_model_name(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) -> Body:
     """The body with the engine's name for the model."""
     if endpoint.body == "json":
         return with_model(read_fields(body), name)
@@ -142,6 +142,6 @@ def renamed(endpoint: Endpoint, form: FormReader | None, body: Body, name: str) 
     )
 
 
-def unstored(body: Body) -> bytes:
+def without_storage(body: Body) -> bytes:
     """The body of a request to /v1/responses whose response the engine does not keep."""
     return without_store(read_fields(body))

@@ -21,7 +21,7 @@ _KEY = (b'"%b":' % NAME.encode()).ljust(len(_OTHER_KEY))
 _QUOTED_NAME = b'"%b"' % NAME.encode()
 
 
-def renamed(data: bytes) -> tuple[bytes, bytes]:
+def rename_thoughts(data: bytes) -> tuple[bytes, bytes]:
     """Bytes of an answer with the thoughts under their usual name, and the beginning of a key at
     their end, which belongs before the next bytes."""
     if _OTHER_KEY in data:

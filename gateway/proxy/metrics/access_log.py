@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 class AccessLog(Metrics):
     """Metrics that also log each request."""
 
-    def refused(self, exchange: Exchange, error: FitserveError) -> None:
-        super().refused(exchange, error)
+    def count_refusal(self, exchange: Exchange, error: FitserveError) -> None:
+        super().count_refusal(exchange, error)
         self._log(exchange, error.status, "refused", error.code)
 
-    def rejected(self, error: FitserveError, id_: str, address: str) -> None:
-        super().rejected(error, id_, address)
+    def count_rejection(self, error: FitserveError, id_: str, address: str) -> None:
+        super().count_rejection(error, id_, address)
         _write(
             "request",
             {
@@ -46,10 +46,10 @@ class AccessLog(Metrics):
             },
         )
 
-    def finished(self, exchange: Exchange) -> None:
-        super().finished(exchange)
+    def count_completion(self, exchange: Exchange) -> None:
+        super().count_completion(exchange)
         if exchange.outcome != "refused":
-            self._log(exchange, exchange.status, exchange.outcome, None)
+            self._log(exchange, exchange.answer.status, exchange.outcome, None)
 
     def _log(self, exchange: Exchange, status: int, outcome: str, code: str | None) -> None:
         started, first = exchange.started, exchange.first_byte_at
@@ -66,13 +66,13 @@ class AccessLog(Metrics):
                 "status": status,
                 "outcome": outcome,
                 "code": code,
-                "stream": exchange.events,
+                "stream": exchange.answer.events,
                 "duration_s": round(exchange.plane.loop.time() - started, 6) if started else None,
                 "first_byte_s": round(first - started, 6) if first else None,
                 "prompt_tokens": prompt,
                 "completion_tokens": completion,
                 "received_bytes": exchange.received,
-                "sent_bytes": exchange.sent,
+                "sent_bytes": exchange.sent_bytes,
             },
         )
 

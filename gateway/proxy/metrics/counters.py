@@ -300,40 +300,40 @@ class Metrics(Meter):
         self._disconnects: dict[tuple[str, str], int] = {}
         self._upstream: dict[tuple[str, str], int] = {}
 
-    def begun(self, exchange: Exchange) -> None:
+    def count_start(self, exchange: Exchange) -> None:
         series = self._series.get((exchange.model, exchange.endpoint.name)) or self._series_of(
             exchange
         )
         exchange.counted = series
         series.in_flight += 1
 
-    def first_byte(self, exchange: Exchange) -> None:
+    def count_first_byte(self, exchange: Exchange) -> None:
         series: _Series = exchange.counted or self._series_of(exchange)
         histogram = series.first_byte
         took = exchange.first_byte_at - exchange.started
         histogram.counts[bisect_left(FIRST_BYTES, took)] += 1
         histogram.total += took
 
-    def refused(self, exchange: Exchange, error: FitserveError) -> None:
+    def count_refusal(self, exchange: Exchange, error: FitserveError) -> None:
         outcomes, outcome = self._series_of(exchange).outcomes, ("refused", error.status // 100)
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
         if error.code == "engine_error":
-            self._failed(exchange.model, "engine_error")
+            self._count_failure(exchange.model, "engine_error")
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
-    def rejected(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002
+    def count_rejection(self, error: FitserveError, id_: str, address: str) -> None:  # noqa: ARG002
         self._refusals[error.code] = self._refusals.get(error.code, 0) + 1
 
-    def ended(self, exchange: Exchange) -> None:
+    def count_end(self, exchange: Exchange) -> None:
         series: _Series = exchange.counted or self._series_of(exchange)
         series.in_flight -= 1
         if exchange.outcome == "unreachable":
-            self._failed(exchange.model, "unreachable")
+            self._count_failure(exchange.model, "unreachable")
 
-    def finished(self, exchange: Exchange) -> None:
-        outcome, status = exchange.outcome, exchange.status // 100
+    def count_completion(self, exchange: Exchange) -> None:
+        outcome, status = exchange.outcome, exchange.answer.status // 100
         if outcome == "refused":
-            return  # `refused` follows
+            return  # `count_refusal` follows
         series: _Series = exchange.counted or self._series_of(exchange)
         duration, result = series.duration, (outcome, status)
         series.outcomes[result] = series.outcomes.get(result, 0) + 1
@@ -353,11 +353,11 @@ class Metrics(Meter):
                 exchange.key.name, exchange.model, prompt, completion, cached, estimated
             )
         if status == 5:
-            self._failed(exchange.model, "5xx")
+            self._count_failure(exchange.model, "5xx")
         if outcome == "answered":
             return
         if outcome == "broken":
-            self._failed(exchange.model, "broken")
+            self._count_failure(exchange.model, "broken")
         elif outcome == "left":
             phase = (exchange.model, "answering" if exchange.first_byte_at else "waiting")
             self._disconnects[phase] = self._disconnects.get(phase, 0) + 1
@@ -371,7 +371,7 @@ class Metrics(Meter):
             series = self._series.setdefault(key, _Series())
         return series
 
-    def _failed(self, model: str, kind: str) -> None:
+    def _count_failure(self, model: str, kind: str) -> None:
         self._upstream[model, kind] = self._upstream.get((model, kind), 0) + 1
 
     def samples(self) -> Iterator[Sample]:
@@ -425,14 +425,14 @@ def render(samples: Iterable[Sample]) -> str:
             names = (*metric.labels, "le") if ending == "_bucket" else metric.labels
             for name, labels, value in by_name.pop(metric.name + ending, ()):
                 pairs = ",".join(
-                    f'{key}="{_escaped(label)}"' for key, label in zip(names, labels, strict=True)
+                    f'{key}="{_escape(label)}"' for key, label in zip(names, labels, strict=True)
                 )
                 lines.append(f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}")
     assert not by_name, f"not in the table: {', '.join(by_name)}"  # noqa: S101
     return "\n".join((*lines, ""))
 
 
-def _escaped(label: str) -> str:
+def _escape(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
@@ -440,5 +440,5 @@ def _estimate(exchange: Exchange) -> int:
     """The tokens of a request and its answer that no engine reports, from their bytes."""
     if exchange.endpoint.name not in _USES_TOKENS or exchange.endpoint.body != "json":
         return 0
-    sizes = exchange.received, exchange.sent
-    return rate_limits.estimate(*sizes, events=exchange.events, limit=sum(sizes))
+    sizes = exchange.received, exchange.sent_bytes
+    return rate_limits.estimate(*sizes, events=exchange.answer.events, limit=sum(sizes))

@@ -70,7 +70,7 @@ def _lead(raw: Raw) -> bytes:
     return lead.rstrip(b" \n\r\t]")
 
 
-def least_loaded(loads: Sequence[int], turns: Sequence[int]) -> int:
+def least_loaded_position(loads: Sequence[int], turns: Sequence[int]) -> int:
     """The position of the least loaded replica; among equals, of the one picked longest ago."""
     return min(range(len(loads)), key=lambda position: (loads[position], turns[position]))
 

@@ -36,7 +36,7 @@ class Drains:
 
     def is_drained(self, instance: str) -> bool:
         """Whether no request is or will be in flight at an engine, or its time is over."""
-        if self._routes.drained(instance):
+        if self._routes.has_drained(instance):
             return True
         if self._routes.holds(instance):
             self._since.pop(instance, None)

@@ -73,7 +73,7 @@ def places(route: ModelRoute, most: int | None) -> int:
     return max(LEAST_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
 
 
-def overloaded(route: ModelRoute, retry_after_s: int, why: str) -> Overloaded:
+def overload(route: ModelRoute, retry_after_s: int, why: str) -> Overloaded:
     return Overloaded(
         f"The engines of the model '{route.name}' are busy, and {why}.",
         hint=f"Try again in {retry_after_s} s.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gateway.errors import FitserveError
 from gateway.proxy.routing import balance
-from gateway.proxy.routing.queue import Queue, overloaded, places
+from gateway.proxy.routing.queue import Queue, overload, places
 from gateway.proxy.routing.responses import Responses, no_response
 from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
 
@@ -121,7 +121,7 @@ class Routes:
             ]
         else:
             chosen = free[
-                balance.least_loaded(
+                balance.least_loaded_position(
                     loads, [self._last_pick.get(replica.id, 0) for replica in free]
                 )
             ]
@@ -176,7 +176,7 @@ class Routes:
     def refusal(self, route: ModelRoute, why: str) -> FitserveError:
         """The error for a request that finds all replicas busy."""
         queue = self._queues.get(route.name)
-        return overloaded(route, queue.retry_after_s() if queue is not None else 1, why)
+        return overload(route, queue.retry_after_s() if queue is not None else 1, why)
 
     def _schedule(self) -> None:
         """Has the queues checked soon, after the current call."""
@@ -255,7 +255,7 @@ class Routes:
         load = self._loads.get(replica_id)
         return load.requests if load is not None else 0
 
-    def drained(self, replica_id: str) -> bool:
+    def has_drained(self, replica_id: str) -> bool:
         """Whether a replica has no request in flight and is in no table, so gets none."""
         return not self.in_flight(replica_id) and not self.holds(replica_id)
 

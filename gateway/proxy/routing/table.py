@@ -177,9 +177,6 @@ class RouteTable:
             )
         return route
 
-    def routed(self, key: Key = ANYONE) -> list[ModelRoute]:
-        return [route for route in self.models.values() if route.replicas and route.visible_to(key)]
-
 
 def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
     """The answer to GET /v1/models: all models that `key` may use, in any state, or the model of

@@ -38,5 +38,5 @@ class PublishedRoutes(Routes):
     def demand(self) -> dict[str, float]:
         return self._workers.demand()
 
-    def drained(self, replica_id: str) -> bool:
-        return super().drained(replica_id) and self._workers.have_current_table
+    def has_drained(self, replica_id: str) -> bool:
+        return super().has_drained(replica_id) and self._workers.have_current_table

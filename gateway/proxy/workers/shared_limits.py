@@ -76,18 +76,18 @@ class _Bucket(Bucket):
         self.size = size
         self._memory = memory
 
-    def _used(self) -> tuple[float, float]:
+    def _usage(self) -> tuple[float, float]:
         used, used_at = _BUCKET.unpack(self._memory)
         return used, used_at
 
     def level(self, now: float) -> float:
-        used, used_at = self._used()
+        used, used_at = self._usage()
         # Processes share a clock, but read it at different moments.
         return min(self.size, self.size - used + max(0.0, now - used_at) * self.size / MINUTE_S)
 
     def take(self, count: int, now: float) -> None:
         _BUCKET.pack_into(
-            self._memory, 0, self.size - self.level(now) + count, max(now, self._used()[1])
+            self._memory, 0, self.size - self.level(now) + count, max(now, self._usage()[1])
         )
 
 

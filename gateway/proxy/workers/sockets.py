@@ -42,7 +42,7 @@ def share(bound: socket.socket, count: int) -> list[socket.socket]:
     return listeners
 
 
-def spread(listeners: list[socket.socket], count: int) -> list[list[socket.socket]]:
+def distribute(listeners: list[socket.socket], count: int) -> list[list[socket.socket]]:
     """Distribution of inherited sockets over `count` workers. Each socket has a worker; with fewer
     sockets than workers, workers share."""
     shares = [listeners[index::count] for index in range(count)]

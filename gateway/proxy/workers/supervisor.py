@@ -280,10 +280,7 @@ class Workers:
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if young else _BACKOFF_S
             if not self._drained.is_set():
                 log.error(
-                    "a worker has ended and is restarted",
-                    worker=index,
-                    exit_code=code,
-                    in_s=wait_s,
+                    "a worker has ended and is restarted", worker=index, exit_code=code, in_s=wait_s
                 )
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
@@ -402,7 +399,7 @@ class Workers:
         the next call."""
         for worker in self._running.values():
             other_loads = (peer.loads for peer in self._running.values() if peer is not worker)
-            in_flight = _summed(other_loads)
+            in_flight = _sum_loads(other_loads)
             if worker.sent_loads != in_flight:
                 worker.sent_loads = in_flight
                 worker.channel.send(OtherLoads(in_flight))
@@ -415,7 +412,7 @@ class Workers:
         return REPORT_S
 
 
-def _summed(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:
+def _sum_loads(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:
     summed: Counter[str] = Counter()
     for worker_loads in loads:
         summed.update({id_: load.requests for id_, load in worker_loads.items()})

@@ -32,6 +32,7 @@ from gateway.proxy.client_connection import client_protocol
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.metrics.access_log import AccessLog
 from gateway.proxy.metrics.counters import Metrics, Sample
+from gateway.proxy.ollama.ollama_app import OllamaApp
 from gateway.proxy.shared_memory import SharedMemory
 from gateway.proxy.uvicorn_config import uvicorn_config
 from gateway.proxy.workers.channel import (
@@ -170,12 +171,7 @@ class Worker:
 class WorkerServer(uvicorn.Server):
     """A uvicorn server that also listens to the control process."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        worker: Worker,
-        end: socket.socket,
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, worker: Worker, end: socket.socket) -> None:
         super().__init__(config)
         self._worker = worker
         self._end = end
@@ -184,7 +180,7 @@ class WorkerServer(uvicorn.Server):
         self._channel = await Channel.open(self._end)
         self._worker.drain = self._drain
         self._listening = asyncio.create_task(self._worker.listen(self._channel))
-        self._listening.add_done_callback(self._listened)
+        self._listening.add_done_callback(self._check_listener)
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -200,7 +196,7 @@ class WorkerServer(uvicorn.Server):
     def _drain(self, within_s: float) -> None:
         self._draining = asyncio.create_task(self._worker.plane.drain(self, within_s))
 
-    def _listened(self, task: asyncio.Task[None]) -> None:
+    def _check_listener(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.critical("worker and control process have different versions: %r", error)
             os._exit(1)
@@ -220,7 +216,7 @@ def main() -> None:
         sys.exit(f"fitserve: worker and control process have different versions: {error}")
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)
-    app = ControlForwarder(Path(begin.control))
+    app = OllamaApp(ControlForwarder(Path(begin.control)), worker.plane)
     protocol = client_protocol(worker.plane, worker.tls)
     config = uvicorn_config(app, protocol, lifespan="off", grace_s=begin.grace_s)
     WorkerServer(config, worker, end).run(sockets=listeners)

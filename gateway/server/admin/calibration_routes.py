@@ -27,5 +27,5 @@ async def calibrate(request: Request) -> Calibrated:
     hardware = await plan_preview.hardware()
     with orders.set_apart([gpu.uuid for gpu in hardware.gpus]) as holders:
         calibrated = await calibrator.measure(hardware, holders)
-        await asyncio.to_thread(store.keep_measured, calibrated.facts)
+        await asyncio.to_thread(store.keep_measurements, calibrated.facts)
     return calibrated

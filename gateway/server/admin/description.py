@@ -91,7 +91,7 @@ def description(app: FastAPI) -> dict[str, Any]:
             specific = {
                 status: response
                 for status, response in operation["responses"].items()
-                if not _of_fastapi(response)
+                if not _is_fastapi_response(response)
             }
             common = {
                 str(status): _ref("responses", f"every-{status}")
@@ -133,7 +133,7 @@ def _ref(kind: str, name: str) -> dict[str, str]:
     return {"$ref": f"#/components/{kind}/{name}"}
 
 
-def _of_fastapi(response: dict[str, Any]) -> bool:
+def _is_fastapi_response(response: dict[str, Any]) -> bool:
     schemas = (content.get("schema", {}) for content in response.get("content", {}).values())
     return _ref("schemas", _UNUSED[0]) in schemas
 

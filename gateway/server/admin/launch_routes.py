@@ -39,7 +39,7 @@ async def launch(
     container = place == "container" or launcher.host.kind == "docker"
     remote_code = model.wish.policy.allow_remote_code
     spec = await asyncio.to_thread(
-        launcher.described,
+        launcher.measuring_launch,
         latest,
         port,
         parts.hub.disk.snapshot,

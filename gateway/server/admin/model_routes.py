@@ -15,6 +15,7 @@ from gateway.controller.decisions.changes import (
     diff_wishes,
     may_need_restart,
     starts_same_engine,
+    why_no_effect,
 )
 from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.domain import Decision, ExpectedStart, Hardware, Wish
@@ -76,15 +77,16 @@ class PlanBody(ModelRequest):
     },
 )
 async def add_model(request: Request, body: ModelRequest, dry_run: bool = False) -> Any:
-    """Add a model. The answer is 202, and the gateway starts to work on it. With `dry_run` only the
-    plan is returned."""
+    """Add a model. The answer is 202, and the gateway starts to work on it. With `dry_run` the same
+    checks are made, and only the plan is returned."""
     parts = gateway_of(request)
     plan_preview = parts.loop.plan_preview
     orders = parts.loop.orders
     wish = body.wish()
     _check_name(wish.name)
-    wish = await plan_preview.named(wish)
+    wish = await plan_preview.resolve(wish)
     if dry_run:
+        parts.loop.fleet.check_new(wish)
         planned = await plan_preview.plan(wish, include_uninstalled=True)
         return _json(await _with_start(parts, wish, planned))
     if wish.source is not None:
@@ -150,9 +152,9 @@ async def logs(
             for replica in model.replicas
         )
 
-    lines = read_log(
-        log_path(settings.data, chosen.instance_name), tail=tail, follow=running if follow else None
-    )
+    in_cluster = parts.host.machines is not None
+    path = log_path(settings.data, chosen.instance_name, in_cluster=in_cluster)
+    lines = read_log(path, tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 
 
@@ -196,7 +198,7 @@ async def change_model(
     orders = parts.loop.orders
     model = fleet.model(name)
     old = model.wish
-    wish = await plan_preview.named(_patched(old, body))
+    wish = await plan_preview.resolve(_patch(old, body))
     restarts, planned = may_need_restart(old, wish), None
     if restarts and wish.source is not None:
         planned = await plan_preview.plan_change(model, wish)
@@ -221,18 +223,20 @@ async def change_model(
             )
     else:
         restarts = False
+    changed_fields = diff_wishes(old, wish)
     answer = ChangeAnswer(
         name=name,
         anew=restarts,
-        wish=diff_wishes(old, wish),
+        wish=changed_fields,
         commits=wish.commits,
-        plan=(
-            diff_plans(model.serving[0].plan, planned.plan)
-            if planned and planned.plan and model.serving
-            else ()
-        ),
         reason=planned.reason if planned is not None and planned.plan is None else "",
     )
+    if planned and planned.plan and model.serving:
+        running_plan = model.serving[0].plan
+        answer = answer.evolve(
+            plan=diff_plans(running_plan, planned.plan),
+            no_effect=why_no_effect(changed_fields, running_plan, planned.plan),
+        )
     if not dry_run and wish != old:
         await orders.change(model, old, wish, restarts=restarts)
     text = answer.model_dump_json(exclude={"decision"}).encode()
@@ -284,10 +288,13 @@ async def make_plan(request: Request, body: PlanBody) -> Response:
     parts = gateway_of(request)
     plan_preview = parts.loop.plan_preview
     requested = ModelRequest.model_validate(body.model_dump(exclude={"hardware"})).wish()
-    wish = await plan_preview.named(requested)
+    wish = await plan_preview.resolve(requested)
     if body.hardware:
         wish = wish.evolve(gpus=requested.gpus)  # GPU numbers refer to the snapshot
-    planned = await plan_preview.plan(wish, body.hardware, include_uninstalled=True)
+    # A plan may be of a model that is not here yet.
+    planned = await plan_preview.plan(
+        wish, body.hardware, include_uninstalled=True, needs_weights=False
+    )
     return _json(planned.decision if body.hardware else await _with_start(parts, wish, planned))
 
 
@@ -308,7 +315,7 @@ async def _with_start(parts: Gateway, wish: Wish, planned: PlanResult) -> bytes:
         return planned.decision
     remote_code = wish.policy.allow_remote_code
     conditions = await parts.launcher.conditions(planned.plan, allow_remote_code=remote_code)
-    time = parts.loop.starts.expected(planned.plan, conditions)
+    time = parts.loop.starts.expected_time(planned.plan, conditions)
     start = ExpectedStart(conditions=conditions, time=time).model_dump_json().encode()
     return b"%b%b}" % (planned.decision.removesuffix(b"null}"), start)
 
@@ -345,7 +352,7 @@ def _check_name(name: str) -> None:
         )
 
 
-def _patched(wish: Wish, patch: dict[str, Any]) -> Wish:
+def _patch(wish: Wish, patch: dict[str, Any]) -> Wish:
     """The wish after a JSON merge patch. Raises BadRequest."""
     if patch.get("name", wish.name) != wish.name:
         raise BadRequest(
@@ -353,7 +360,7 @@ def _patched(wish: Wish, patch: dict[str, Any]) -> Wish:
             hint="Add the model under the other name, then remove this one.",
             param="name",
         )
-    fields = _merged(wish.model_dump(mode="json"), patch)
+    fields = _merge(wish.model_dump(mode="json"), patch)
     try:
         changed = ModelRequest.model_validate(fields).wish()
     except ValidationError as error:
@@ -367,7 +374,7 @@ def _patched(wish: Wish, patch: dict[str, Any]) -> Wish:
     return changed
 
 
-def _merged(old: Any, patch: Any) -> Any:
+def _merge(old: Any, patch: Any) -> Any:
     """`old` after the merge patch, by RFC 7396."""
     if not isinstance(patch, dict):
         return patch
@@ -376,5 +383,5 @@ def _merged(old: Any, patch: Any) -> Any:
         if value is None:
             merged.pop(name, None)
         else:
-            merged[name] = _merged(merged.get(name), value)
+            merged[name] = _merge(merged.get(name), value)
     return merged

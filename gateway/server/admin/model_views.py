@@ -129,9 +129,10 @@ class ChangeAnswer(Value):
     name: str
     anew: bool
     wish: tuple[Difference, ...]
-    plan: tuple[Difference, ...]
+    plan: tuple[Difference, ...] = ()
     commits: dict[str, str] = Field(description="commits of the new wish, by repository")
     reason: str = Field("", description="cause why there is no plan")
+    no_effect: str = Field("", description="cause why the plan stays as it is")
     decision: Decision | None = Field(None, description="the planner's answer, with `dry_run`")
 
 
@@ -171,7 +172,7 @@ def view(
         wish=model.wish,
         replicas=tuple(_replica(replica, starts) for replica in model.replicas),
         plan=_plan(model, live) if live and full else None,
-        start=_expected(loaded, starts) if loaded and full else None,
+        start=_expected_start(loaded, starts) if loaded and full else None,
         abilities=model.abilities,
         rival=rival_view(model.wish.name, model.rival),
         attempts=tuple(
@@ -187,7 +188,7 @@ def _change(model: ManagedModel) -> ChangeView | None:
         return None
     if change.refused:
         state, detail = "refused", change.refused
-        if model.unsettled:
+        if model.has_pending_changes:
             detail += "; its replicas are being restored"
     else:
         changed = sum(replica.generation == generation for replica in model.replicas)
@@ -229,10 +230,10 @@ def _replica(replica: ReplicaState, starts: StartRecord) -> ReplicaView:
     )
 
 
-def _expected(replica: ReplicaState, starts: StartRecord) -> ExpectedStart | None:
+def _expected_start(replica: ReplicaState, starts: StartRecord) -> ExpectedStart | None:
     if replica.attempt is None:
         return None
-    time_s = starts.expected(replica.attempt.plan, replica.conditions)
+    time_s = starts.expected_time(replica.attempt.plan, replica.conditions)
     return ExpectedStart(conditions=replica.conditions, time=time_s)
 
 
@@ -246,7 +247,7 @@ def _start(replica: ReplicaState, starts: StartRecord) -> StartView | None:
         elapsed_s=round(clock.elapsed_s(now_s), 1) if clock is not None else 0.0,
         total_s=round(clock.total_s(now_s), 1) if clock is not None else 0.0,
         conditions=replica.conditions,
-        expected=starts.expected(attempt.plan, replica.conditions),
+        expected=starts.expected_time(attempt.plan, replica.conditions),
     )
 
 

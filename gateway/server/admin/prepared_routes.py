@@ -17,6 +17,6 @@ class PreparedList(Value):
 
 
 @router.get("", responses=errors(HostError))
-async def list_prepared(request: Request) -> PreparedList:
+async def list_prepared_processes(request: Request) -> PreparedList:
     """The prepared processes with their memory. Engines in containers have none."""
-    return PreparedList(data=await gateway_of(request).host.prepared())
+    return PreparedList(data=await gateway_of(request).host.prepared_views())

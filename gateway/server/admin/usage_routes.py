@@ -99,7 +99,7 @@ async def usage(
     rows = await asyncio.to_thread(
         table.sums, (first - _EPOCH).days, (last - _EPOCH).days, columns, key, model
     )
-    used_rows = [_used(row, columns) for row in rows]
+    used_rows = [_used_view(row, columns) for row in rows]
     format_ = as_format or (
         "csv" if accept.partition(",")[0].partition(";")[0].strip() == "text/csv" else "json"
     )
@@ -121,7 +121,7 @@ def _parts(by: str) -> tuple[Part, ...]:
     return tuple(part for part in PARTS if part in names)
 
 
-def _used(row: UsageRow, columns: tuple[Part, ...]) -> Used:
+def _used_view(row: UsageRow, columns: tuple[Part, ...]) -> Used:
     return Used(
         day=_EPOCH + timedelta(days=row.day) if "day" in columns else None,
         key=row.key if "key" in columns else None,

@@ -15,7 +15,7 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.controller.watch.watcher import Watcher
 from gateway.domain import Engine, EngineRef
-from gateway.engines.common.speed.served import counted, highest
+from gateway.engines.common.speed.served import highest, sum_series
 from gateway.errors import FitserveError
 from gateway.proxy.metrics.counters import Sample
 from gateway.supervision import SupervisedTask
@@ -131,7 +131,7 @@ async def _metrics(watcher: Watcher) -> bytes:
 def _values(body: bytes, engine: Engine, previous: Mapping[str, float]) -> dict[str, float]:
     series = dict(engine.series)
     use = series.pop("kv_use", None)
-    values = {**(counted(body, engine.counters) or {}), **(counted(body, series) or {})}
+    values = {**(sum_series(body, engine.counters) or {}), **(sum_series(body, series) or {})}
     if use is not None and (fullest := highest(body, use)) is not None:
         # Of several ranks the fullest limits the engine.
         values["kv_use"] = fullest

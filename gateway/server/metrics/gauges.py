@@ -58,7 +58,7 @@ async def _text(parts: Gateway) -> bytes:
     samples += [*parts.engine_series.samples(), *_gpus(front.gpus)]
     samples += [("fitserve_facts", (kind,), count) for kind, count in facts.items()]
     if front.workers is not None:
-        samples = _summed([*samples, *front.workers.samples()])
+        samples = _sum_samples([*samples, *front.workers.samples()])
     # Many models take tens of milliseconds, which must not delay streams.
     return (await asyncio.to_thread(render, samples)).encode()
 
@@ -77,7 +77,7 @@ def request_samples(metrics: Metrics, workers: Workers | None) -> list[Sample]:
     return [*metrics.samples(), *(workers.samples() if workers is not None else ())]
 
 
-def _summed(samples: list[Sample]) -> list[Sample]:
+def _sum_samples(samples: list[Sample]) -> list[Sample]:
     """Sums over processes of the samples with equal name and labels."""
     sums: dict[tuple[str, tuple[str, ...]], float] = {}
     for name, labels, value in samples:

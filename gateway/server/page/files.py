@@ -6,6 +6,7 @@ change.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ router = APIRouter(include_in_schema=False)
 
 FOLDER = Path(__file__).parent / "static"
 _INDEX = "index.html"
+# Stands inside the HTML, so that it runs when no other file arrives.
+_RELOAD = "reload.js"
 _TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -29,8 +32,9 @@ _TYPES = {
 }
 # Names of models and lines of logs are hostile text: the browser runs and shows only the page's own
 # files, and no text becomes markup.
+_POLICY = "content-security-policy"
 HEADERS = {
-    "content-security-policy": (
+    _POLICY: (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
         " 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none';"
         " require-trusted-types-for 'script'; trusted-types 'none'"
@@ -46,10 +50,11 @@ _IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 @dataclass(frozen=True)
 class PageFiles:
     """`index`: the HTML with the addresses of the other files. `contents`: by path below the
-    folder."""
+    folder. `index_headers`: they permit the one script that stands in the HTML."""
 
     version: str
     index: bytes
+    index_headers: Mapping[str, str]
     contents: Mapping[str, bytes]
 
 
@@ -63,6 +68,9 @@ def page_files() -> PageFiles:
     version = hashlib.sha256(
         b"".join(name.encode() + data for name, data in contents.items())
     ).hexdigest()[:12]
+    reload = contents.pop(_RELOAD)
+    digest = base64.b64encode(hashlib.sha256(reload).digest()).decode()
+    policy = HEADERS[_POLICY].replace("script-src", f"script-src 'sha256-{digest}'")
     # Loads all modules at once, not one after another.
     modules = "\n".join(
         f'<link rel="modulepreload" href="PAGE/{name}">'
@@ -74,8 +82,9 @@ def page_files() -> PageFiles:
         .decode()
         .replace("<!-- modules -->", modules)
         .replace("PAGE/", f"/page/{version}/")
+        .replace("RELOAD", reload.decode())
     )
-    return PageFiles(version, index.encode(), contents)
+    return PageFiles(version, index.encode(), {**HEADERS, _POLICY: policy}, contents)
 
 
 @router.head("/")
@@ -83,7 +92,7 @@ def page_files() -> PageFiles:
 async def index(request: Request) -> Response:
     files = page_files()
     tag = f'"{files.version}"'
-    headers = {**HEADERS, "cache-control": "no-cache", "etag": tag}
+    headers = {**files.index_headers, "cache-control": "no-cache", "etag": tag}
     if tag in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(files.index, media_type=_TYPES[".html"], headers=headers)

@@ -184,8 +184,13 @@ def live_machine(
         notes=list(hardware.notes),
         holders=holders.get("", []),
         prepared=[
-            LivePrepared(engine=one.engine, pid=one.pid, since=one.since, bytes=one.pss_bytes)
-            for one in prepared
+            LivePrepared(
+                engine=engine_process.engine,
+                pid=engine_process.pid,
+                since=engine_process.since,
+                bytes=engine_process.pss_bytes,
+            )
+            for engine_process in prepared
         ],
     )
 

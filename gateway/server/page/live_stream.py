@@ -76,7 +76,7 @@ class LiveStream:
         constant facts of the gateway."""
         self._models = loop.fleet.models
         self._plan_preview = loop.plan_preview
-        self._expected = loop.starts.expected
+        self._expected = loop.starts.expected_time
         self._prepared = loop.prepared
         self._health = loop.health
         self._routes = routes
@@ -109,7 +109,7 @@ class LiveStream:
             self._task.cancel()
             self._rest()
 
-    def ended(self, reader: Reader) -> bool:
+    def has_ended(self, reader: Reader) -> bool:
         """Whether the reader has to connect again with its key."""
         return reader not in self._readers
 
@@ -226,7 +226,7 @@ class LiveAnswer(Response):
         disconnected = asyncio.ensure_future(_wait_for_disconnect(receive))
         disconnected.add_done_callback(lambda _: reader.wake.set())
         try:
-            while not disconnected.done() and not self._stream.ended(reader):
+            while not disconnected.done() and not self._stream.has_ended(reader):
                 if news := self._stream.news(reader):
                     await send({"type": "http.response.body", "body": news, "more_body": True})
                 await reader.wake.wait()

@@ -53,12 +53,12 @@ class TrafficHistory:
 
     def add(self, samples: Iterable[Sample], time: float) -> Point | None:
         """The next point; None: there is no earlier count to compare with."""
-        counts, before, seconds = _counted(samples), self._before, time - self._at
+        counts, former_counts, seconds = _count_samples(samples), self._before, time - self._at
         self._before, self._at = counts, time
-        if before is None or seconds <= 0:
+        if former_counts is None or seconds <= 0:
             return None
         flows = {
-            name: flow(count, before.get(name) or _Count(), seconds)
+            name: flow(count, former_counts.get(name) or _Count(), seconds)
             for name, count in counts.items()
             if name
         }
@@ -102,7 +102,7 @@ def percentile(sums: Sequence[float], share: float) -> float | None:
     return round(low + part * (FIRST_BYTES[bucket] - low), 4)
 
 
-def _counted(samples: Iterable[Sample]) -> dict[str, _Count]:
+def _count_samples(samples: Iterable[Sample]) -> dict[str, _Count]:
     bounds = {bound: bucket for bucket, bound in enumerate((*map(repr, FIRST_BYTES), "+Inf"))}
     counts: dict[str, _Count] = {}
     for name, labels, value in samples:

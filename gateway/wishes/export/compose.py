@@ -9,6 +9,7 @@ from gateway.wishes.export.engine_start import EngineStart
 
 
 def compose(start: EngineStart) -> dict[str, Any]:
+    """The content of a Compose file with one service. Empty fields are left out."""
     service: dict[str, Any] = {
         "image": start.image,
         "entrypoint": [_literal(start.argv[0])],
@@ -46,5 +47,5 @@ def compose(start: EngineStart) -> dict[str, Any]:
 
 
 def _literal(text: str) -> str:
-    """Compose puts variables in the place of $NAME."""
+    """The text with `$` doubled, because Compose replaces $NAME by a variable."""
     return text.replace("$", "$$")

@@ -20,37 +20,45 @@ _ANSWER_S = 25
 _Volume = tuple[dict[str, Any], str, bool]
 
 
-def kubernetes(start: EngineStart) -> list[dict[str, Any]]:
+def kubernetes(start: EngineStart, copies: int = 1) -> list[dict[str, Any]]:
     """The Deployment and the Service of an engine."""
     labels = {"app.kubernetes.io/name": start.name}
     meta = {"name": start.name, "labels": labels}
-    volumes = _volumes(start)
-    pod = {
-        # A process 1 beside the engine: SGLang as process 1 reports a dead scheduler as success.
-        "shareProcessNamespace": True,
-        "containers": [_container(start, volumes)],
-        "volumes": [{"name": name, **source} for name, (source, _, _) in volumes.items()],
-    }
+    pod = pod_spec(start, container(start))
     deployment = {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": meta,
         # Two engines never share the GPUs.
         "spec": {
-            "replicas": 1,
+            "replicas": copies,
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
+    return [deployment, service(start, labels)]
+
+
+def pod_spec(start: EngineStart, engine_container: dict[str, Any]) -> dict[str, Any]:
+    """The pod around the container of an engine."""
+    return {
+        # A process 1 beside the engine: SGLang as process 1 reports a dead scheduler as success.
+        "shareProcessNamespace": True,
+        "containers": [engine_container],
+        "volumes": [{"name": name, **source} for name, (source, _, _) in _volumes(start).items()],
+    }
+
+
+def service(start: EngineStart, selector: dict[str, str]) -> dict[str, Any]:
+    """The Service of the pods that answer requests."""
     ports = [{"name": "http", "port": start.port, "targetPort": "http"}]
-    service = {
+    return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": meta,
-        "spec": {"selector": labels, "ports": ports},
+        "metadata": {"name": start.name, "labels": {"app.kubernetes.io/name": start.name}},
+        "spec": {"selector": selector, "ports": ports},
     }
-    return [deployment, service]
 
 
 def _volumes(start: EngineStart) -> dict[str, _Volume]:
@@ -78,7 +86,8 @@ def _volumes(start: EngineStart) -> dict[str, _Volume]:
     return volumes
 
 
-def _container(start: EngineStart, volumes: dict[str, _Volume]) -> dict[str, Any]:
+def container(start: EngineStart, *, probed: bool = True) -> dict[str, Any]:
+    """The container of an engine. probed: it answers requests."""
     limits = {
         **({"nvidia.com/gpu": len(start.gpus)} if start.gpus else {}),
         **({"memory": str(start.memory_bytes)} if start.memory_bytes is not None else {}),
@@ -91,11 +100,9 @@ def _container(start: EngineStart, volumes: dict[str, _Volume]) -> dict[str, Any
     return {
         "name": "engine",
         "image": start.image,
-        "command": [_literal(word) for word in start.argv],
-        "env": [
-            {"name": name, "value": _literal(value)} for name, value in start.variables.items()
-        ],
-        "ports": [{"containerPort": start.port, "name": "http"}],
+        "command": [literal(word) for word in start.argv],
+        "env": [{"name": name, "value": literal(value)} for name, value in start.variables.items()],
+        **({"ports": [{"containerPort": start.port, "name": "http"}]} if probed else {}),
         "resources": {"limits": limits} if limits else {},
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -105,15 +112,18 @@ def _container(start: EngineStart, volumes: dict[str, _Volume]) -> dict[str, Any
                 **({"add": list(start.capabilities)} if start.capabilities else {}),
             },
         },
-        "startupProbe": {**probe, "failureThreshold": _START_TRIES},
-        "readinessProbe": probe,
+        **(
+            {"startupProbe": {**probe, "failureThreshold": _START_TRIES}, "readinessProbe": probe}
+            if probed
+            else {}
+        ),
         "volumeMounts": [
             {"name": name, "mountPath": path, "readOnly": closed}
-            for name, (_, path, closed) in volumes.items()
+            for name, (_, path, closed) in _volumes(start).items()
         ],
     }
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """Kubernetes puts variables in the place of $(NAME)."""
     return text.replace("$(", "$$(")

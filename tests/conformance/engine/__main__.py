@@ -55,7 +55,7 @@ def main() -> None:
 
 def packages(sources: str, which: str) -> set[str]:
     """Optional packages that are installed beside this version of vLLM."""
-    image, optional = vllm_boot.required(sources), vllm_boot.OPTIONAL
+    image, optional = vllm_boot.required_packages(sources), vllm_boot.OPTIONAL
     return {"image": image, "all": image | optional, "none": image - optional}[which]
 
 

@@ -43,7 +43,7 @@ def typed_fields(module: ast.Module, known: dict[str, Any]) -> dict[tuple[str, s
         if isinstance(node, ast.ClassDef) and _is_checked(node):
             for line in node.body:
                 if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
-                    value = _typed(line, known)
+                    value = _cast(line, known)
                     if value is not UNKNOWN:
                         result[node.name, line.target.id] = value
     return result
@@ -54,7 +54,7 @@ def _is_checked(node: ast.ClassDef) -> bool:
     return any(name.partition("(")[0] in ("config", "BaseModel") for name in names)
 
 
-def _typed(line: ast.AnnAssign, known: dict[str, Any]) -> Any:
+def _cast(line: ast.AnnAssign, known: dict[str, Any]) -> Any:
     values: list[Any] = []
     for part in _parts(line.annotation):
         text = ast.unparse(part)
@@ -65,7 +65,7 @@ def _typed(line: ast.AnnAssign, known: dict[str, Any]) -> Any:
         elif isinstance(known.get(text), tuple) and text.isidentifier():
             values += known[text]
         elif text in ("int", "float") and isinstance(line.value, ast.Call):
-            bounds = {one.arg: one.value for one in line.value.keywords}
+            bounds = {keyword.arg: keyword.value for keyword in line.value.keywords}
             bound = bounds.get("gt")
             if not isinstance(bound, ast.Constant):
                 return UNKNOWN
@@ -100,5 +100,5 @@ def _constant(node: ast.expr) -> Any:
 
 
 def _all(nodes: list[ast.expr | None]) -> Any:
-    found = [one.value for one in nodes if isinstance(one, ast.Constant)]
+    found = [node.value for node in nodes if isinstance(node, ast.Constant)]
     return tuple(found) if len(found) == len(nodes) else UNKNOWN

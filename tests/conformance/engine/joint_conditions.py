@@ -57,7 +57,9 @@ def are_contrary(evaluator: Evaluator, node: FunctionNode, statement: ast.AST) -
     """Whether no values of the variables meet all tests on the way to the statement."""
     steps = list(_steps(node, statement, Counter()))
     atoms = [(atom, step) for step in steps for atom in _atoms(step.test)]
-    variables = dict(one for atom, step in atoms for one in _variables(evaluator, atom, step))
+    variables = dict(
+        variable for atom, step in atoms for variable in _variables(evaluator, atom, step)
+    )
     names, choices = [*variables], [*variables.values()]
     if _size(choices) > _MOST_VALUES:
         names, choices = [], []
@@ -80,7 +82,7 @@ def _is_possible(
             name: value for (name, version), value in assumed.items()
             if version == _version(name, step)
         }  # fmt: skip
-        found = {one is not atom.negated for one in truths(evaluator.value(atom.node))}
+        found = {truth is not atom.negated for truth in truths(evaluator.value(atom.node))}
         key = atom.text, _version(atom.text, step)
         decided[key] = decided.get(key, {True, False}) & found
     evaluator.assumed = {}
@@ -109,7 +111,7 @@ def _holds(node: ast.expr, step: Step, whole: Mapping[tuple[str, int], bool]) ->
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         return not _holds(node.operand, step, whole)
     if isinstance(node, ast.BoolOp):
-        parts = [_holds(one, step, whole) for one in node.values]
+        parts = [_holds(value, step, whole) for value in node.values]
         return all(parts) if isinstance(node.op, ast.And) else any(parts)
     atom = _atom(node)
     return whole[atom.text, _version(atom.text, step)] is not atom.negated
@@ -119,8 +121,8 @@ def _atoms(node: ast.expr) -> Iterator[Atom]:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield from _atoms(node.operand)
     elif isinstance(node, ast.BoolOp):
-        for one in node.values:
-            yield from _atoms(one)
+        for value in node.values:
+            yield from _atoms(value)
     else:
         yield _atom(node)
 
@@ -164,8 +166,8 @@ def _words(text: str) -> set[str]:
 
 def _size(choices: list[tuple[Any, ...]]) -> int:
     result = 1
-    for one in choices:
-        result *= len(one)
+    for choice in choices:
+        result *= len(choice)
     return result
 
 
@@ -185,13 +187,13 @@ def _steps(node: ast.AST, statement: ast.AST, written: Counter[str]) -> Iterator
         if isinstance(node, ast.Try) and field != "body":
             written = written + _writes(node)
         for one in [] if field == "handlers" else block[:place]:
-            yield from _passed(one, written)
+            yield from _pass_steps(one, written)
             written = written + _writes(one)
         yield from _steps(block[place], statement, written)
         return
 
 
-def _passed(node: ast.stmt, written: Counter[str]) -> Iterator[Step]:
+def _pass_steps(node: ast.stmt, written: Counter[str]) -> Iterator[Step]:
     if isinstance(node, ast.If):
         if isinstance(node.body[-1], _ENDS):
             yield Step(node.test, False, written)

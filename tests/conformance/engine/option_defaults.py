@@ -17,7 +17,7 @@ from tests.conformance.engine.path_conditions import (
     FunctionNode,
     OneOf,
     conditions,
-    joined,
+    join_values,
 )
 
 # Where each engine declares its options.
@@ -41,7 +41,7 @@ def defaults(
     classes: dict[str, set[str]] = {}
     places = [path for pattern in PLACES[kind] for path in sorted(package.glob(pattern))]
     for path in places:
-        _declared(ast.parse(path.read_text()), declared, classes)
+        _declare(ast.parse(path.read_text()), declared, classes)
     result = {name: value for name, value in declared.items() if not name.startswith("_")}
     for name in planned:
         result[name] = OneOf((*choices[name],)) if choices.get(name) else UNKNOWN
@@ -57,7 +57,7 @@ def defaults(
         before = dict(result)
         for evaluator, held, name, value in writes:
             if result[name] is not UNKNOWN and not evaluator.never(held):
-                result[name] = joined(result[name], evaluator.value(value))
+                result[name] = join_values(result[name], evaluator.value(value))
     return {name: value for name, value in result.items() if value is not UNKNOWN}
 
 
@@ -76,7 +76,7 @@ def _copies(name: str, value: ast.expr | None) -> bool:
     return isinstance(value, ast.Attribute) and value.attr == name
 
 
-def _declared(module: ast.Module, found: dict[str, Any], classes: dict[str, set[str]]) -> None:
+def _declare(module: ast.Module, found: dict[str, Any], classes: dict[str, set[str]]) -> None:
     for node in ast.walk(module):
         block = node.body if isinstance(node, ast.ClassDef | ast.If) else []
         for line in block:
@@ -140,7 +140,7 @@ def _writes(
                 visit(child, owner, child)
             else:
                 if function is not None:
-                    for name, value in _written(child, owner, own, classes):
+                    for name, value in _assignments(child, owner, own, classes):
                         if name in options and not _copies(name, value):
                             result.append((function, child, name, value))
                 visit(child, owner, function)
@@ -149,7 +149,7 @@ def _writes(
     return result
 
 
-def _written(
+def _assignments(
     node: ast.AST, owner: str, own: bool, classes: Mapping[str, set[str]]
 ) -> list[tuple[str, ast.expr | None]]:
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):

@@ -54,7 +54,7 @@ def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
         if isinstance(node, ast.If | ast.While) and field in ("body", "orelse"):
             result.append(Condition(node.test, field == "body"))
         for one in block[:place]:
-            result += _passed(one)
+            result += _exit_conditions(one)
         return [*result, *conditions(block[place], statement)]
     return [*result, *_inside(node, statement)]
 
@@ -64,7 +64,7 @@ def within(statement: ast.AST, node: ast.AST) -> bool:
     return any(one is statement for one in ast.walk(node))
 
 
-def _passed(node: ast.stmt) -> Iterator[Condition]:
+def _exit_conditions(node: ast.stmt) -> Iterator[Condition]:
     """The conditions after a statement that may end the block."""
     if isinstance(node, ast.If):
         if isinstance(node.body[-1], _ENDS):
@@ -120,7 +120,7 @@ class Evaluator:
         self._functions = functions or {}
         self._local: dict[str, list[tuple[ast.AST, ast.expr | None]]] = {}
         for one in ast.walk(node):
-            for name, value in _stored(one):
+            for name, value in _assignments(one):
                 self._local.setdefault(name, []).append((one, value))
         self._open: set[str] = set()
         self.assumed: Mapping[str, Any] = {}
@@ -137,7 +137,7 @@ class Evaluator:
         except (TypeError, ValueError, AttributeError):
             return UNKNOWN
 
-    def returned(self) -> Any:
+    def return_value(self) -> Any:
         """The value that the function returns."""
         found = [
             self.value(one.value) if one.value else None
@@ -159,24 +159,26 @@ class Evaluator:
             case ast.Attribute():
                 return self._attribute(node)
             case ast.UnaryOp(op=ast.Not()):
-                return _any_of([not one for one in truths(self.value(node.operand))])
+                return _any_of([not truth for truth in truths(self.value(node.operand))])
             case ast.UnaryOp(op=ast.USub()):
                 return _each(operator.neg, self.value(node.operand))
             case ast.BoolOp():
-                return self._joined(node)
+                return self._join(node)
             case ast.Compare():
-                return self._compared(node)
+                return self._compare(node)
             case ast.Tuple() | ast.List() | ast.Set():
                 parts = [self.value(one) for one in node.elts]
-                known = not any(one is UNKNOWN or isinstance(one, OneOf) for one in parts)
+                known = not any(part is UNKNOWN or isinstance(part, OneOf) for part in parts)
                 return tuple(parts) if known else UNKNOWN
             case ast.IfExp():
                 branches = {True: node.body, False: node.orelse}
-                return _any_of([self.value(branches[one]) for one in truths(self.value(node.test))])
+                return _any_of(
+                    [self.value(branches[truth]) for truth in truths(self.value(node.test))]
+                )
             case ast.NamedExpr():
                 return self.value(node.value)
             case ast.Call():
-                return self._called(node)
+                return self._call(node)
         return UNKNOWN
 
     def _variable(self, name: str) -> Any:
@@ -203,22 +205,22 @@ class Evaluator:
             return self._own[node.attr]
         return self._known.get(node.attr, UNKNOWN)
 
-    def _joined(self, node: ast.BoolOp) -> Any:
+    def _join(self, node: ast.BoolOp) -> Any:
         ends = isinstance(node.op, ast.Or)
-        parts = [self.value(one) for one in node.values]
-        if any(truths(one) == {ends} for one in parts):
+        parts = [self.value(value) for value in node.values]
+        if any(truths(part) == {ends} for part in parts):
             return ends
-        decided = [one for one in parts if truths(one) != {not ends}]
+        decided = [part for part in parts if truths(part) != {not ends}]
         return (not ends) if not decided else UNKNOWN
 
-    def _compared(self, node: ast.Compare) -> Any:
+    def _compare(self, node: ast.Compare) -> Any:
         values = [self.value(one) for one in (node.left, *node.comparators)]
-        if any(one is UNKNOWN for one in values):
+        if any(value is UNKNOWN for value in values):
             return UNKNOWN
-        choices = [one.values if isinstance(one, OneOf) else (one,) for one in values]
+        choices = [value.values if isinstance(value, OneOf) else (value,) for value in values]
         return _any_of([_all_hold(node.ops, row) for row in product(*choices)])
 
-    def _called(self, node: ast.Call) -> Any:
+    def _call(self, node: ast.Call) -> Any:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         arguments = node.args
         called = node.func.attr if isinstance(node.func, ast.Attribute) else name
@@ -246,14 +248,16 @@ class Evaluator:
         if name in self._functions and f"{name}()" not in self._open:
             inner = Evaluator(self._functions[name], self._known)
             inner._open = {*self._open, f"{name}()"}
-            return inner.returned()
+            return inner.return_value()
         return UNKNOWN
 
 
 def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
     """Whether a chain of comparisons holds; UNKNOWN where a bound alone is known."""
     found = [
-        _of_bound(op, left, right) if isinstance(left, Over) else _COMPARED[type(op)](left, right)
+        _bound_comparison(op, left, right)
+        if isinstance(left, Over)
+        else _COMPARED[type(op)](left, right)
         for left, op, right in zip(row[:-1], ops, row[1:], strict=True)
         if not isinstance(right, Over)
     ]
@@ -263,7 +267,7 @@ def _all_hold(ops: list[ast.cmpop], row: tuple[Any, ...]) -> Any:
     return True if known else UNKNOWN
 
 
-def _of_bound(op: ast.cmpop, left: Over, right: Any) -> Any:
+def _bound_comparison(op: ast.cmpop, left: Over, right: Any) -> Any:
     """A comparison of a number that is over a bound."""
     if right is None or not isinstance(right, int | float):
         return isinstance(op, ast.IsNot | ast.NotEq)
@@ -272,7 +276,7 @@ def _of_bound(op: ast.cmpop, left: Over, right: Any) -> Any:
     return isinstance(op, ast.Gt | ast.GtE | ast.NotEq)
 
 
-def joined(first: Any, second: Any) -> Any:
+def join_values(first: Any, second: Any) -> Any:
     """A value that is one or the other."""
     return _any_of([first, second])
 
@@ -309,7 +313,7 @@ def truths(value: Any) -> set[bool]:
     return {bool(one) for one in (value.values if isinstance(value, OneOf) else (value,))}
 
 
-def _stored(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
     """The variables that this node assigns; None: a value that is not told."""
     if isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]

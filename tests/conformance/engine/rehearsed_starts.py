@@ -43,7 +43,7 @@ def answers(version: str) -> dict[str, Any]:
         os.environ.update(one["env"])
         sys.settrace(trace if one["traced"] else None)
         try:
-            starts.append(start.rehearsed(files, one["argv"], one["kv_bytes"], words))
+            starts.append(start.rehearse(files, one["argv"], one["kv_bytes"], words))
         finally:
             sys.settrace(None)
             for name in one["env"]:

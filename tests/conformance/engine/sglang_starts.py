@@ -39,13 +39,13 @@ def _answer(folder: Path, config: dict[str, Any], argv: list[str]) -> dict[str, 
         sglang_model.publish(given)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)}
-    return {"tp": sglang_model.resolved(given, "tp_size"), "graphs": _graphs(given)}
+    return {"tp": sglang_model.resolve_argument(given, "tp_size"), "graphs": _graphs(given)}
 
 
 def _graphs(given: Any) -> bool:
     if not hasattr(given, "cuda_graph_config"):  # 0.5.10
         return not given.disable_cuda_graph
-    phases: Any = sglang_model.resolved(given, "cuda_graph_config")
+    phases: Any = sglang_model.resolve_argument(given, "cuda_graph_config")
     return any(_backend(phases[phase]) != "disabled" for phase in ("decode", "prefill"))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tests.conformance.engine.declared_values import constants, typed_fields
 from tests.conformance.engine.joint_conditions import are_contrary
-from tests.conformance.engine.path_conditions import UNKNOWN, Evaluator, conditions, joined
+from tests.conformance.engine.path_conditions import UNKNOWN, Evaluator, conditions, join_values
 from tests.conformance.engine.reviewed_refusals import ReviewedRefusal
 
 # Conditions on the platform: the start is on NVIDIA GPUs.
@@ -113,28 +113,30 @@ class Sources:
     ) -> None:
         self.settings = settings
         self._devices = devices or {}
-        self.functions = [one for file in sorted({*files}) for one in _functions(package, file)]
+        self.functions = [
+            function for file in sorted({*files}) for function in _functions(package, file)
+        ]
         self._defaults = defaults
         self._single: dict[str, Any] = {}
-        alike = Counter(one.node.name for one in self.functions)
+        alike = Counter(function.node.name for function in self.functions)
         for one in self.functions:
             if alike[one.node.name] == 1 and not one.owner:
                 self._single[one.node.name] = one.node
         self._own: dict[tuple[str, str], dict[str, Any]] = {}
         for one in self.functions:
             if one.owner and one.node.name == "__init__":
-                self._own[one.file, one.owner] = self._assigned(one)
+                self._own[one.file, one.owner] = self._init_values(one)
         self._written: dict[str, list[tuple[Function, ast.Attribute, ast.expr | None]]]
         self._written = defaultdict(list)
         for one in self.functions:
-            for target, value in _attributes_written(one.node):
+            for target, value in _attribute_assignments(one.node):
                 self._written[target.attr].append((one, target, value))
         self._constants = {file: constants(package, file) for file in {*files}}
         self._typed: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
         for file in {*files}:
             module = ast.parse((package / file).read_text())
             for (owner, name), value in typed_fields(module, self._constants[file]).items():
-                if (whole := self._joined(file, owner, name, value)) is not UNKNOWN:
+                if (whole := self._joined_value(file, owner, name, value)) is not UNKNOWN:
                     self._typed[file, owner][name] = whole
         self._calls: dict[str, list[tuple[Function, ast.Call]]] = defaultdict(list)
         for one in self.functions:
@@ -169,12 +171,12 @@ class Sources:
         }
         return Evaluator(function.node, known, own, self._single)
 
-    def _joined(self, file: str, owner: str, name: str, declared: Any) -> Any:
+    def _joined_value(self, file: str, owner: str, name: str, declared: Any) -> Any:
         """The declared value of a field, and those that the engine assigns it."""
         result = declared
         for one, target, value in self._written[name]:
             if _name_of(target.value) != "self" or (one.file, one.owner) == (file, owner):
-                result = joined(result, Evaluator(one.node, self._defaults).value(value))
+                result = join_values(result, Evaluator(one.node, self._defaults).value(value))
         return result
 
     def is_handled(self, function: Function) -> bool:
@@ -182,7 +184,7 @@ class Sources:
         calls = self._calls.get(function.node.name, [])
         return bool(calls) and all(_is_caught(caller.node, call) for caller, call in calls)
 
-    def _assigned(self, one: Function) -> dict[str, Any]:
+    def _init_values(self, one: Function) -> dict[str, Any]:
         """Values of the attributes that `__init__` assigns; UNKNOWN if more than once."""
         evaluator, result = Evaluator(one.node, self._defaults), dict[str, Any]()
         for node in ast.walk(one.node):
@@ -207,7 +209,7 @@ def refusals(
     """
     begun = [one for one in sources.functions if (one.file, one.first) in entered]
     result, named = list[Refusal](), set[ReviewedRefusal]()
-    for one in [*begun, *_called(sources, begun)]:
+    for one in [*begun, *_callable_functions(sources, begun)]:
         function = f"{one.owner}.{one.node.name}".lstrip(".")
         for statement in one.raises:
             text, kind = ast.unparse(statement), _kind(sources, one, statement)
@@ -257,7 +259,7 @@ def _functions(package: Path, file: str) -> list[Function]:
     return result
 
 
-def _attributes_written(
+def _attribute_assignments(
     function: ast.AST,
 ) -> Iterator[tuple[ast.Attribute, ast.expr | None]]:
     """Attributes that a function assigns, with their values; None: another one than it has."""
@@ -265,10 +267,10 @@ def _attributes_written(
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             value = None if isinstance(node, ast.AugAssign) else node.value
-            yield from ((one, value) for one in targets if isinstance(one, ast.Attribute))
+            yield from ((target, value) for target in targets if isinstance(target, ast.Attribute))
 
 
-def _called(sources: Sources, begun: list[Function]) -> list[Function]:
+def _callable_functions(sources: Sources, begun: list[Function]) -> list[Function]:
     """Functions that a start with planned options can call though none of the starts did."""
     by_name: dict[str, list[Function]] = defaultdict(list)
     for one in sources.functions:
@@ -306,8 +308,8 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
     said = ast.unparse(statement.exc) if statement.exc else ""
     guards = [*_guards(function.node, statement)]
     held = conditions(function.node, statement)
-    tests = " ; ".join(ast.unparse(one.test) for one in guards if isinstance(one, ast.If))
-    caught = [one for one in guards if isinstance(one, ast.ExceptHandler)]
+    tests = " ; ".join(ast.unparse(guard.test) for guard in guards if isinstance(guard, ast.If))
+    caught = [guard for guard in guards if isinstance(guard, ast.ExceptHandler)]
     if function.node.name in _PROTOCOLS:
         return "protocol"
     if not tests and said.startswith("NotImplementedError") and not caught:
@@ -348,23 +350,25 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
 def _is_caught(node: ast.AST, statement: ast.AST, *, again: bool = False) -> bool:
     """Whether a `try` around the statement catches an error and raises none; again: another."""
     return any(
-        isinstance(one, ast.Try)
-        and any(_within(statement, part) for part in one.body)
+        isinstance(guard, ast.Try)
+        and any(_within(statement, part) for part in guard.body)
         and any(
             re.search(r"^$|ValueError|\bException|AssertionError", _type(handler))
             and any(isinstance(part, ast.Raise) for part in ast.walk(handler)) is again
-            for handler in one.handlers
+            for handler in guard.handlers
         )
-        for one in _guards(node, statement)
+        for guard in _guards(node, statement)
     )
 
 
 def _inputs(function: Function, guards: list[ast.AST]) -> set[str]:
     """The names and words in the conditions, and in what the function assigns to such names."""
     conditions = [
-        getattr(one, name, None) for one in guards for name in ("test", "iter", "subject")
+        getattr(guard, name, None) for guard in guards for name in ("test", "iter", "subject")
     ]
-    result = {word for one in conditions if one is not None for word in _words(one)}
+    result = {
+        word for condition in conditions if condition is not None for word in _words(condition)
+    }
     assigned = [
         node
         for node in ast.walk(function.node)

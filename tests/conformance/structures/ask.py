@@ -58,12 +58,12 @@ def answers(version: str) -> dict[str, dict[str, str]]:
         for architecture in getattr(registry, listed):
             if architecture not in found and (not named or architecture in named):
                 found |= _answers(architecture, f"vllm=={version}", arguments)
-    for architecture in _unlisted(registry, named):
+    for architecture in _unlisted_architectures(registry, named):
         found |= _answers(architecture, f"vllm=={version}", {})
     return found
 
 
-def _unlisted(registry: Any, named: Sequence[str]) -> list[str]:
+def _unlisted_architectures(registry: Any, named: Sequence[str]) -> list[str]:
     """Architectures with a known config that the engine builds by transformers' class."""
     known = {config["architectures"][0] for config in family_configs().values()}
     others = (known | {*named}) - {*registry.ModelRegistry.get_supported_archs()}
@@ -82,7 +82,7 @@ def _answers(
     """The answer for the architecture, and for other models that it nests."""
     found: dict[str, dict[str, str]] = {architecture: {"unlearned": "no configuration class"}}
     learned: set[str] = set()
-    published = [*_published(architecture)]
+    published = [*_published_configs(architecture)]
     for config in (*published, *_defaults(architecture)):
         own = stems(config)[0]
         if own in learned or ("structure" in found[architecture] and config not in published):
@@ -102,7 +102,7 @@ def _answers(
 def _answer(
     architecture: str, config: dict[str, Any], engine: str, arguments: dict[str, Any]
 ) -> dict[str, str]:
-    completed = _completed(config, arguments)
+    completed = _complete(config, arguments)
     types = {f"{field}.model_type": word for field, word in nested_types(config)}
     asked: Variations | None = None
     try:
@@ -140,7 +140,7 @@ def _one_shape(
     return document(architecture, engine, types | fixed, learned, facts)
 
 
-def _completed(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
+def _complete(config: dict[str, Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """The config with the fields that the model class reads and the configuration class lacks.
 
     The engine's error names each. Any value that takes the build further will do: it is varied.
@@ -197,16 +197,16 @@ def _with_field(config: dict[str, Any], owner: str, name: str, value: Any) -> di
     return longer
 
 
-def _merged(defaults: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+def _merge(defaults: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
     """The config with the fields of its configuration class that it does not state."""
     merged = {**defaults, **config}
     for name, value in config.items():
         if isinstance(value, dict) and isinstance(defaults.get(name), dict):
-            merged[name] = _merged(defaults[name], value)
+            merged[name] = _merge(defaults[name], value)
     return merged
 
 
-def _published(architecture: str) -> Iterator[dict[str, Any]]:
+def _published_configs(architecture: str) -> Iterator[dict[str, Any]]:
     """Published configs of the architecture without quantization."""
     folders = [Path(name) for name in os.environ.get("CONFIGS", "").split()]
     files = (path for folder in [*folders, MODELS] for path in sorted(folder.glob("*.json")))
@@ -219,7 +219,7 @@ def _published(architecture: str) -> Iterator[dict[str, Any]]:
             plain = {name: value for name, value in config.items() if name not in _QUANTIZATION}
             with suppress(Exception):
                 defaults = json.loads(read_config(plain).to_json_string(use_diff=False))
-                yield _merged(_plain(defaults), plain)
+                yield _merge(_plain(defaults), plain)
             yield plain  # where a default hides what it follows from
 
 

@@ -186,7 +186,7 @@ class _Learner:
         """The rows of seeds of one kind."""
         matches = [_most_similar(seeds, clusters.get(pattern, ())) for clusters in self._clusters]
         return [
-            self._row(pattern, seed, [found[number] for found in matches])
+            self._row(pattern, seed, [match[number] for match in matches])
             for number, seed in enumerate(seeds)
         ]
 
@@ -242,7 +242,7 @@ class _Learner:
         return layers_term(fields, rows)
 
     def _size(self, name: str, held: Mapping[int, Cluster]) -> str | None:
-        rows, fields = self._varied(name, held)
+        rows, fields = self._vary(name, held)
         if name not in _FLAGS:
             return flagged_term(fields, rows)
         term = condition_term(fields, [(env, bool(value)) for env, value in rows])
@@ -250,7 +250,7 @@ class _Learner:
             return "1"
         return term if any(value for _, value in rows) else "0"
 
-    def _varied(
+    def _vary(
         self, name: str, held: Mapping[int, Cluster]
     ) -> tuple[list[tuple[Mapping[str, Any], int]], set[str]]:
         """The size `name` with each config, and the fields that change it: alone, beside one other
@@ -288,7 +288,7 @@ def one_shape(config: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) 
     found = []
     words = {value: name for name, value in flatten(config).items() if is_vocabulary(name)}
     for pattern, clusters in sorted(_clusters(rows).items()):
-        count = 1 + max((max(one.layers) for one in clusters if one.layers), default=0)
+        count = 1 + max((max(cluster.layers) for cluster in clusters if cluster.layers), default=0)
         for one in clusters:
             sizes: dict[str, str | None] = {name: str(size) for name, size in one.sizes.items()}
             rows_of = one.sizes.get("rows")

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.engines.vllm.inside.model import built
+from gateway.engines.vllm.inside.model import build_from_config
 
 Row = dict[str, Any]
 _SHARDS = (
@@ -40,7 +40,7 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
     rows: dict[str, Row] = {}
     described: set[str] = set()
     seen: set[int] = set()
-    with built(config, tp, max_model_len=256, **arguments) as (configured, model):
+    with build_from_config(config, tp, max_model_len=256, **arguments) as (configured, model):
         named = {name for name, _ in model.named_parameters()}
         for path, module in model.named_modules():
             weights = {
@@ -62,7 +62,7 @@ def observe(config: Mapping[str, Any], tp: int = 1, **arguments: Any) -> dict[st
             before = len(rows)
             _add_states(rows, path, module, configured)
             seen |= {id(module)} if len(rows) > before else set()
-        _add_unseen(rows, configured, seen)
+        _add_unseen_layers(rows, configured, seen)
         for path, weight in model.named_parameters():
             if path not in described:
                 dtype = "F32" if str(weight.dtype) == "torch.float32" else ""
@@ -172,7 +172,7 @@ def _kind(module: Any, configured: Any) -> str:
     return _CACHES.get(type(cache).__name__, "") if plain else ""
 
 
-def _add_unseen(rows: dict[str, Row], configured: Any, seen: set[int]) -> None:
+def _add_unseen_layers(rows: dict[str, Row], configured: Any, seen: set[int]) -> None:
     """Layers with a KV cache that no row describes (seen: those that one does, by identity). An
     indexer's cache is part of its layer's row."""
     for path, layer in configured.compilation_config.static_forward_context.items():

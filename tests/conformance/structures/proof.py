@@ -21,11 +21,11 @@ def proven(text: str, config: Mapping[str, Any], **arguments: Any) -> bool:
     Raises BadModel where the structure refuses it, and the engine's errors.
     """
     elements = _elements(structure_blueprint(text, Fields(config, "the config")))
-    built = sum(map(_built, observe(config, **arguments).values()))
+    built = sum(map(_built_elements, observe(config, **arguments).values()))
     return abs(elements - built) <= _TOLERANCE * built
 
 
-def _built(row: Row) -> int:
+def _built_elements(row: Row) -> int:
     """Elements of a row of the engine."""
     match row["what"]:
         case "linear":

@@ -66,14 +66,14 @@ def _solve(rows: Sequence[Sequence[Fraction]]) -> list[Fraction] | None:
     return [matrix[number][width] for number in range(width)]
 
 
-def _written(factor: Fraction, product: str) -> str:
+def _text_of_term(factor: Fraction, product: str) -> str:
     if product == "1":
         return str(factor)
     text = product if factor.numerator == 1 else f"{factor.numerator}*{product}"
     return text if factor.denominator == 1 else f"{text}//{factor.denominator}"
 
 
-def _needed(names: Sequence[str], rows: Sequence[tuple[Env, int]]) -> set[str]:
+def _needed_fields(names: Sequence[str], rows: Sequence[tuple[Env, int]]) -> set[str]:
     """The fields that alone change the value."""
     found = set()
     for (one, value), (other, changed) in itertools.combinations(rows, 2):
@@ -91,7 +91,7 @@ def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
         return equal[0] if equal else str(rows[0][1])
     different = {(*(env[name] for name in names), value): (env, value) for env, value in rows}
     rows = [*different.values()]
-    needed = _needed(names, rows)
+    needed = _needed_fields(names, rows)
     products = _products(names)
     order = sorted(products, key=lambda text: (text.count("*") + text.count("/"), len(text)))
     # Factors of any size only where no small one fits.
@@ -108,7 +108,7 @@ def size_term(fields: set[str], rows: Sequence[tuple[Env, int]]) -> str | None:
                 or (factor > 0 and factor.denominator == 1 and (any_factor or text == "1"))
                 for factor, text in zip(factors, chosen, strict=True)
             ):
-                return " + ".join(map(_written, factors, chosen))
+                return " + ".join(map(_text_of_term, factors, chosen))
     return _stepped_term(names, rows)
 
 
@@ -304,7 +304,7 @@ def _is_of_numbers(values: Sequence[Any]) -> bool:
 def _exception_terms(name: str, every: str) -> Iterator[tuple[str, _Holds]]:
     """Every n-th layer but those of a list, and the others."""
 
-    def listed(env: Env, i: int) -> bool:
+    def is_listed(env: Env, i: int) -> bool:
         items = env.get(name)
         return isinstance(items, list) and i in items
 
@@ -313,9 +313,9 @@ def _exception_terms(name: str, every: str) -> Iterator[tuple[str, _Holds]]:
 
     yield (
         f"i not in {name} and (i + 1) % {every} == 0",
-        lambda env, i: not listed(env, i) and regular(env, i),
+        lambda env, i: not is_listed(env, i) and regular(env, i),
     )
     yield (
         f"i in {name} or (i + 1) % {every} != 0",
-        lambda env, i: listed(env, i) or not regular(env, i),
+        lambda env, i: is_listed(env, i) or not regular(env, i),
     )

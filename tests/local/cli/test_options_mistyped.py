@@ -39,7 +39,7 @@ def test_what_is_wrong_is_told_in_whole_words(
     with TypingTerminal(
         *words, FITSERVE_DATA_DIR=str(tmp_path / "data"), FITSERVE_PORT="1"
     ) as terminal:
-        assert terminal.ended() == code
+        assert terminal.wait_for_exit() == code
         lines = terminal.seen.replace("\r\n", "\n").split("\n")
     assert told in " ".join(line.strip() for line in lines)
     assert "Traceback" not in terminal.seen
@@ -54,6 +54,6 @@ def test_a_backup_is_looked_at_before_anything_is_asked(tmp_path: Path) -> None:
     with TypingTerminal(
         "restore", str(tmp_path / "no.tar.gz"), FITSERVE_DATA_DIR=str(tmp_path / "data")
     ) as terminal:
-        assert terminal.ended() == 2
+        assert terminal.wait_for_exit() == 2
     assert "is not a complete backup" in " ".join(terminal.seen.split())
     assert "[y/N]" not in terminal.seen

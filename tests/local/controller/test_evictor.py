@@ -18,7 +18,7 @@ from gateway.domain import LaunchSpec, Plan
 from gateway.domain.units import GIB
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import HANG_S, hang_s, wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -58,7 +58,7 @@ async def ask(gateway: Running, name: str, **fields: Any) -> Any:
         return await gateway.client.post("/v1/completions", json=body)
 
 
-def loaded(world: World) -> set[str]:
+def loaded_models(world: World) -> set[str]:
     return {engine.spec.model for engine in world.engines.values() if engine.main_runs}
 
 
@@ -76,11 +76,11 @@ async def test_who_is_asked_and_finds_no_room_takes_the_place_of_the_least_recen
         # All at once: each waits for the one engine that comes.
         answers = await asyncio.gather(*(ask(gateway, "c") for _ in range(8)))
         assert {answer.status_code for answer in answers} == {200}, answers[0].text
-        assert loaded(gateway.world) == {"a", "c"}
+        assert loaded_models(gateway.world) == {"a", "c"}
         view = await gateway.show("b")
         assert [attempt["state"] for attempt in view["attempts"]] == ["stopped"]
         assert (await ask(gateway, "b")).status_code == 200
-        assert len(loaded(gateway.world)) == 2
+        assert len(loaded_models(gateway.world)) == 2
         metrics = (await gateway.client.get("/metrics")).text
         assert 'fitserve_unloads_total{model="b",why="room"} 1' in metrics
 
@@ -94,10 +94,10 @@ async def test_engines_on_a_cpu_take_turns_in_its_ram(tmp_path: Path) -> None:
             await gateway.add(name, model_folder(tmp_path / "model"), args=args)
             await gateway.until(name, "ready" if name == "a" else "stopped")
         assert "a holds 3." in (await gateway.show("b"))["detail"]
-        assert "FITSERVE_RAM_BYTES" in (await gateway.show("b"))["detail"]
+        assert "there is a plan: `fitserve stop a`." in (await gateway.show("b"))["detail"]
         for name in "baba":
             assert (await ask(gateway, name)).status_code == 200
-            assert loaded(gateway.world) == {name}
+            assert loaded_models(gateway.world) == {name}
 
 
 async def test_nobody_leaves_for_a_model_that_could_not_be_loaded_either(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ async def test_nobody_leaves_for_a_model_that_could_not_be_loaded_either(tmp_pat
         await gateway.until("c", "no_plan")
         answer = await ask(gateway, "c")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
-        assert loaded(gateway.world) == {"a", "b"}
+        assert loaded_models(gateway.world) == {"a", "b"}
 
 
 async def test_an_idle_model_leaves_and_comes_back_when_it_is_asked(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_an_idle_model_leaves_and_comes_back_when_it_is_asked(tmp_path: Pa
         assert (answer.status_code, answer.text.count("[DONE]")) == (200, 1)
         view = await gateway.until("m", "stopped")
         assert [attempt["state"] for attempt in view["attempts"]] == ["stopped", "stopped"]
-        assert not loaded(gateway.world)
+        assert not loaded_models(gateway.world)
 
 
 async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_requests_wait(
@@ -137,31 +137,31 @@ async def test_what_an_engine_answers_is_finished_before_it_leaves_and_later_req
         await gateway.until("m", "ready")
         hold.touch()
         first = asyncio.create_task(ask(gateway, "m"))
-        await counted(gateway, 'in_flight{model="m"} 1')
+        await count_call(gateway, 'in_flight{model="m"} 1')
         assert (await gateway.client.post("/admin/models/m/stop")).status_code == 202
         view = await gateway.until("m", "stopping")
         assert "requests in flight are answered first" in view["detail"]
         late = await ask(gateway, "m")
         assert late.status_code == 503
-        assert loaded(gateway.world) == {"m"}
+        assert loaded_models(gateway.world) == {"m"}
         hold.unlink()
         assert (await first).json()["usage"]["completion_tokens"] == 3
         await gateway.until("m", "stopped")
-        assert not loaded(gateway.world)
+        assert not loaded_models(gateway.world)
 
 
 async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) -> None:
     hold, brought = tmp_path / "hold", list[str]()
     bring = Launcher.bring
 
-    async def noted(self: Launcher, plan: Plan, report: Any, **more: Any) -> LaunchFiles:
+    async def note_launch(self: Launcher, plan: Plan, report: Any, **more: Any) -> LaunchFiles:
         brought.append(plan.model.source)
         return await bring(self, plan, report, **more)
 
     def holds(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, max_model_len=131072, hold=hold)
 
-    with mock.patch.object(Launcher, "bring", noted):
+    with mock.patch.object(Launcher, "bring", note_launch):
         async with running(tmp_path, holds, hardware=TWO_GPUS) as gateway:
             no_sleep = {"enable-sleep-mode": False}
             for name in ("a", "b"):
@@ -172,12 +172,12 @@ async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) ->
             hold.touch()
             held = [asyncio.create_task(ask(gateway, name)) for name in ("a", "b")]
             for name in ("a", "b"):
-                await counted(gateway, f'in_flight{{model="{name}"}} 1')
+                await count_call(gateway, f'in_flight{{model="{name}"}} 1')
             asked = asyncio.create_task(ask(gateway, "c"))
             async with asyncio.timeout(hang_s()):
                 while len(brought) < 3:
                     await asyncio.sleep(0.01)
-            assert loaded(gateway.world) == {"a", "b"}
+            assert loaded_models(gateway.world) == {"a", "b"}
             assert (await gateway.show("c"))["attempts"] == []
             hold.unlink()
             for answer in await asyncio.gather(*held, asked):
@@ -215,14 +215,14 @@ async def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path: Path) 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
-        await counted(gateway, 'queued{model="m"} 0')
+        await count_call(gateway, 'queued{model="m"} 0')
 
 
 def engines(world: World, name: str) -> int:
     return sum(engine.spec.model == name and engine.main_runs for engine in world.engines.values())
 
 
-async def counted(gateway: Running, requests: str) -> None:
+async def count_call(gateway: Running, requests: str) -> None:
     async with asyncio.timeout(hang_s()):
         while f"fitserve_requests_{requests}" not in (await gateway.client.get("/metrics")).text:
             await asyncio.sleep(0.02)
@@ -233,7 +233,7 @@ async def serving(gateway: Running, name: str, copies: int) -> Any:
     async with asyncio.timeout(hang_s()):
         while True:
             view = await gateway.show(name)
-            if sum(one["state"] == "ready" for one in view["replicas"]) == copies:
+            if sum(replica["state"] == "ready" for replica in view["replicas"]) == copies:
                 return view
             await asyncio.sleep(0.02)
 
@@ -262,8 +262,7 @@ async def test_one_copy_leaves_for_another_model_and_the_other_goes_on_until_the
             # It is asked all the time, and still nobody leaves for its second copy: its requests do
             # not wait.
             before = len(answers)
-            while len(answers) < before + 40:
-                await asyncio.sleep(0.02)
+            await wait_until("it is asked forty times", lambda: len(answers) >= before + 40)
             assert engines(gateway.world, "c") == 1
             assert (await gateway.client.post("/admin/models/c/stop")).status_code == 202
             await serving(gateway, "pair", 2)
@@ -291,7 +290,7 @@ async def test_what_a_copy_answers_is_finished_before_it_leaves(tmp_path: Path) 
         answers = [
             asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(8)
         ]
-        await counted(gateway, 'in_flight{model="pair"} 8')
+        await count_call(gateway, 'in_flight{model="pair"} 8')
         asks = asyncio.create_task(ask(gateway, "c"))
         async with asyncio.timeout(hang_s()):
             while (
@@ -324,11 +323,11 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
         for name in ("c", "pair"):
             (tmp_path / f"hold-{name}").touch()
         asked = asyncio.create_task(ask(gateway, "c"))
-        await counted(gateway, 'in_flight{model="c"} 1')
+        await count_call(gateway, 'in_flight{model="c"} 1')
         answers = [
             asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(6)
         ]
-        await counted(gateway, 'queued{model="pair"} 4')
+        await count_call(gateway, 'queued{model="pair"} 4')
         # As long as c answers it keeps its place.
         await asyncio.sleep(1.0)
         assert (await gateway.show("c"))["state"] == "ready"
@@ -346,7 +345,7 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
 @pytest.mark.parametrize("how", ["removed", "unloaded"])
 async def test_a_copy_comes_back_at_once_where_its_room_is_free(tmp_path: Path, how: str) -> None:
     # Time that goes by brings nothing back in this test.
-    with mock.patch("gateway.controller.steps.replica_steps.REPLAN_S", 10 * HANG_S):
+    with mock.patch("gateway.controller.fleet.managed_model.REPLAN_S", 10 * HANG_S):
         async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
             await add(gateway, tmp_path, "pair", copies=2)
             await serving(gateway, "pair", 2)
@@ -369,7 +368,7 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
 ) -> None:
     printed = ""
 
-    def told() -> int:
+    def told_bytes() -> int:
         nonlocal printed
         new = capsys.readouterr()
         printed += new.out + new.err
@@ -394,10 +393,10 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
             await gateway.until("c", "stopped")
             asked = asyncio.create_task(ask(gateway, "c"))
             async with asyncio.timeout(hang_s()):
-                while not told():
+                while not told_bytes():
                     await asyncio.sleep(0.02)
             await asyncio.sleep(2.0)
-            assert told() == 1
+            assert told_bytes() == 1
             asked.cancel()
 
 
@@ -418,13 +417,15 @@ async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_
             await add(gateway, tmp_path, "c")
             await gateway.until("c", "stopped")
             assert (await ask(gateway, "c")).status_code == 200
-            assert loaded(gateway.world) == {"b", "c"}
+            assert loaded_models(gateway.world) == {"b", "c"}
             asked = asyncio.create_task(ask(gateway, "a"))
-            view = await gateway.until("a", "starting")
-            while "to be unloaded" not in view["detail"]:
-                await asyncio.sleep(0.02)
-                view = await gateway.show("a")
-            assert loaded(gateway.world) == {"b", "c"}
+            await gateway.until("a", "starting")
+
+            async def waits() -> bool:
+                return "to be unloaded" in (await gateway.show("a"))["detail"]
+
+            await wait_until("a waits for another model", waits)
+            assert loaded_models(gateway.world) == {"b", "c"}
             asked.cancel()
 
 
@@ -469,11 +470,11 @@ async def test_a_copy_that_nobody_leaves_for_is_not_planned_anew_for_each_reques
             answers = [
                 asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(4)
             ]
-            await counted(gateway, 'queued{model="pair"} 2')
+            await count_call(gateway, 'queued{model="pair"} 2')
             await asyncio.sleep(0.2)
             hold.unlink()
             assert {answer.status_code for answer in await asyncio.gather(*answers)} == {200}
-            await counted(gateway, 'queued{model="pair"} 0')
+            await count_call(gateway, 'queued{model="pair"} 0')
             await asyncio.sleep(0.2)
         # Time that goes by may have it planned too.
         assert capsys.readouterr().out.count("no plan") <= 1
@@ -499,17 +500,13 @@ async def test_a_pinned_model_without_room_is_a_problem_that_names_who_holds_it_
         await add(gateway, tmp_path, "c", pinned=True)
         detail = (await gateway.until("c", "no_plan"))["detail"]
         assert "a holds 78.11 GiB of GPU 0; b holds 78.11 GiB of GPU 1" in detail
-        ways = (
-            "(`fitserve set a --context 8192`)",
-            "(`fitserve set a --no-pinned`)",
-            "use other GPUs",
-        )
-        assert all(way in detail for way in ways), detail
+        assert "Without that there is a plan: `fitserve stop a; fitserve stop b`." in detail
+        assert "`fitserve set a --no-pinned` lets a leave for others." in detail
         # Each of the ways is one.
         change = await gateway.client.patch("/admin/models/a", json={"policy": {"pinned": False}})
         assert change.status_code == 200, change.text
         await gateway.until("c", "ready")
-        assert loaded(gateway.world) == {"b", "c"}
+        assert loaded_models(gateway.world) == {"b", "c"}
 
 
 async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Path) -> None:
@@ -527,7 +524,7 @@ async def test_a_pinned_model_that_waits_for_its_place_is_starting(tmp_path: Pat
         hold.touch()
         answers = [asyncio.create_task(ask(gateway, name)) for name in "ab"]
         for name in "ab":
-            await counted(gateway, f'in_flight{{model="{name}"}} 1')
+            await count_call(gateway, f'in_flight{{model="{name}"}} 1')
         for name in "cd":
             await add(gateway, tmp_path, name, pinned=True)
         # One waits for what the other engine still answers, and one for its turn.
@@ -563,11 +560,11 @@ async def test_a_clock_that_is_set_unloads_no_model_and_keeps_none(
         with mock.patch("time.time", side_effect=lambda: wall() + step_s):
             # The residences of a and b are over, whatever the clock says.
             assert (await ask(gateway, "c")).status_code == 200
-            assert len(loaded(gateway.world)) == 2
-            away = ({"a", "b"} - loaded(gateway.world)).pop()
+            assert len(loaded_models(gateway.world)) == 2
+            away = ({"a", "b"} - loaded_models(gateway.world)).pop()
             assert (await ask(gateway, away)).status_code == 200
         # And again where the clock is right.
-        (away,) = {"a", "b", "c"} - loaded(gateway.world)
+        (away,) = {"a", "b", "c"} - loaded_models(gateway.world)
         assert (await ask(gateway, away)).status_code == 200
         metrics = (await gateway.client.get("/metrics")).text
         assert 'why="room"' in metrics

@@ -114,8 +114,8 @@ async def test_gpus_that_cannot_talk_to_each_other_get_another_way_to_and_at_las
         # So much context needs two GPUs, or a cache and weights of half the bytes.
         await gateway.add("m", source, engines=["vllm==0.26.0"], min_context=100_000, replicas=1)
         view = await gateway.until("m", "ready")
-        assert [one["failure"]["kind"] for one in view["attempts"][:-1]] == ["nccl", "nccl"]
-        assert len({one["fingerprint"] for one in view["attempts"]}) == 3
+        assert [attempt["failure"]["kind"] for attempt in view["attempts"][:-1]] == ["nccl", "nccl"]
+        assert len({attempt["fingerprint"] for attempt in view["attempts"]}) == 3
         assert [launched.env.get("NCCL_P2P_DISABLE") for launched in made] == [None, "1", None]
         assert [len(launched.gpus) for launched in made] == [2, 2, 1]
         assert view["attempts"][1]["otherwise"] == "no peer-to-peer access"
@@ -170,5 +170,5 @@ async def test_a_name_that_a_stranger_has_is_left_to_him(tmp_path: Path) -> None
         assert list(world.engines) == ["m-r0-a2"]
         assert world.foreign == {"m-r0-a1"}
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
     assert world.foreign == {"m-r0-a1"}

@@ -27,7 +27,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, max_model_len=200_000)
 
 
-async def lost(gateway: Running, count: int) -> list[str]:
+async def lost_gpus(gateway: Running, count: int) -> list[str]:
     """What the gateway says of lost GPUs, once there are so many of them."""
     async with asyncio.timeout(hang_s()):
         while True:
@@ -38,7 +38,7 @@ async def lost(gateway: Running, count: int) -> list[str]:
             await asyncio.sleep(0.02)
 
 
-async def started(gateway: Running, tmp_path: Path) -> str:
+async def start_engine(gateway: Running, tmp_path: Path) -> str:
     """The GPU of a small model's engine."""
     await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, gpus=1)
     await gateway.until("m", "ready")
@@ -54,13 +54,13 @@ def card(nvml: FakeNvml, uuid: str) -> int:
 async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how: str) -> None:
     nvml = two_3090()
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
-        gpu = await started(gateway, tmp_path)
+        gpu = await start_engine(gateway, tmp_path)
         broken = nvml.cards[card(nvml, gpu)]
         if how == "xid":
             nvml.events.put((broken, 79))
         broken.error = pynvml.NVML_ERROR_GPU_IS_LOST
         async with asyncio.timeout(hang_s()):
-            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
+            while [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] != [
                 "failed",
                 "ready",
             ]:
@@ -75,13 +75,13 @@ async def test_an_engine_on_a_lost_gpu_is_started_on_another(tmp_path: Path, how
             ) == (79, True)
         ((elsewhere,),) = (engine.spec.gpus for engine in gateway.world.engines.values())
         assert elsewhere != gpu
-        await lost(gateway, 1)
+        await lost_gpus(gateway, 1)
         # Once NVML reads it again it is used again.
         broken.error = None
-        await lost(gateway, 0)
+        await lost_gpus(gateway, 0)
         nvml.events.put((nvml.cards[card(nvml, elsewhere)], 95))
         async with asyncio.timeout(hang_s()):
-            while [one["state"] for one in (await gateway.show("m"))["attempts"]] != [
+            while [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] != [
                 "failed",
                 "failed",
                 "ready",
@@ -95,7 +95,7 @@ async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(
 ) -> None:
     nvml = two_3090()
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
-        await started(gateway, tmp_path)
+        await start_engine(gateway, tmp_path)
         for one in nvml.cards:
             one.error = pynvml.NVML_ERROR_GPU_IS_LOST
         view = await gateway.until("m", "no_plan")
@@ -106,14 +106,14 @@ async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(
         assert answer.status_code == 503
         for one in nvml.cards:
             one.error = None
-        await lost(gateway, 0)
+        await lost_gpus(gateway, 0)
         await gateway.until("m", "ready")
 
 
 async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> None:
     nvml = two_3090()
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
-        gpu = await started(gateway, tmp_path)
+        gpu = await start_engine(gateway, tmp_path)
         nvml.events.put((nvml.cards[card(nvml, gpu)], 31))
         async with asyncio.timeout(hang_s()):
             while not (
@@ -121,7 +121,7 @@ async def test_an_error_of_the_application_touches_no_engine(tmp_path: Path) -> 
             ):
                 await asyncio.sleep(0.02)
         assert "GPU memory page fault" in notes[0]
-        assert [one["state"] for one in (await gateway.show("m"))["attempts"]] == ["ready"]
+        assert [attempt["state"] for attempt in (await gateway.show("m"))["attempts"]] == ["ready"]
 
 
 async def hardware(gateway: Running) -> dict[str, list[str]]:
@@ -135,7 +135,7 @@ async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: P
     world = World()
     names: list[str] = []
 
-    def taken(spec: LaunchSpec) -> EngineScript:
+    def taken_script(spec: LaunchSpec) -> EngineScript:
         names.append(spec.name)
         broken = len(names) == 1
         return EngineScript(
@@ -146,7 +146,7 @@ async def test_a_gpu_taken_from_a_container_makes_the_container_anew(tmp_path: P
         )
 
     async with running(
-        tmp_path, taken, world, hardware=machine("2x3090"), nvml=two_3090()
+        tmp_path, taken_script, world, hardware=machine("2x3090"), nvml=two_3090()
     ) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), engines=ENGINE, gpus=1)
         view = await gateway.until("m", "ready")

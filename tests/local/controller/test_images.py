@@ -3,7 +3,6 @@ name has moved; until somebody asks otherwise."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -15,6 +14,7 @@ from gateway.domain import LaunchSpec
 from tests.local.controller.steps.test_start_steps import OWN, Code
 from tests.support.makers import engine
 from tests.support.memory_host import World
+from tests.support.patience import wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import NEWEST_VLLM, VLLM_REF
@@ -29,26 +29,27 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-def pretended(*, held: bool = False) -> tuple[World, Code]:
+def make_world(*, held: bool = False) -> tuple[World, Code]:
     world = World()
     world.images, world.code = {IMAGE: OLD}, (code := Code(held=held))
     return world, code
 
 
-async def crashed(gateway: Running, world: World, name: str = "m") -> Any:
+async def crash_engine(gateway: Running, world: World, name: str = "m") -> Any:
     """The view once another engine was started after the one that runs was killed."""
     (running_engine,) = world.engines.values()
     before = len((await gateway.show(name))["attempts"])
     running_engine.kill()
-    while True:
+
+    async def look() -> Any:
         view = await gateway.show(name)
-        if len(view["attempts"]) > before and view["state"] == "ready":
-            return view
-        await asyncio.sleep(0.02)
+        return view if len(view["attempts"]) > before and view["state"] == "ready" else None
+
+    return await wait_until("another engine serves", look)
 
 
 async def test_a_name_that_moves_between_check_and_start_changes_nothing(tmp_path: Path) -> None:
-    world, code = pretended(held=True)
+    world, code = make_world(held=True)
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await code.begun.wait()
@@ -62,36 +63,36 @@ async def test_a_name_that_moves_between_check_and_start_changes_nothing(tmp_pat
 
 
 async def test_restarts_take_the_recorded_image_until_somebody_retries(tmp_path: Path) -> None:
-    world, code = pretended()
+    world, code = make_world()
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         world.images[IMAGE] = NEW
-        assert (await crashed(gateway, world))["attempts"][-1]["digest"] == OLD
+        assert (await crash_engine(gateway, world))["attempts"][-1]["digest"] == OLD
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.until("m", "ready")
-        assert (await crashed(gateway, world))["attempts"][-1]["digest"] == OLD
+        assert (await crash_engine(gateway, world))["attempts"][-1]["digest"] == OLD
         # One that is added now takes what the name means now.
         await gateway.add("other", tmp_path / "model")
         assert (await gateway.until("other", "ready"))["attempts"][-1]["digest"] == NEW
         await gateway.client.delete("/admin/models/other")
-        await gateway.gone("other")
+        await gateway.wait_until_gone("other")
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         assert (await gateway.show("m"))["attempts"][-1]["digest"] == OLD, "what runs goes on"
         asked = len(code.asked)
-        assert (await crashed(gateway, world))["attempts"][-1]["digest"] == NEW
+        assert (await crash_engine(gateway, world))["attempts"][-1]["digest"] == NEW
         assert len(code.asked) == asked, "the other model's answers of this image hold"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         proofs = {
-            one["fact"]["under"]["digest"]
-            for one in facts
-            if one["fact"]["kind"] == "plan_verified"
+            fact["fact"]["under"]["digest"]
+            for fact in facts
+            if fact["fact"]["kind"] == "plan_verified"
         }
         assert proofs == {OLD, NEW}
 
 
 async def test_what_is_not_checked_is_pinned_too(tmp_path: Path) -> None:
-    world, _ = pretended()
+    world, _ = make_world()
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), check=False)
         assert (await gateway.until("m", "ready"))["attempts"][0]["digest"] == OLD
@@ -126,7 +127,7 @@ class Image(Code):
 async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_started(
     tmp_path: Path,
 ) -> None:
-    world, _ = pretended()
+    world, _ = make_world()
     world.code = code = Image()
     world.images[NIGHTLY] = OLD
     async with running(tmp_path, healthy, world, allowed_images="vllm/*,my/vllm") as gateway:
@@ -143,13 +144,13 @@ async def test_an_image_of_another_name_says_what_it_holds_and_is_planned_and_st
         }
         assert view["plan"]["question"] is None, "it was checked"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
-        assert {one["stale"] for one in facts if one["fact"]["under"].get("image") == NIGHTLY} == {
-            None
-        }
+        assert {
+            fact["stale"] for fact in facts if fact["fact"]["under"].get("image") == NIGHTLY
+        } == {None}
         # The next night: who asks for it gets the new one, which says anew what it is.
         world.images[NIGHTLY] = NEW
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
-        assert (await crashed(gateway, world))["plan"]["engine"]["digest"] == NEW
+        assert (await crash_engine(gateway, world))["plan"]["engine"]["digest"] == NEW
         assert code.said[3:] == ["version", "model"]
 
 
@@ -187,7 +188,7 @@ async def test_a_forecast_of_an_image_that_was_not_asked_is_a_guess_with_a_warni
 async def test_an_image_that_is_not_allowed_is_refused_by_every_route(
     tmp_path: Path, image: str
 ) -> None:
-    world, code = pretended()
+    world, code = make_world()
     async with running(tmp_path, healthy, world) as gateway:
         body = {"name": "m", "source": str(model_folder(tmp_path / "model")), "image": image}
         for route in ("/admin/models", "/admin/models?dry_run=true", "/admin/plan"):
@@ -206,7 +207,7 @@ async def test_an_image_that_is_not_allowed_is_refused_by_every_route(
 
 
 async def test_an_image_that_holds_something_else_is_told(tmp_path: Path) -> None:
-    world, _ = pretended()
+    world, _ = make_world()
     async with running(tmp_path, healthy, world, allowed_images="*") as gateway:
         body = {
             "name": "m",

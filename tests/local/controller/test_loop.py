@@ -3,7 +3,9 @@ do not."""
 
 import asyncio
 import functools
+import math
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +14,15 @@ from typing import Any
 import pytest
 
 from gateway.controller import loop as loop_module
+from gateway.controller.fleet import managed_model
 from gateway.controller.watch.verify import verify
-from gateway.domain import Failure, Instance, LaunchSpec, Plan
+from gateway.diagnosis.signatures import Signatures
+from gateway.domain import Failure, Hardware, Instance, LaunchSpec, Plan
 from gateway.errors import HostError
+from gateway.planner.service import cure_versions
+from gateway.profiles.profiles import Profiles
 from gateway.store import database_files, mirror
+from gateway.store.engine_logs import log_path
 from tests.support.dataplane import until
 from tests.support.memory_host import MemoryHost, World
 from tests.support.patience import HANG_S, Clock, hang_s
@@ -100,7 +107,7 @@ async def test_before_it_is_ready_clients_are_told_to_wait(tmp_path: Path) -> No
 async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> None:
     starts: list[int] = []
 
-    def limited(spec: LaunchSpec) -> EngineScript:
+    def limited_script(spec: LaunchSpec) -> EngineScript:
         asked = context_of(spec)
         starts.append(asked)
         if asked > 1024:
@@ -111,7 +118,7 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
         return EngineScript(model=spec.model, max_model_len=asked)
 
     source = model_folder(tmp_path / "model")
-    async with running(tmp_path, limited) as gateway:
+    async with running(tmp_path, limited_script) as gateway:
         await gateway.add("m", source)
         ready = await gateway.until("m", "ready")
         first, second = ready["attempts"]
@@ -198,10 +205,10 @@ async def test_a_killed_engine_is_noticed_unrouted_and_started_again(
 
 
 async def test_a_crash_loop_ends_in_quarantine_with_the_reason(tmp_path: Path) -> None:
-    def killed(spec: LaunchSpec) -> EngineScript:
+    def killed_script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, exit_code=-9, serve=False)
 
-    async with running(tmp_path, killed) as gateway:
+    async with running(tmp_path, killed_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 3})
         view = await gateway.until("m", "quarantined")
         assert len(view["attempts"]) == 3
@@ -225,13 +232,35 @@ async def test_a_restarted_gateway_adopts_what_runs(tmp_path: Path) -> None:
         assert answer.status_code == 200
 
 
+async def test_known_failures_are_read_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their files take seconds, while requests to adopted engines go on."""
+    readers: list[threading.Thread] = []
+
+    def read(_machine: Hardware, profiles: Profiles) -> Signatures:
+        readers.append(threading.current_thread())
+        return profiles.signatures
+
+    monkeypatch.setattr(cure_versions, "signatures_for", read)
+    world = World()
+    for begun in (True, False):
+        async with running(tmp_path, healthy, world) as gateway:
+            if begun:
+                await gateway.add("m", model_folder(tmp_path / "model"))
+            await gateway.until("m", "ready")
+            await until(lambda: bool(readers))
+        assert threading.current_thread() not in readers
+        readers.clear()
+
+
 async def test_an_engine_that_died_while_nobody_looked_is_replaced(tmp_path: Path) -> None:
     world = World()
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-    for one in list(world.engines.values()):
-        one.kill()
+    for engine in list(world.engines.values()):
+        engine.kill()
     async with running(tmp_path, healthy, world) as gateway:
         ready = await gateway.until("m", "ready")
         assert len(world.engines) == 1
@@ -256,7 +285,7 @@ async def test_removing_a_model_stops_its_engine_and_frees_the_name(tmp_path: Pa
         await gateway.add("m", source)
         await gateway.until("m", "ready")
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         assert not gateway.world.engines
         await gateway.add("m", source)
         await gateway.until("m", "ready")
@@ -271,7 +300,7 @@ async def test_removing_a_model_that_is_just_starting_leaves_nothing(tmp_path: P
             await gateway.add("m", model_folder(tmp_path / "model"))
             await asyncio.sleep(wait_s)
             await gateway.client.delete("/admin/models/m")
-            await gateway.gone("m")
+            await gateway.wait_until_gone("m")
             assert not gateway.world.engines
 
 
@@ -283,7 +312,7 @@ async def test_an_engine_that_never_served_gets_no_time_to_finish(tmp_path: Path
         await gateway.add("m", model_folder(tmp_path / "model"))
         await until(lambda: bool(gateway.world.engines))
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         assert not gateway.world.engines
 
 
@@ -292,7 +321,7 @@ async def test_two_replicas_serve_and_one_failing_does_not_touch_the_other(tmp_p
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
         await gateway.until("m", "ready")
         async with asyncio.timeout(hang_s()):
-            while [one["state"] for one in (await gateway.show("m"))["replicas"]] != [
+            while [replica["state"] for replica in (await gateway.show("m"))["replicas"]] != [
                 "ready",
                 "ready",
             ]:
@@ -367,7 +396,7 @@ async def test_an_endpoint_elsewhere_is_routed_while_it_answers_and_never_stoppe
                 )
             ).status_code == 503
             await gateway.client.delete("/admin/models/alias")
-            await gateway.gone("alias")
+            await gateway.wait_until_gone("alias")
 
 
 async def test_a_batch_that_kills_the_engine_is_met_before_traffic(tmp_path: Path) -> None:
@@ -415,25 +444,25 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
     monkeypatch.setattr("gateway.controller.watch.watcher.time", clock)
     monkeypatch.setattr("gateway.proxy.routing.routes.time", clock)
 
-    def held(spec: LaunchSpec) -> EngineScript:
+    def held_script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, hold=hold)
 
-    async with running(tmp_path, held, hang_after_s=60) as gateway:
+    async with running(tmp_path, held_script, hang_after_s=60) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         (engine,) = gateway.world.engines.values()
 
-        def asked() -> int:
+        def count_questions() -> int:
             return sum(b'"POST ' in line for line in engine.log)
 
         hold.touch()
-        before = asked()
+        before = count_questions()
         body = {"model": "m", "prompt": "hi", "max_tokens": 3}
         asking = asyncio.create_task(gateway.client.post("/v1/completions", json=body))
-        await until(lambda: asked() == before + 1)
+        await until(lambda: count_questions() == before + 1)
         for canaries in range(1, 6):
             clock.now += 61
-            await until(lambda canaries=canaries: asked() == before + 1 + canaries)  # type: ignore[misc]
+            await until(lambda canaries=canaries: count_questions() == before + 1 + canaries)  # type: ignore[misc]
             looks = clock.looks
             await until(lambda looks=looks: clock.looks > looks + 5)  # type: ignore[misc]
         hold.unlink()
@@ -444,10 +473,10 @@ async def test_an_engine_that_is_long_silent_and_answers_beside_it_is_not_taken_
 async def test_retry_lifts_quarantine_and_tries_what_failed_once_more(tmp_path: Path) -> None:
     broken = True
 
-    def repaired(spec: LaunchSpec) -> EngineScript:
+    def repaired_script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, gibberish=broken)
 
-    async with running(tmp_path, repaired) as gateway:
+    async with running(tmp_path, repaired_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), policy={"max_attempts": 1})
         view = await gateway.until("m", "quarantined")
         first = view["attempts"][0]["fingerprint"]
@@ -455,7 +484,7 @@ async def test_retry_lifts_quarantine_and_tries_what_failed_once_more(tmp_path: 
         assert (await gateway.client.post("/admin/models/nobody/retry")).status_code == 404
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         view = await gateway.until("m", "ready")
-        assert [(one["state"], one["fingerprint"]) for one in view["attempts"]] == [
+        assert [(attempt["state"], attempt["fingerprint"]) for attempt in view["attempts"]] == [
             ("failed", first),
             ("ready", first),
         ]
@@ -493,14 +522,14 @@ async def test_a_damaged_database_stops_nothing_that_runs(tmp_path: Path, conten
         assert world.engines == engines
         assert (await gateway.client.get("/readyz")).status_code == 200
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
     assert not list((tmp_path / "data" / "live").iterdir())
 
 
 async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "_REST_S", 1.0)
+    monkeypatch.setattr(mirror, "_REST_S", math.inf)
     monkeypatch.setattr(loop_module, "_STORE_LOOK_S", 0.1)
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -512,6 +541,7 @@ async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
         )
         assert refused.status_code == 507
         assert "was damaged while the gateway ran" in refused.json()["error"]["message"]
+        monkeypatch.setattr(mirror, "_REST_S", 0.0)
         async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200:
                 await asyncio.sleep(0.05)
@@ -521,6 +551,24 @@ async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
     async with running(tmp_path, healthy) as gateway:
         await gateway.until("m", "ready")
         await gateway.until("n", "ready")
+
+
+async def test_the_logs_of_forgotten_attempts_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(managed_model, "MOST_ENDED_ATTEMPTS", 1)
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        logs = [log_path(tmp_path / "data", f"m-r0-a{number}") for number in (1, 2, 3)]
+        for log in logs:
+            await gateway.until("m", "ready")
+            log.parent.mkdir(exist_ok=True)
+            log.write_text("a line\n")
+            await gateway.client.post("/admin/models/m/stop")
+            await gateway.until("m", "stopped")
+            await gateway.client.post("/admin/models/m/start")
+        await gateway.until("m", "ready")
+        assert [log.exists() for log in logs] == [False, False, True]
 
 
 async def test_a_model_that_is_kept_is_known_before_the_host_answers(tmp_path: Path) -> None:
@@ -545,11 +593,11 @@ async def test_a_gateway_that_has_not_looked_yet_knows_its_models_and_has_their_
         await gateway.until("m", "ready")
     plain = MemoryHost.list
 
-    async def held(host: MemoryHost) -> list[Instance]:
+    async def held_script(host: MemoryHost) -> list[Instance]:
         await may_look.wait()
         return await plain(host)
 
-    monkeypatch.setattr(MemoryHost, "list", held)
+    monkeypatch.setattr(MemoryHost, "list", held_script)
     async with running(tmp_path, healthy, world) as gateway:
         asked = [
             asyncio.create_task(

@@ -49,7 +49,7 @@ class Pull:
         self._go.release()
 
 
-async def shown(gateway: Running, words: str) -> None:
+async def wait_until_listed(gateway: Running, words: str) -> None:
     """Once `fitserve ps` (the list) shows this; the model's own view says what it is busy with."""
     async with asyncio.timeout(hang_s()):
         while True:
@@ -91,7 +91,7 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
     async with running(tmp_path, silent) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         for words in pulled:
-            await shown(gateway, words)
+            await wait_until_listed(gateway, words)
             pull.go_on()
         engine = await only_engine(gateway.world)
         reader = LogReader(Profiles().signatures, "vllm")
@@ -102,7 +102,7 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
             phase = PHASE_LABELS.get(reader.progress.phase)
             if phase is not None and phase not in ("serving", *phases[-1:]):
                 phases.append(phase)
-                await shown(gateway, phase)
+                await wait_until_listed(gateway, phase)
         assert phases == [
             "loading weights",
             "measuring memory",
@@ -111,7 +111,7 @@ async def test_every_phase_is_shown_from_the_pull_to_the_last_check(
             "capturing graphs",
         ]
         async with Slow(EngineScript(model=engine.spec.model), engine.say, port=engine.spec.port):
-            await shown(gateway, "verifying: a prompt of")
+            await wait_until_listed(gateway, "verifying: a prompt of")
             [replica] = (await gateway.show("m"))["replicas"]
             assert (replica["start"]["phase"], replica["start"]["expected"]) == ("prove", None)
             checked.set()
@@ -132,7 +132,7 @@ async def test_a_pull_that_moves_may_take_longer_than_the_patience(
     async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         for said in words:
-            await shown(gateway, said)
+            await wait_until_listed(gateway, said)
             clock.now += 1700
             await looked_at(clock)
             pull.go_on()
@@ -149,7 +149,7 @@ async def test_a_pull_that_stands_still_fails_with_what_was_last_heard_and_is_tr
     pull = Pull(monkeypatch, *["pulling engine:1: 3 of 10 GiB"] * 3)
     async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await shown(gateway, "3 of 10 GiB")
+        await wait_until_listed(gateway, "3 of 10 GiB")
         clock.now += 1700
         await looked_at(clock)
         pull.go_on()  # the same words again are no progress
@@ -221,7 +221,7 @@ async def test_a_removed_model_ends_its_pull(tmp_path: Path) -> None:
             while "pulling" not in (await gateway.show("m"))["detail"]:
                 await asyncio.sleep(0.02)
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         assert not world.engines
 
 
@@ -246,9 +246,9 @@ time.sleep(600)
 """
     async with running_processes(tmp_path, (sys.executable, "-S", "-c", source)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await shown(gateway, "compiling kernels: flashinfer sampling")
+        await wait_until_listed(gateway, "compiling kernels: flashinfer sampling")
         go_on.touch()
-        await shown(gateway, "loading weights")
+        await wait_until_listed(gateway, "loading weights")
 
 
 async def test_the_time_of_a_start_is_known_from_the_last_one_of_a_removed_model(
@@ -265,7 +265,7 @@ async def test_the_time_of_a_start_is_known_from_the_last_one_of_a_removed_model
         view = await gateway.until("m", "ready")
         assert view["attempts"][0]["phases"]
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         await gateway.add("n", folder)
         async with asyncio.timeout(hang_s()):
             start = None

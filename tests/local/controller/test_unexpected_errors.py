@@ -42,7 +42,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 
 
 @pytest.fixture(autouse=True)
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+def log_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     monkeypatch.setattr("gateway.supervision.FIRST_REST_S", 0.01)
     monkeypatch.setattr("gateway.supervision.LONGEST_REST_S", 0.1)
     with capture_logs() as events:
@@ -103,7 +103,7 @@ PLACES: dict[str, tuple[type, str, Callable[..., bool]]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[dict[str, Any]], place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_records: list[dict[str, Any]], place: str
 ) -> None:
     owner, method, hit = PLACES[place]
     async with running(tmp_path, healthy) as gateway:
@@ -119,7 +119,7 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
         for path in ("/healthz", "/readyz", "/metrics", "/admin/models", "/v1/models"):
             assert (await gateway.client.get(path)).status_code == 200
         times = len(
-            [event for event in logged if isinstance(event.get("exc_info"), SurprisingError)]
+            [event for event in log_records if isinstance(event.get("exc_info"), SurprisingError)]
         )
         assert times > 0
         broken.clear()
@@ -129,7 +129,9 @@ async def test_an_error_in_the_work_of_one_model_stays_there_and_passes(
                 await asyncio.sleep(0.01)
         assert await serves(gateway, "bad")
         if method != "_read":
-            assert [one["state"] for one in (await gateway.show("bad"))["attempts"]] == ["ready"]
+            assert [attempt["state"] for attempt in (await gateway.show("bad"))["attempts"]] == [
+                "ready"
+            ]
 
 
 @pytest.mark.parametrize(
@@ -157,7 +159,7 @@ async def test_an_error_while_a_model_ends_stays_there_and_passes(
         if method == "fail":
             await gateway.until("bad", "ready")
         else:
-            await gateway.gone("bad")
+            await gateway.wait_until_gone("bad")
         assert await serves(gateway, "good")
 
 
@@ -173,7 +175,7 @@ async def test_a_host_that_raises_anything_is_survived(tmp_path: Path, method: s
         await gateway.add("n", source)
         await gateway.until("n", "ready")
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         assert await serves(gateway, "n")
         async with asyncio.timeout(hang_s()):
             while (await gateway.client.get("/readyz")).status_code != 200:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.local.server.admin.test_key_routes import ADMIN, make, unused
+from tests.local.server.admin.test_key_routes import ADMIN, make, unused_script
 from tests.support.paths import ROOT
 from tests.support.running import Running, running
 from tests.support.upstream import Call, Upstream
@@ -29,7 +29,7 @@ EVENT = b'data: {"choices": [], "answered": true}\n\ndata: [DONE]\n\n'
 WHOLE = b'{"choices": [], "answered": true}'
 
 
-def recorded(file: Path) -> list[dict[str, Any]]:
+def record_events(file: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(file.read_text())["requests"]
     assert found
     return found
@@ -56,7 +56,7 @@ async def gateway(folder: Path) -> AsyncIterator[tuple[Running, list[bytes], str
             asked.append(call.requests[-1])
         await answer_as_engines(call)
 
-    async with Upstream(script) as upstream, running(folder, unused, admin_key=ADMIN) as one:
+    async with Upstream(script) as upstream, running(folder, unused_script, admin_key=ADMIN) as one:
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         response = await one.client.post(
             "/admin/models", json={"name": "m", "endpoint": f"{upstream.url}/v1"}
@@ -79,7 +79,7 @@ async def send(one: Running, request: dict[str, Any], key: str) -> httpx.Respons
 @pytest.mark.parametrize("file", APPS, ids=lambda file: file.stem)
 async def test_each_request_of_an_app_is_answered(file: Path, tmp_path: Path) -> None:
     async with gateway(tmp_path) as (one, asked, key):
-        for request in recorded(file):
+        for request in record_events(file):
             asked.clear()
             answer = await send(one, request, key)
             assert answer.status_code == 200, (request["target"], answer.text)
@@ -102,7 +102,7 @@ async def test_an_app_with_a_wrong_key_or_model_is_told_so_once(file: Path, tmp_
         # One for each target: after ten wrong keys from one address more of them are answered
         # otherwise.
         for target, request in {
-            request["target"]: request for request in recorded(file) if "body" in request
+            request["target"]: request for request in record_events(file) if "body" in request
         }.items():
             for answer, words in (
                 (await send(one, request, "wrong-key"), "The key is not valid at this gateway."),

@@ -22,8 +22,8 @@ from gateway.proxy import limits as guard
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.asgi_request import PIECE_BYTES
 from gateway.proxy.client_connection import ClientConnection
-from gateway.proxy.incoming_request import IncomingRequest
 from gateway.proxy.routing.table import RouteTable
+from gateway.proxy.upload import Upload
 from gateway.proxy.workers.sockets import share
 from gateway.secret import Secret
 from gateway.server.server import listen
@@ -332,6 +332,32 @@ async def test_a_client_that_waits_for_a_go_ahead_gets_it(gateway: Gateway) -> N
             writer.close()
 
 
+@pytest.mark.parametrize("path", [CHAT, "/echo"])
+async def test_a_client_of_http_1_0_gets_no_interim_answer(gateway: Gateway, path: str) -> None:
+    async with stage(gateway, answers):
+        head, _, body = raw_request(BODY, path).partition(b"\r\n\r\n")
+        head = head.replace(b"HTTP/1.1", b"HTTP/1.0") + b"\r\nexpect: 100-continue\r\n\r\n"
+        answer = await talk(gateway.port, head + body)
+        assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert answer.count(b"HTTP/1.1 ") == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/echo"])
+async def test_white_space_behind_a_header_is_no_part_of_its_value(
+    gateway: Gateway, path: str
+) -> None:
+    async with stage(gateway, answers):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        head, _, body = raw_request(BODY, path).partition(b"\r\n\r\n")
+        lines = head + b"\r\nexpect: 100-continue"
+        writer.write(lines.replace(b"\r\n", b" \t\r\n").replace(b" \t", b"", 1) + b"\t\r\n\r\n")
+        assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 100 Continue\r\n"
+        writer.write(body)
+        await asyncio.wait_for(reader.readline(), HANG_S)
+        assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
+        writer.close()
+
+
 async def test_a_client_of_http_1_0_gets_no_chunks_and_the_end_is_the_end(gateway: Gateway) -> None:
     async def script(call: Call) -> None:
         await call.start()
@@ -486,12 +512,12 @@ async def test_a_client_that_takes_nothing_is_cut_off(gateway: Gateway) -> None:
         gateway.later(guard.STALL_S - 1)
         assert front in gateway.plane.connections
 
-        def cut() -> bool:
+        def is_cut() -> bool:
             # What was on its way when it was last looked at counts as taken.
             gateway.later(guard.STALL_S + 1)
             return upstream.calls[0].closed.is_set()
 
-        await until(cut)
+        await until(is_cut)
         writer.transport.abort()
 
 
@@ -508,7 +534,9 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
                 await call.chunk(b"x" * 8192)
                 sent += 8192
                 await until(
-                    lambda sent=sent: front.exchange is not None and front.exchange.sent == sent  # type: ignore[misc]
+                    lambda sent=sent: (
+                        front.exchange is not None and front.exchange.sent_bytes == sent
+                    )  # type: ignore[misc]
                 )
             await call.end()
 
@@ -517,15 +545,15 @@ async def test_a_client_that_takes_all_but_the_end_is_cut_off_too(connection: by
             writer.write(post(b"host: x", b"connection: " + connection))
             front = await only(gateway)
             await until(lambda: front.server_state.total_requests == 1)
-            assert not front.write_paused or front.transport.is_closing()
+            assert not front.is_write_paused or front.transport.is_closing()
             gateway.later(gateway.plane.keep_alive_s + 1)
             assert front in gateway.plane.connections
 
-            def cut() -> bool:
+            def is_cut() -> bool:
                 gateway.later(guard.STALL_S + 1)
                 return front not in gateway.plane.connections
 
-            await until(cut)
+            await until(is_cut)
             writer.transport.abort()
 
 
@@ -652,7 +680,7 @@ async def test_without_keys_only_this_machines_own_programs_come_in() -> None:
                 )
 
 
-def none_left(*_: object) -> bytes:
+def read_to_end(*_: object) -> bytes:
     raise MemoryError
 
 
@@ -660,8 +688,8 @@ async def test_who_sends_all_of_a_body_before_it_reads_hears_that_there_is_no_me
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Neither to copy the read that brings the head and a part of the body, nor for the body.
-    monkeypatch.setattr(client_connection, "bytes", none_left, raising=False)
-    monkeypatch.setattr(IncomingRequest, "more", none_left)
+    monkeypatch.setattr(client_connection, "bytes", read_to_end, raising=False)
+    monkeypatch.setattr(Upload, "more", read_to_end)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     async with asyncio.timeout(hang_s()):
         writer.transport.set_write_buffer_limits(0)
@@ -674,7 +702,7 @@ async def test_who_sends_all_of_a_body_before_it_reads_hears_that_there_is_no_me
 async def test_a_request_is_answered_where_there_is_no_memory_to_remember_its_head(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_connection, "bytes", none_left, raising=False)
+    monkeypatch.setattr(client_connection, "bytes", read_to_end, raising=False)
     async with stage(gateway, answers):
         assert [one[:3] for one in await statuses(gateway.port, GOOD, 1)] == [b"200"]
 
@@ -683,13 +711,13 @@ async def test_a_refused_body_is_not_waited_for() -> None:
     with Gateway(keys=Keys(Secret("admin-secret"), None), still=True) as closed:
         answer = await talk(closed.port, raw_request(b"{", length=1_000_000))
         assert answer.startswith(b"HTTP/1.1 401 ")
-        await closed.settled()
+        await closed.wait_until_settled()
 
 
 # --- slow and unfinished bodies ---
 
 
-async def unauthorized(scope: Any, receive: Any, send: Any) -> None:
+async def refuse_key(scope: Any, receive: Any, send: Any) -> None:
     """Stands for FastAPI behind a key: answers before it reads anything."""
     await send(
         {"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"2")]}
@@ -728,7 +756,7 @@ async def test_a_body_that_trickles_has_no_more_time_than_one_that_stops(
 async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
     path: str, framing: bytes, piece: bytes
 ) -> None:
-    with Gateway(keys=Keys(Secret("admin-secret"), None), app=unauthorized, still=True) as gateway:
+    with Gateway(keys=Keys(Secret("admin-secret"), None), app=refuse_key, still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(
             b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n\r\n" % (path.encode(), framing) + piece
@@ -750,7 +778,7 @@ async def test_a_refused_body_that_trickles_holds_its_place_for_a_moment(
 async def test_a_refused_client_cannot_send_for_ever() -> None:
     """Chunks and trailers have no announced end: what is not read any more fills the kernel's
     buffers, and then nothing is taken."""
-    with Gateway(app=unauthorized, still=True) as gateway:
+    with Gateway(app=refuse_key, still=True) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"POST /x HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n")
         front = await only(gateway)
@@ -763,7 +791,7 @@ async def test_a_refused_client_cannot_send_for_ever() -> None:
 
 
 async def test_a_client_that_is_still_sending_hears_the_answer_of_fastapi() -> None:
-    with Gateway(app=unauthorized) as gateway:
+    with Gateway(app=refuse_key) as gateway:
         for close in (b"", b"connection: close\r\n"):
             answer = await talk(
                 gateway.port,
@@ -917,10 +945,10 @@ async def test_unread_lists_ahead_hold_a_piece_of_one_list() -> None:
         writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n" * 8)
         await until(lambda: bool(plane.connections))
         (front,) = plane.connections
-        await until(lambda: front.write_paused)
+        await until(lambda: front.is_write_paused)
         for _ in range(100):
             await asyncio.sleep(0)
-        assert front.pipelined >= 3  # the kernel takes some megabytes
+        assert front.pipelined_count >= 3  # the kernel takes some megabytes
         assert front.transport.get_write_buffer_size() <= 4 * PIECE_BYTES
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         bodies = []
@@ -958,14 +986,14 @@ async def test_as_many_requests_as_may_wait_are_all_answered_from_bounded_bytes(
         reader, writer = await connect_without_reading(port)
         count = guard.PIPELINED + 1
         writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode() * count)
-        await until(lambda: any(one.write_paused for one in plane.connections))
+        await until(lambda: any(connection.is_write_paused for connection in plane.connections))
         (front,) = plane.connections
         assert isinstance(front, ClientConnection)
         most = 0
         for _ in range(1000):
             await asyncio.sleep(0)
             most = max(most, front.transport.get_write_buffer_size())
-        assert front.pipelined <= guard.PIPELINED
+        assert front.pipelined_count <= guard.PIPELINED
         assert not front.transport.is_reading()
         assert 0 < most <= 4 * PIECE_BYTES
         reader._transport.resume_reading()  # type: ignore[attr-defined]
@@ -990,12 +1018,17 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
         asked = 0
         one = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
         front: ClientConnection | None = None
-        while front is None or not front.write_paused:
+        while front is None or not front.is_write_paused:
             writer.write(one * 10)
             asked += 10
             await asyncio.sleep(0)
             front = front or next(
-                (one for one in plane.connections if isinstance(one, ClientConnection)), None
+                (
+                    connection
+                    for connection in plane.connections
+                    if isinstance(connection, ClientConnection)
+                ),
+                None,
             )
             if front is not None:
                 front.transport.set_write_buffer_limits(high=4096)
@@ -1006,7 +1039,7 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
         for _ in range(1000):
             await asyncio.sleep(0)
         assert front.transport.get_write_buffer_size() <= held
-        assert front.pipelined <= guard.PIPELINED
+        assert front.pipelined_count <= guard.PIPELINED
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(hang_s()):
             for number in range(asked + 1000):

@@ -11,10 +11,10 @@ import anthropic
 import httpx
 import pytest
 
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
-from tests.support.served import served
+from tests.support.served import serve_models
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -103,7 +103,7 @@ async def test_preflights_are_answered_where_workers_serve(tmp_path: Path) -> No
         await call.reply(b'{"object":"list","data":[{"id":"m"}]}')
 
     async with Upstream(engine) as upstream:
-        begun = served(
+        begun = serve_models(
             tmp_path, {"m": [upstream.url]}, KEY, FITSERVE_WORKERS="2", FITSERVE_ORIGINS=APP
         )
         gateway = await asyncio.to_thread(begun.__enter__)
@@ -135,12 +135,13 @@ async def test_models_are_listed_for_anthropics_sdk(tmp_path: Path) -> None:
         async with anthropic.AsyncAnthropic(
             base_url=gateway.url, api_key=KEY, max_retries=0
         ) as client:
-            for _ in range(100):
-                if found := [one async for one in client.models.list()]:
-                    break
-                await asyncio.sleep(0.05)
-            assert [(one.id, one.type, one.display_name) for one in found] == [("m", "model", "m")]
-            assert found[0].created_at.year >= 2024
+
+            async def list_models() -> list[Any]:
+                return [model async for model in client.models.list()]
+
+            (model,) = await wait_until("the model is listed", list_models)
+            assert (model.id, model.type, model.display_name) == ("m", "model", "m")
+            assert model.created_at.year >= 2024
             assert (await client.models.retrieve("m")).id == "m"
             with pytest.raises(anthropic.NotFoundError):
                 await client.models.retrieve("n")

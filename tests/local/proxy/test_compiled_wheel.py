@@ -75,7 +75,7 @@ def test_a_compiled_data_plane_answers_as_the_sources_do(tree: Path) -> None:
     assert answer.returncode == 0, answer.stdout[-4000:] + answer.stderr[-2000:]
 
 
-def _decoded(kind: msgspec.inspect.Type) -> Iterator[type]:
+def _decoded_classes(kind: msgspec.inspect.Type) -> Iterator[type]:
     """The classes that msgspec makes when it decodes this type."""
     parts: list[Any] = [kind]
     while parts:
@@ -99,7 +99,7 @@ def test_no_class_that_msgspec_reads_is_compiled() -> None:
     read = {
         made.__module__
         for message in (channel.ToWorker, channel.FromWorker)
-        for made in _decoded(msgspec.inspect.type_info(message))
+        for made in _decoded_classes(msgspec.inspect.type_info(message))
     }
     assert "gateway.proxy.routing.table" in read
     for name in compiled:

@@ -31,7 +31,7 @@ from tests.support.sdk_calls import (
     told_anthropic,
     told_openai,
 )
-from tests.support.served import Served, served
+from tests.support.served import Served, serve_models
 
 WAV = b"RIFF\x24\x00\x00\x00WAVEfmt " + bytes(range(256)) * 20
 USAGE = {"input_tokens": 3, "output_tokens": 2}
@@ -188,7 +188,7 @@ def engine() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def gateway(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("gateway")
-    with served(
+    with serve_models(
         folder, {"m": [f"{engine}/v1"]}, admin_key=f"{KEY}-admin", FITSERVE_API_KEY=KEY
     ) as running:
         yield running

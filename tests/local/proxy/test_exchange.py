@@ -346,7 +346,7 @@ async def full(
         _reader, writer = await connect_without_reading(port)
         writer.write(raw_request(json.dumps({**ASK, "user": "fills"}).encode()) + ahead)
         await until(
-            lambda: bool(fronts) and fronts[0].write_paused and not plane.routes.total_in_flight
+            lambda: bool(fronts) and fronts[0].is_write_paused and not plane.routes.total_in_flight
         )
         yield plane, upstream
         writer.transport.abort()
@@ -487,7 +487,7 @@ async def test_replicas_swapped_under_load_lose_no_request(gateway: Gateway) -> 
             await asyncio.gather(*clients)
         assert failed == []
         await current.__aexit__()
-    await gateway.settled()
+    await gateway.wait_until_settled()
 
 
 # --- a server that stops ---
@@ -535,18 +535,25 @@ class Notes(Meter):
     def __init__(self) -> None:
         self.lines: list[tuple[object, ...]] = []
 
-    def begun(self, exchange: object) -> None:
+    def count_start(self, exchange: object) -> None:
         self.lines.append(("begun",))
 
-    def first_byte(self, exchange: object) -> None:
+    def count_first_byte(self, exchange: object) -> None:
         self.lines.append(("first byte",))
 
-    def refused(self, exchange: object, error: Exception) -> None:
+    def count_refusal(self, exchange: object, error: Exception) -> None:
         self.lines.append(("refused", type(error).__name__))
 
-    def ended(self, exchange: object) -> None:
+    def count_end(self, exchange: object) -> None:
+        assert isinstance(exchange, Exchange)
         self.lines.append(
-            ("ended", exchange.outcome, exchange.status, exchange.sent, *usage(exchange.tail))  # type: ignore[attr-defined]
+            (
+                "ended",
+                exchange.outcome,
+                exchange.answer.status,
+                exchange.sent_bytes,
+                *usage(exchange.tail),
+            )
         )
 
 
@@ -653,7 +660,7 @@ async def test_a_request_whose_replica_froze_before_its_first_byte_is_answered_b
                 answer.text.endswith("data: [DONE]\n\n"),
             ) == ((1, True) if stream else (0, False))
             await until(frozen.calls[0].closed.is_set)
-            await gateway.settled()
+            await gateway.wait_until_settled()
 
 
 @pytest.mark.parametrize(("size", "others"), [(SMALL_BYTES + 1, True), (10, False)])
@@ -674,7 +681,7 @@ async def test_a_request_that_no_other_replica_can_get_is_told_so(size: int, oth
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_not_ready")
             assert int(answer.headers["retry-after"]) > 0
             assert not other.calls
-            await gateway.settled()
+            await gateway.wait_until_settled()
 
 
 async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes() -> None:
@@ -694,7 +701,7 @@ async def test_a_stream_that_began_ends_with_an_error_when_its_replica_freezes()
             assert '"error"' in text
             assert "[DONE]" not in text
             assert not other.calls
-            await gateway.settled()
+            await gateway.wait_until_settled()
 
 
 DEAD = (
@@ -754,7 +761,7 @@ async def test_a_request_whose_engine_dies_before_it_answered_is_answered_by_ano
         assert answer.status_code == 200
         assert (len(one.calls), len(other.calls)) == (1, 1)
         assert asked[0].body == asked[1].body
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 @pytest.mark.parametrize(("death", "status"), list(zip(DEATHS, (502, 500, 500), strict=False)))
@@ -771,7 +778,7 @@ async def test_a_request_that_kills_engines_is_asked_of_two_at_most(
         answer = await client.post(CHAT, json=ASK)
         assert answer.status_code == status
         assert sum(len(each.calls) for each in (one, two, three)) == 2
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway) -> None:
@@ -784,7 +791,7 @@ async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway
             '{"error": {"message": "a bug"}}'
         ] * 2
         assert not other.calls
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 class EndsTheNext(Meter):
@@ -795,7 +802,7 @@ class EndsTheNext(Meter):
         self.plane: DataPlane
         self.victims: list[str] = []
 
-    def finished(self, exchange: Exchange) -> None:
+    def count_completion(self, exchange: Exchange) -> None:
         if not self.victims:
             self.plane.loop.call_soon(self._end)
 

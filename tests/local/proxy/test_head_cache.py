@@ -48,7 +48,7 @@ async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 @pytest.fixture
-def parsed(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def parsed_urls(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The urls of the heads that the parser read."""
     read: list[bytes] = []
     complete = RequestReader.on_headers_complete
@@ -77,7 +77,7 @@ async def test_a_head_that_comes_again_is_read_once_and_its_bodies_are_the_engin
 
 
 async def test_only_the_same_head_in_one_piece_is_not_read_again(
-    gateway: Gateway, parsed: list[bytes]
+    gateway: Gateway, parsed_urls: list[bytes]
 ) -> None:
     await until(lambda: not gateway.plane.connections)
     async with stage(gateway, answers):
@@ -93,7 +93,7 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(
         ):
             writer.write(ask(user))
             assert (await answer(reader))[0] == 200
-            assert (user, len(parsed)) == (user, reads)
+            assert (user, len(parsed_urls)) == (user, reads)
         writer.write(ask() + ask())
         for _ in range(2):
             assert (await answer(reader))[0] == 200
@@ -104,13 +104,13 @@ async def test_only_the_same_head_in_one_piece_is_not_read_again(
             writer.write(piece)
             await until(lambda taken=taken: front._reader._received == taken)  # type: ignore[misc]
         assert (await answer(reader))[0] == 200
-        assert len(parsed) == 6
+        assert len(parsed_urls) == 6
         writer.close()
 
 
 @pytest.mark.parametrize("other", ["x-request-id: 1", "traceparent: 1", "expect: 100-continue"])
 async def test_what_changes_with_each_request_is_read_each_time(
-    gateway: Gateway, parsed: list[bytes], other: str
+    gateway: Gateway, parsed_urls: list[bytes], other: str
 ) -> None:
     async with stage(gateway, answers):
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
@@ -122,7 +122,7 @@ async def test_what_changes_with_each_request_is_read_each_time(
                     == b"HTTP/1.1 100 Continue\r\n\r\n"
                 )
             assert (await answer(reader))[0] == 200
-            assert len(parsed) == turn + 1
+            assert len(parsed_urls) == turn + 1
         writer.close()
 
 

@@ -25,15 +25,15 @@ from tests.hostile.fuzz import (
     Tally,
     every_request,
     fuzz,
-    judged,
+    judge,
     lane_name,
     lanes_of,
     models_of,
     send,
 )
-from tests.hostile.strict import sent
-from tests.support.patience import HANG_S, hang_s
-from tests.support.served import Served, served
+from tests.hostile.strict import count_requests
+from tests.support.patience import HANG_S, hang_s, wait_until
+from tests.support.served import Served, serve_models
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +63,7 @@ async def gateway(
     lanes: list[Lane], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Served]:
     """Without keys, so that no change to a key hides what comes after it."""
-    running = served(tmp_path_factory.mktemp("served"), models_of(lanes))
+    running = serve_models(tmp_path_factory.mktemp("served"), models_of(lanes))
     made = await to_thread.run_sync(running.__enter__)
     yield made
     await to_thread.run_sync(running.__exit__, None, None, None)
@@ -76,16 +76,16 @@ SEEDS = every_request(lane_name(0))
 async def test_each_request_of_the_corpus_asks_as_often_as_it_may(
     seed: Seed, gateway: Served, engines: list[LoggedEngine]
 ) -> None:
-    reply, found = await judged(gateway.port, seed.data + SENTINEL, engines[0], asks=seed.asks)
+    reply, found = await judge(gateway.port, seed.data + SENTINEL, engines[0], asks=seed.asks)
     assert not found
     if seed.asks == 0:
         assert all(400 <= status < 500 for status, _ in reply.answers[:1]), reply
 
 
 def test_the_strict_reader_reads_what_is_plain_and_nothing_else() -> None:
-    asked = {seed.name: (sent(seed.data), seed.asks) for seed in SEEDS if seed.asks}
+    asked = {seed.name: (count_requests(seed.data), seed.asks) for seed in SEEDS if seed.asks}
     assert all(count >= asks for count, asks in asked.values()), asked
-    counts = {seed.name: sent(seed.data) for seed in SEEDS}
+    counts = {seed.name: count_requests(seed.data) for seed in SEEDS}
     assert counts["two in a pipeline"] == counts["chunked, then one in a pipeline"] == 2
     for name in (
         "CL.TE",
@@ -112,7 +112,7 @@ async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
     head = SEEDS[0].data.partition(b"\r\n\r\n")[0]
     opened: list[int] = []
 
-    async def closed(number: int) -> None:
+    async def wait_for_close(number: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         opened.append(number)
         writer.write(head[: (0, number % len(head), 1)[number % 3]])
@@ -124,12 +124,11 @@ async def test_heads_that_never_end_are_closed_and_others_are_served_meanwhile(
         ended.exception()  # closed is closed, whether politely or not
         writer.transport.abort()
 
-    slow = [asyncio.create_task(closed(number)) for number in range(SLOW)]
-    while len(opened) < SLOW:
-        await asyncio.sleep(0.01)
+    slow = [asyncio.create_task(wait_for_close(number)) for number in range(SLOW)]
+    await wait_until("all are open", lambda: len(opened) == SLOW)
     served_meanwhile = 0
     while not all(task.done() for task in slow):
-        reply, found = await judged(
+        reply, found = await judge(
             gateway.port, SEEDS[0].data + SENTINEL, engines[0], quiet_s=HANG_S
         )
         assert (found, reply.from_engine) == ([], 1)
@@ -172,7 +171,7 @@ async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -
         "FITSERVE_ADMIN_KEY": "sk-admin-0123456789",
         "FITSERVE_API_KEY": "sk-inference-0123456789",
     }
-    running = served(tmp_path, {}, admin_key=settings["FITSERVE_ADMIN_KEY"], **settings)
+    running = serve_models(tmp_path, {}, admin_key=settings["FITSERVE_ADMIN_KEY"], **settings)
     gateway = await to_thread.run_sync(running.__enter__)
     try:
         for target in ADMIN_TARGETS:
@@ -198,7 +197,7 @@ async def test_no_spelling_of_a_target_gains_a_scope(key: str, tmp_path: Path) -
 async def test_each_form_names_the_model_that_starlette_reads(
     form: Form, gateway: Served, engines: list[LoggedEngine]
 ) -> None:
-    _, found = await judged(gateway.port, form.data + SENTINEL, engines[0], asks=form.asks)
+    _, found = await judge(gateway.port, form.data + SENTINEL, engines[0], asks=form.asks)
     assert not found
 
 
@@ -240,6 +239,6 @@ async def test_mutations_break_nothing(
     assert tally.statuses[400] > INPUTS / 50
     assert gateway.resident_mib - before < GROWTH_MIB
     assert "Traceback" not in gateway.log
-    _, found = await judged(gateway.port, SEEDS[0].data + SENTINEL, engines[0])
+    _, found = await judge(gateway.port, SEEDS[0].data + SENTINEL, engines[0])
     assert not found
     assert len(engines[0].asked) == 1

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.dataplane import raw_request
 from tests.support.patience import HANG_S
-from tests.support.served import served
+from tests.support.served import serve_models
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ async def endless(call: Call) -> None:
 
 async def test_p8_a_line_or_a_head_without_end_takes_no_memory(tmp_path: Path) -> None:
     async with Upstream(endless) as upstream:
-        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]})
+        running = serve_models(tmp_path, {"m": [f"{upstream.url}/v1"]})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             before = gateway.resident_mib

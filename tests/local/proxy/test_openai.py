@@ -296,7 +296,7 @@ async def test_a_request_that_cannot_be_served_gets_the_envelope(
             assert response.headers["retry-after"] == "42"
         if code == "model_not_found":
             assert "GET /v1/models" in error["message"]
-    await gateway.settled()
+    await gateway.wait_until_settled()
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ async def test_a_body_over_the_limit_is_refused_while_most_of_it_is_still_to_com
         assert head.startswith(b"HTTP/1.1 413 ")
         assert b"body_too_large" in await asyncio.wait_for(reader.readuntil(b"}}"), HANG_S)
         writer.close()
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 async def test_a_body_at_the_limit_is_served_and_one_byte_more_is_not() -> None:
@@ -455,7 +455,7 @@ async def test_a_refused_connection_is_tried_once_on_another_replica(gateway: Ga
         async with http_client(gateway) as client:
             assert (await client.post(CHAT, json=ASK)).status_code == 200
             assert json.loads(upstream.calls[0].body) == {**ASK, "model": "other"}
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 async def test_when_no_replica_takes_the_connection_the_engine_is_unreachable(
@@ -470,7 +470,7 @@ async def test_when_no_replica_takes_the_connection_the_engine_is_unreachable(
                 "engine_unreachable",
             )
             assert response.headers["x-gateway-source"] == "gateway"
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 @pytest.mark.parametrize(
@@ -635,10 +635,12 @@ async def test_a_client_that_leaves_while_a_name_is_resolved_is_forgotten(
         asking = asyncio.create_task(
             client.post(CHAT, json=with_image("https://slow.example/a.png"))
         )
-        await until(lambda: any(one.exchange for one in gateway.plane.connections))
+        await until(lambda: any(connection.exchange for connection in gateway.plane.connections))
         # Others are served meanwhile.
         assert (await client.post(CHAT, json=ASK)).status_code == 200
         asking.cancel()
-        await until(lambda: not any(one.exchange for one in gateway.plane.connections))
+        await until(
+            lambda: not any(connection.exchange for connection in gateway.plane.connections)
+        )
         release.set()
         assert len(upstream.requests) == 1

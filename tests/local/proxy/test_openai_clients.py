@@ -60,7 +60,7 @@ async def visitor(
         writer.close()
 
 
-async def closed(call: Call) -> None:
+async def wait_for_close(call: Call) -> None:
     """The engine sees that nobody waits any more: it has not answered, and by its own will it never
     would."""
     await asyncio.wait_for(call.closed.wait(), HANG_S)
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_in_its_own_body_reaches_no_engine(gateway: G
         async with visitor(gateway, raw_request(b'{"model":"m"', length=1000)) as (_, leave):
             await until(lambda: len(gateway.plane.connections) == 1)
             leave()
-            await gateway.settled()
+            await gateway.wait_until_settled()
         assert upstream.calls == []
 
 
@@ -83,7 +83,7 @@ async def test_a_client_that_leaves_before_the_engines_headers_closes_the_engine
     async with stage(gateway, never_answers) as [upstream], visitor(gateway, ask) as (_, leave):
         await until(lambda: len(upstream.requests) == 1)
         leave()
-        await closed(upstream.calls[0])
+        await wait_for_close(upstream.calls[0])
 
 
 @pytest.mark.parametrize("kind", ["text/event-stream", "application/json"])
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_in_the_answer_closes_the_engine_connection(
     async with stage(gateway, script) as [upstream], visitor(gateway, ask) as (reader, leave):
         await asyncio.wait_for(reader.readuntil(first or b"\r\n\r\n"), HANG_S)
         leave()
-        await closed(upstream.calls[0])
+        await wait_for_close(upstream.calls[0])
 
 
 async def test_a_client_that_only_closes_its_sending_side_has_left_too(gateway: Gateway) -> None:
@@ -110,7 +110,7 @@ async def test_a_client_that_only_closes_its_sending_side_has_left_too(gateway: 
         writer.write(raw_request(json.dumps(ASK).encode()))
         await asyncio.wait_for(reader.readuntil(b"first"), HANG_S)
         writer.write_eof()
-        await closed(upstream.calls[0])
+        await wait_for_close(upstream.calls[0])
         writer.close()
 
 
@@ -123,7 +123,7 @@ async def test_a_client_that_leaves_while_the_engine_takes_no_bytes_leaves_nothi
         async with visitor(gateway, ask) as (_, leave):
             await until(lambda: gateway.routes.total_in_flight == 1)
             leave()
-            await gateway.settled()
+            await gateway.wait_until_settled()
 
 
 async def test_a_client_that_leaves_while_the_connection_is_not_made_yet_leaves_nothing_behind(
@@ -142,7 +142,7 @@ async def test_a_client_that_leaves_while_the_connection_is_not_made_yet_leaves_
                 await until(lambda: gateway.routes.total_in_flight == 1)
                 leave()
                 full.close()  # the kernel asks again within seconds, and is refused
-                await gateway.settled()
+                await gateway.wait_until_settled()
         finally:
             for filler in fillers:
                 filler.close()
@@ -186,7 +186,7 @@ async def test_clients_that_leave_at_any_moment_leave_nothing_behind(gateway: Ga
             await asyncio.gather(
                 *(visit(whole * step / 60) for step in range(60)), *(taste() for _ in range(10))
             )
-        await gateway.settled()
+        await gateway.wait_until_settled()
         assert sum(len(upstream.requests) for upstream in upstreams) >= 90
 
 
@@ -331,7 +331,7 @@ async def test_a_client_that_leaves_without_ever_reading_closes_the_engine_conne
             await until(lambda: len(upstream.calls) == 1)
             [front] = gateway.plane.connections
             await until(lambda: not reads_on(front))
-        await closed(upstream.calls[0])
+        await wait_for_close(upstream.calls[0])
 
 
 # --- the openai SDK ---
@@ -394,7 +394,7 @@ async def test_sdk_sees_its_own_error_classes() -> None:
             with pytest.raises(openai.APIStatusError) as large:
                 await ask("m", "x" * 50_000_000)
             assert (large.value.status_code, large.value.code) == (413, "body_too_large")
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 async def test_sdk_sees_an_engine_that_dies_in_a_stream_as_an_error(gateway: Gateway) -> None:
@@ -420,7 +420,7 @@ async def test_sdk_closing_a_stream_closes_the_engine_connection(gateway: Gatewa
         async for _ in stream:
             break
         await stream.close()
-        await closed(upstream.calls[0])
+        await wait_for_close(upstream.calls[0])
 
 
 async def test_a_hundred_streams_cancelled_at_once_leave_nothing_behind(gateway: Gateway) -> None:
@@ -448,4 +448,4 @@ async def test_a_hundred_streams_cancelled_at_once_leave_nothing_behind(gateway:
         calls = [call for upstream in upstreams for call in upstream.calls]
         assert len(calls) == 100
         for call in calls:
-            await closed(call)
+            await wait_for_close(call)

@@ -84,10 +84,10 @@ async def test_requests_outlast_an_engine_that_is_killed_and_started_again(tmp_p
 
 
 async def test_a_model_that_fails_for_good_is_not_waited_for(tmp_path: Path) -> None:
-    def killed(spec: LaunchSpec) -> EngineScript:
+    def killed_script(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model, exit_code=137)
 
-    async with running(tmp_path, killed) as gateway:
+    async with running(tmp_path, killed_script) as gateway:
         await gateway.add(
             "m", model_folder(tmp_path / "model"), policy={"wait_s": 3600, "max_attempts": 2}
         )
@@ -123,10 +123,10 @@ async def soon() -> AsyncIterator[Gateway]:
     with Gateway(waiting_comment_s=10, still=True) as gateway:
         gateway.route(replace(model(), state="starting", wait_s=60))
         yield gateway
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
-async def comments_seen(gateway: Gateway) -> None:
+async def wait_for_comments(gateway: Gateway) -> None:
     await until(lambda: gateway.routes.waiting("m") == 1)
     gateway.later(11)
     gateway.later(11)
@@ -152,13 +152,13 @@ async def test_the_openai_sdk_reads_past_the_comments_and_raises_an_error_that_c
 
     async with openai.AsyncOpenAI(base_url=f"{soon.url}/v1", api_key="x", max_retries=0) as client:
         reading = asyncio.create_task(read())
-        await comments_seen(soon)
+        await wait_for_comments(soon)
         async with Upstream(script) as upstream:
             soon.route(model(upstream.url))
             assert await reading == ["a", "b"]
         soon.route(replace(model(), state="starting", wait_s=60))
         reading = asyncio.create_task(read())
-        await comments_seen(soon)
+        await wait_for_comments(soon)
         async with Upstream(refuses) as upstream:
             soon.route(model(upstream.url))
             with pytest.raises(openai.APIError, match="too long"):
@@ -174,7 +174,7 @@ async def test_a_promised_stream_ends_where_the_engine_has_no_content(
 
     reader, writer = await asyncio.open_connection("127.0.0.1", soon.port)
     writer.write(raw_request(b'{"model":"m","stream":true,"messages":[]}'))
-    await comments_seen(soon)
+    await wait_for_comments(soon)
     async with Upstream(script) as upstream:
         soon.route(model(upstream.url))
         answer = await asyncio.wait_for(reader.readuntil(b"\r\n0\r\n\r\n"), HANG_S)
@@ -191,7 +191,7 @@ async def test_the_anthropic_sdk_raises_an_error_that_comes_after_a_comment(soon
 
     async with anthropic.AsyncAnthropic(base_url=soon.url, api_key="x", max_retries=0) as client:
         reading = asyncio.create_task(read())
-        await comments_seen(soon)
+        await wait_for_comments(soon)
         soon.route(replace(model(), state="quarantined", detail="it failed 5 times"))
         with pytest.raises(anthropic.APIError, match="it failed 5 times"):
             await reading

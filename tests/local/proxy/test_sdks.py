@@ -18,7 +18,7 @@ import pytest
 
 from tests.contract.process_harness import free_port
 from tests.support.paths import FAKE_ENGINE
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.sdk_calls import (
     KEY,
     MESSAGES,
@@ -29,7 +29,7 @@ from tests.support.sdk_calls import (
     openai_client,
     told_openai,
 )
-from tests.support.served import Served, served
+from tests.support.served import Served, serve_models
 
 
 class Engine:
@@ -53,14 +53,14 @@ class Engine:
         self.process = subprocess.Popen([*command, *flags], stdout=subprocess.DEVNULL)
 
     @property
-    def asked(self) -> int:
-        return self._recorded(b"POST /v1/chat/completions ")
+    def request_count(self) -> int:
+        return self._count_records(b"POST /v1/chat/completions ")
 
     @property
-    def left(self) -> int:
-        return self._recorded(b"\nclosed ")
+    def left_count(self) -> int:
+        return self._count_records(b"\nclosed ")
 
-    def _recorded(self, what: bytes) -> int:
+    def _count_records(self, what: bytes) -> int:
         return self.record.read_bytes().count(what) if self.record.exists() else 0
 
     def stop(self) -> None:
@@ -86,7 +86,7 @@ def gateway(
     engines: dict[str, Engine], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     models = {name: [f"{engine.url}/v1"] for name, engine in engines.items()}
-    with served(
+    with serve_models(
         tmp_path_factory.mktemp("gateway"), models, admin_key=f"{KEY}-admin", FITSERVE_API_KEY=KEY
     ) as running:
         yield running
@@ -141,7 +141,7 @@ def test_bad_json_is_refused_as_the_engine_would(
             content=body,
             headers=headers,
             trust_env=False,
-            timeout=HANG_S,
+            timeout=hang_s(),
         )
         for url in (engines["m"].url, gateway.url)
     )
@@ -158,7 +158,7 @@ def test_a_wrong_key_is_an_authentication_error(gateway: Served) -> None:
 
 
 def until(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + HANG_S
+    deadline = time.monotonic() + hang_s()
     while not check():
         assert time.monotonic() < deadline, "it hangs"
         time.sleep(0.02)
@@ -169,14 +169,14 @@ def test_a_closed_stream_ends_the_engines_work(
     through: bool, gateway: Served, engines: dict[str, Engine]
 ) -> None:
     engine = engines["slow"]
-    before = engine.left
+    before = engine.left_count
     with openai_client(gateway.url if through else engine.url) as client:
         stream = client.chat.completions.create(
             model="slow", messages=MESSAGES, max_tokens=1000, stream=True
         )
         assert next(iter(stream)).choices
         stream.close()
-        until(lambda: engine.left == before + 1)
+        until(lambda: engine.left_count == before + 1)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -185,7 +185,7 @@ def test_a_client_that_runs_out_of_patience_ends_the_engines_work(
     stream: bool, through: bool, gateway: Served, engines: dict[str, Engine]
 ) -> None:
     engine = engines["slow"]
-    asked, left = engine.asked, engine.left
+    asked, left = engine.request_count, engine.left_count
     for patience_s in (
         0.3,
         1,
@@ -199,6 +199,6 @@ def test_a_client_that_runs_out_of_patience_ends_the_engines_work(
                 model="slow", messages=MESSAGES, max_tokens=1000, stream=stream
             )
             list(answer)
-        if engine.asked > asked:
+        if engine.request_count > asked:
             break
-    until(lambda: engine.left - left == engine.asked - asked > 0)
+    until(lambda: engine.left_count - left == engine.request_count - asked > 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from unittest import mock
 
@@ -125,7 +126,7 @@ def script(answers: list[list[bytes]]) -> Callable[[Call], Awaitable[None]]:
     return run
 
 
-def judged(data: bytes, count: int) -> list[Read]:
+def judge(data: bytes, count: int) -> list[Read]:
     answers = read(data)
     assert len(answers) <= count + 2
     for at, answer in enumerate(answers):
@@ -173,7 +174,7 @@ def test_whatever_its_status_an_answer_is_one_answer(
     answer for a body."""
     start = f"HTTP/1.1 {status:03d} X\r\n{head}\r\n\r\n".encode()
     answers = [[start % 0], [start % 5 + b"hello"], [start % len(INJECTED) + INJECTED]] * 2
-    judged(asyncio.run(talk(gateway, script(answers), len(answers))), len(answers))
+    judge(asyncio.run(talk(gateway, script(answers), len(answers))), len(answers))
 
 
 @pytest.mark.parametrize("status", [100, 102, 103, 150, 199, 204, 205, 304])
@@ -187,7 +188,7 @@ def test_an_answer_without_a_body_has_none_in_chunks_either(gateway: Gateway, st
         [start, INJECTED],
         [start + b"0\r\n\r\n"],
     ]
-    for answer in judged(asyncio.run(talk(gateway, script(answers), len(answers))), len(answers)):
+    for answer in judge(asyncio.run(talk(gateway, script(answers), len(answers))), len(answers)):
         assert answer.status != 204 or (answer.body, answer.whole) == (b"", True)
 
 
@@ -196,7 +197,26 @@ def test_no_content_is_passed_on_without_a_length(gateway: Gateway) -> None:
         talk(gateway, script([[b"HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"]]), 1)
     )
     assert b"content-length" not in data.partition(b"\r\n\r\n")[0].lower()
-    assert judged(data, 1)[0].status == 204
+    assert judge(data, 1)[0].status == 204
+
+
+@pytest.mark.parametrize("length", [b"content-length: 5", b"transfer-encoding: chunked"])
+def test_a_body_that_no_content_announced_is_no_part_of_the_next_answer(
+    gateway: Gateway, length: bytes
+) -> None:
+    calls: list[Call] = []
+
+    async def run(call: Call) -> None:
+        calls.append(call)
+        if len(calls) == 1:
+            await call.send(b"HTTP/1.1 204 No Content\r\n%b\r\n\r\n" % length)
+            return
+        with suppress(OSError):
+            await calls[0].send(b"5\r\nhello\r\n0\r\n\r\n" if b"chunked" in length else b"hello")
+        await call.reply(b"fine", headers="")
+
+    answers = judge(asyncio.run(talk(gateway, run, 2)), 2)
+    assert [(answer.status, answer.body) for answer in answers[:2]] == [(204, b""), (200, b"fine")]
 
 
 LINES = st.sampled_from(
@@ -238,7 +258,7 @@ BEFORE = st.sampled_from(
 )
 
 
-def chunked(body: bytes, extension: bytes, trailers: bytes) -> bytes:
+def chunk(body: bytes, extension: bytes, trailers: bytes) -> bytes:
     half = len(body) // 2
     chunks = b"".join(
         b"%x%b\r\n%b\r\n" % (len(part), extension, part)
@@ -267,7 +287,7 @@ def conversations(draw: st.DrawFn) -> list[list[bytes]]:
         if length is None:
             extension = draw(st.sampled_from([b"", b";a", b';a="b"']))
             trailers = draw(st.sampled_from([b"", b"x: y\r\n", b"content-type: text/plain\r\n"]))
-            answer = start + chunked(body, extension, trailers)
+            answer = start + chunk(body, extension, trailers)
         else:
             said = len(body) + (draw(st.sampled_from([0, 0, 0, -1, 1, 9])) if last else 0)
             answer = start % max(said, 0) + body
@@ -285,7 +305,7 @@ def test_a_known_head_changes_nothing_that_a_client_reads(
     known = asyncio.run(talk(gateway, script(answers), len(answers)))
     with mock.patch.object(head_cache, "remember_answer", return_value=None):
         parsed = asyncio.run(talk(gateway, script(answers), len(answers)))
-    assert judged(known, len(answers)) == judged(parsed, len(answers))
+    assert judge(known, len(answers)) == judge(parsed, len(answers))
 
 
 # --- how much of it there may be ---
@@ -340,7 +360,7 @@ def test_a_trailer_and_an_extension_reach_nobody_and_the_connection_lives_on(
         await call.send(answer)
 
     data = asyncio.run(talk(gateway, run, 3))
-    assert [one.body for one in judged(data, 3)[:3]] == [b"hello" + DONE] * 3
+    assert [one.body for one in judge(data, 3)[:3]] == [b"hello" + DONE] * 3
     assert b"trailer" not in data
     assert b"text/plain" not in data
     assert len(set(map(id, calls))) == 1

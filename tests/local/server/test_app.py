@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract.process_harness import free_port
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 # `fitserve serve` whose loop ends a moment after it was up.
 PROGRAM = """
@@ -51,7 +51,7 @@ def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(
         try:
             up = False
             with httpx.Client(
-                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=HANG_S
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=hang_s()
             ) as client:
                 while not up and process.poll() is None:
                     try:
@@ -59,7 +59,7 @@ def test_the_end_of_the_loop_is_the_end_of_the_process_and_an_error(
                     except httpx.HTTPError:
                         up = False
             ending.touch()
-            said, _ = process.communicate(timeout=HANG_S)
+            said, _ = process.communicate(timeout=hang_s())
         finally:
             process.kill()
     assert up, said

@@ -18,8 +18,8 @@ import pytest
 from gateway.domain.units import MIB
 from tests.support.dataplane import until
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
-from tests.support.served import Served, served
+from tests.support.patience import hang_s
+from tests.support.served import Served, serve_models
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -37,7 +37,7 @@ def files(gateway: Served) -> int:
 
 
 def knock(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), HANG_S)
+    return socket.create_connection(("127.0.0.1", port), hang_s())
 
 
 def status(client: socket.socket) -> bytes:
@@ -53,12 +53,12 @@ async def test_with_few_files_there_are_few_clients_and_always_a_file_for_their_
     tmp_path: Path,
 ) -> None:
     async with Upstream(engine) as upstream:
-        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimit="-n 64")
+        running = serve_models(tmp_path, {"m": [f"{upstream.url}/v1"]}, ulimit="-n 64")
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             assert '"files": 64, "connections": 15' in gateway.log
             async with httpx.AsyncClient(
-                base_url=gateway.url, trust_env=False, timeout=HANG_S
+                base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as client:
                 await client.get("/healthz")
                 before, said = files(gateway), len(gateway.log)
@@ -104,7 +104,7 @@ def test_with_too_little_it_refuses_to_start(tmp_path: Path, ulimit: str, why: s
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=hang_s(),
         check=False,
     )
     assert ended.returncode == 2
@@ -129,11 +129,11 @@ async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_a
         {**ASK, "messages": [{"role": "user", "content": "x" * 20_000_000}]}
     ).encode()
     async with Upstream(engine) as upstream:
-        running = served(tmp_path, {"m": [f"{upstream.url}/v1"]})
+        running = serve_models(tmp_path, {"m": [f"{upstream.url}/v1"]})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             async with httpx.AsyncClient(
-                base_url=gateway.url, trust_env=False, timeout=HANG_S
+                base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as client:
 
                 async def crowd() -> set[int]:
@@ -155,11 +155,11 @@ async def test_a_request_that_finds_no_memory_is_refused_and_costs_nobody_else_a
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)
         # Nothing that was said to be kept is lost.
-        running = served(tmp_path, {})
+        running = serve_models(tmp_path, {})
         gateway = await asyncio.to_thread(running.__enter__)
         try:
             async with httpx.AsyncClient(
-                base_url=gateway.url, trust_env=False, timeout=HANG_S
+                base_url=gateway.url, trust_env=False, timeout=hang_s()
             ) as client:
                 assert {
                     one["name"] for one in (await client.get("/admin/models")).json()["data"]

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 
 UNITS = ("fitserve.service", "fitserve.socket")
 
@@ -54,8 +54,8 @@ def test_who_comes_before_the_gateway_is_answered_by_it_and_systemd_hears_when_i
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager,
     ):
         manager.bind(str(tmp_path / "notified"))
-        manager.settimeout(HANG_S)
-        with socket.create_connection(listener.getsockname(), timeout=HANG_S) as early:
+        manager.settimeout(hang_s())
+        with socket.create_connection(listener.getsockname(), timeout=hang_s()) as early:
             early.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
             with start(
                 listener, tmp_path / "data", tmp_path / "notified", FITSERVE_WORKERS=workers
@@ -72,7 +72,7 @@ def test_who_comes_before_the_gateway_is_answered_by_it_and_systemd_hears_when_i
                     assert ready == f"MAINPID={process.pid}\nREADY=1".encode()
                     process.terminate()
                     assert manager.recv(4096) == b"STOPPING=1"
-                    assert process.wait(HANG_S) == 0
+                    assert process.wait(hang_s()) == 0
                 finally:
                     process.kill()
 
@@ -82,7 +82,7 @@ def test_a_port_that_others_reach_is_refused_without_a_key(tmp_path: Path) -> No
         socket.create_server(("0.0.0.0", 0)) as listener,
         start(listener, tmp_path, tmp_path / "nobody") as process,
     ):
-        assert process.wait(HANG_S) == 2
+        assert process.wait(hang_s()) == 2
         assert process.stderr is not None
         assert b"Refusing to serve the socket at 0.0.0.0 without a key" in process.stderr.read()
         with pytest.raises(httpx.TimeoutException):
@@ -106,7 +106,7 @@ def test_the_units_are_such_as_systemd_reads(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / name) for name in UNITS)],
         capture_output=True,
         text=True,
-        timeout=HANG_S,
+        timeout=hang_s(),
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,40 @@ async def test_a_start_that_ended_before_it_printed_has_no_log(tmp_path: Path) -
             piece
             async for piece in engine_logs.read_log(tmp_path / "gone.log", tail=None, follow=follow)
         ] == []
+
+
+async def test_lines_that_the_disk_does_not_take_are_counted(tmp_path: Path) -> None:
+    path = engine_logs.log_path(tmp_path, "i")
+    copy = engine_logs.LogCopy(path)
+    copy.write(b"first")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
+    try:
+        copy.write(b"second")
+        copy.write(b"third")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    copy.write(b"fourth")
+    copy.close()
+    assert path.read_bytes() == b"first\n(lines without room on the disk: 2)\nfourth\n"
+
+
+async def test_a_copy_begins_once_its_folder_can_be_made(tmp_path: Path) -> None:
+    path = engine_logs.log_path(tmp_path, "i")
+    path.parent.write_text("in the way")
+    copy = engine_logs.LogCopy(path)
+    copy.write(b"first")
+    path.parent.unlink()
+    copy.write(b"second")
+    copy.close()
+    assert path.read_bytes() == b"(lines without room on the disk: 1)\nsecond\n"
+
+
+def test_logs_of_a_model_go_wherever_its_engine_ran(tmp_path: Path) -> None:
+    paths = [engine_logs.log_path(tmp_path, "i", in_cluster=place) for place in (False, True)]
+    for path in paths:
+        engine_logs.LogCopy(path).close()
+        path.with_suffix(".log.1").touch()
+    assert len({*paths}) == 2
+    engine_logs.remove_logs(tmp_path, "i")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

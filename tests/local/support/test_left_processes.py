@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from tests.support.left_processes import left
+from tests.support.left_processes import remaining
 
 
 async def _begin(*command: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(*command)
 
 
-async def _ended() -> int:
+async def _ended_process() -> int:
     return await (await _begin("true")).wait()
 
 
 def test_a_process_that_an_event_loop_left_is_named_once() -> None:
     others = {*threading.enumerate()}
     with asyncio.Runner() as runner:
-        assert runner.run(_ended()) == 0
+        assert runner.run(_ended_process()) == 0
         child = runner.run(_begin("sleep", "1000"))
-        assert not left(), "its event loop lives"
-    assert [f"pid={child.pid} running" in name for name in left()] == [True]
-    assert not left()
+        assert not remaining(), "its event loop lives"
+    assert [f"pid={child.pid} running" in name for name in remaining()] == [True]
+    assert not remaining()
     transport = child._transport  # type: ignore[attr-defined]
     transport.close()
     for waiting in {*threading.enumerate()} - others:

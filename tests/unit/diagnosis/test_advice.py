@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from gateway.diagnosis.advice import KnownFlags, advised
+from gateway.diagnosis.advice import KnownFlags, advice_of_message, distribution_name
+from gateway.diagnosis.diagnose import diagnose
 from gateway.profiles.profiles import Profiles
 from tests.support.cure_reports import REPORTS
 
@@ -13,6 +14,12 @@ FLAGS = {
     kind: KnownFlags(NAMES(kind, "flags")[version], complete=True)
     for kind, version in (("vllm", "0.33.0"), ("sglang", "0.5.23"))
 }
+PACKAGES = frozenset({"vllm", "frob-cache", "frob", "frobinfer", "frobcore", "frobtok"})
+SHIPPED = Profiles().signatures.cures.rows.packages
+UNKNOWN = (
+    "Use the engine's image, or look the package of the line up before you install it: no described"
+    " engine names it."
+)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +114,7 @@ FLAGS = {
     ],
 )
 def test_what_a_message_asks_for_is_a_step(kind: str, message: str, steps: list[str]) -> None:
-    assert list(advised(message, FLAGS[kind])) == steps
+    assert list(advice_of_message(message, FLAGS[kind], PACKAGES)) == steps
 
 
 @pytest.mark.parametrize(
@@ -126,21 +133,64 @@ def test_what_a_message_asks_for_is_a_step(kind: str, message: str, steps: list[
     ],
 )
 def test_what_shows_a_cause_or_is_unknown_is_no_step(message: str) -> None:
-    assert advised(message, FLAGS["vllm"]) == ()
+    assert advice_of_message(message, FLAGS["vllm"], PACKAGES) == ()
 
 
 def test_a_flag_counts_for_an_engine_without_a_description_and_at_most_three_steps_do() -> None:
     message = "Set --frob-a. Set --frob-b. Set --frob-c. Set --frob-d."
-    assert len(advised(message, KnownFlags())) == 3
-    assert advised(message, FLAGS["sglang"]) == ()
+    assert len(advice_of_message(message, KnownFlags(), ())) == 3
+    assert advice_of_message(message, FLAGS["sglang"], ()) == ()
 
 
 @pytest.mark.parametrize("kind", sorted(FLAGS))
 def test_every_flag_of_a_step_is_one_of_the_engine(kind: str) -> None:
     """Over all messages of the kept reports, with the flags of either engine."""
     names = FLAGS[kind].names
-    steps = [step for report in REPORTS for step in advised(report.get("raises", ""), FLAGS[kind])]
+    known = frozenset(name for row in SHIPPED for name in row.names)
+    steps = [
+        step
+        for report in REPORTS
+        for step in advice_of_message(report.get("raises", ""), FLAGS[kind], known)
+    ]
     assert len(steps) > 15
     for step in steps:
         for flag in re.findall(r"(?<![\w-])--([a-z][\w-]*)", step):
             assert {flag, flag.removeprefix("no-")} & names, step
+
+
+@pytest.mark.parametrize(
+    ("message", "step"),
+    [
+        ("Please `pip install frobmodel-tools` first", UNKNOWN),
+        ("Run pip install -U --pre frobmodel_tools==0.2 to load this model.", UNKNOWN),
+        ("pip install --index-url http://frob.example/simple frob", UNKNOWN),
+        ("pip install git+https://frob.example/tools.git", UNKNOWN),
+        ("Please install frobmodel-tools for this model.", None),
+        ("frobmodel-tools>=2.0 is required.", None),
+        ("frobmodel version (1.0) does not match vllm version (0.33.0).", None),
+        (
+            "pip install FrobInfer frobmodel-tools",
+            "Install FrobInfer in the engine's environment.",
+        ),
+    ],
+)
+def test_a_package_that_no_engine_names_is_never_advised(message: str, step: str | None) -> None:
+    """A repository's author chooses words of some messages, and could own the package."""
+    assert advice_of_message(message, FLAGS["vllm"], PACKAGES) == (() if step is None else (step,))
+
+
+def test_words_of_a_model_in_an_engines_error_name_no_package() -> None:
+    log = (
+        "(EngineCore pid=7) ImportError: This modeling file requires the following packages that"
+        " were not found in your environment: frobmodel_tools. Run `pip install frobmodel_tools`"
+    )
+    failure = diagnose([log.encode()], Profiles().signatures, "vllm")[0]
+    assert not any("frobmodel" in step for step in failure.steps)
+
+
+def test_every_shipped_name_is_one_of_a_distribution_and_engines_have_theirs() -> None:
+    names = frozenset(name for row in SHIPPED for name in row.names)
+    for name in names:
+        assert re.fullmatch(r"[a-z0-9]+(?:-[a-z0-9]+)*", name), name
+        assert distribution_name(name) == name
+    assert {"vllm", "sglang", "transformers", "flashinfer-python", "bitsandbytes"} <= names

@@ -14,7 +14,7 @@ from gateway.domain import Failure
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
 from tests.support.cure_reports import REPORTS, measure
-from tests.support.engine_logs import written
+from tests.support.engine_logs import log_of_row
 from tests.support.paths import LOGS, ROOT
 from tests.support.yaml_file import read_yaml
 
@@ -26,6 +26,7 @@ _FLAG = re.compile(r"(?<![\w-])--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)")
 # Flags of docker, nvidia-smi, git and fitserve itself, in steps about the machine.
 FOREIGN = {
     "allow-remote-code",
+    "device",
     "engine",
     "gpu-reset",
     "gpus",
@@ -100,6 +101,9 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
         "fault",
     }
     known |= {"others_bytes", "layer", "kernel", "engine_code", "one_rank", "program_fault"}
+    known |= {"code_change", "code_gone", "no_other_code"}
+    known |= {"beyond_home", "enough_free", "folder_variable", "local_copy", "one_channel"}
+    known |= {"raising_package", "switch", "switch_named", "refused_value", "exceeded_flag"}
     known |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
     named = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
     named |= {name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)}
@@ -333,6 +337,6 @@ def test_a_step_that_cannot_change_the_failure_is_left_out(
 ) -> None:
     engine = "sglang==0.5.10.post1"
     report = {"engine": engine, "phase": "serving", "frames": frames, "raises": line}
-    failure, _ = diagnose([written(report | {"served": True})], SIGNATURES, engine)
+    failure, _ = diagnose([log_of_row(report | {"served": True})], SIGNATURES, engine)
     assert failure.steps[0].startswith(first), failure.steps
     assert not any(never in step for step in failure.steps)

@@ -30,7 +30,7 @@ from gateway.errors import BadRequest
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
 from tests.support.long_log import FATAL, long_log
-from tests.support.makers import GIB, attempt, engine, machine, planned, spec, wish
+from tests.support.makers import GIB, attempt, engine, machine, make_decision, spec, wish
 from tests.support.paths import LOGS
 from tests.support.patience import hang_s
 from tests.support.planning import decide
@@ -203,7 +203,7 @@ def test_no_bytes_make_it_raise(data: bytes) -> None:
 
 
 @st.composite
-def garbled(draw: st.DrawFn) -> bytes:
+def garble(draw: st.DrawFn) -> bytes:
     """A log of the corpus with lines lost, doubled, cut and bytes changed."""
     lines = text(draw(st.sampled_from(sorted(CASES)))).split(b"\n")[-150:]
     for _ in range(draw(st.integers(1, 6))):
@@ -222,7 +222,7 @@ def garbled(draw: st.DrawFn) -> bytes:
     return b"\n".join(lines)
 
 
-@given(garbled())
+@given(garble())
 def test_no_garbled_log_makes_it_raise(data: bytes) -> None:
     failure = read(data)
     assert (failure.kind == "none") == (failure.line is None)
@@ -343,12 +343,12 @@ def test_a_signature_that_is_no_expression_is_refused() -> None:
 
 
 def test_groups_are_numbers_and_sizes() -> None:
-    found = parse_groups(
+    groups = parse_groups(
         {"a": "7", "b2": "x", "free_gib": "1.5", "tried_bytes": "2.00 MiB", "none": None}
     )
-    assert found == {"a": 7, "b": "x", "free_bytes": 3 * 2**29, "tried_bytes": 2**21}
-    assert fill("{free_bytes} of {b}[[ and {gone}]]", found) == "1.50 GiB of x"
-    assert fill("{free_bytes} of {gone}", found) is None
+    assert groups == {"a": 7, "b": "x", "free_bytes": 3 * 2**29, "tried_bytes": 2**21}
+    assert fill("{free_bytes} of {b}[[ and {gone}]]", groups) == "1.50 GiB of x"
+    assert fill("{free_bytes} of {gone}", groups) is None
 
 
 def test_every_signature_says_where_it_was_read_and_what_to_do() -> None:
@@ -371,6 +371,7 @@ class Printing:
     """A host whose engine prints lines and then nothing more."""
 
     kind = "process"
+    machines = None
 
     def __init__(self, lines: list[bytes], *, ends: bool) -> None:
         self.lines, self.ends = lines, ends
@@ -382,7 +383,7 @@ class Printing:
             await asyncio.Event().wait()
 
 
-async def watched(name: str, *, ends: bool) -> Observation:
+async def watch_log(name: str, *, ends: bool) -> Observation:
     """What a watcher has seen of a log, once it has a proof or the log has ended."""
     woken = asyncio.Event()
     lines = text(name).split(b"\n")
@@ -414,7 +415,7 @@ async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof
         "failed-001-marlin-moe-first-request",
         "failed-sglang-oom-graphs-0.5.23",
     ):
-        seen = await watched(name, ends=False)
+        seen = await watch_log(name, ends=False)
         proof = seen.proof
         assert proof is not None
         assert (proof.kind, proof.line_number) == (CASES[name]["kind"], CASES[name]["line"])
@@ -423,14 +424,14 @@ async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof
 
 @pytest.mark.anyio
 async def test_the_watcher_gives_what_has_no_known_text_at_the_end_of_the_log() -> None:
-    proof = (await watched("failed-unknown-0.33.0", ends=True)).proof
+    proof = (await watch_log("failed-unknown-0.33.0", ends=True)).proof
     assert proof is not None
     assert (proof.kind, proof.line_number) == (
         "unsupported_architecture",
         CASES["failed-unknown-0.33.0"]["line"],
     )
     assert proof.proves == "plan"
-    assert (await watched("healthy-c-awq", ends=True)).proof is None
+    assert (await watch_log("healthy-c-awq", ends=True)).proof is None
 
 
 # --- what is learned ---
@@ -446,20 +447,20 @@ def failed_attempt() -> Attempt:
     return attempt(7)
 
 
-def learned(name: str, **changes: Any) -> tuple[Fact, ...]:
+def learn_facts(name: str, **changes: Any) -> tuple[Fact, ...]:
     one = failed_attempt()
     return learn(one.evolve(plan=one.plan.evolve(**changes)), proven(name), 5.0)
 
 
 def test_the_engines_maximum_becomes_a_fact_about_this_plan_only() -> None:
-    (fact,) = learned("failed-cpu-kv-too-small")
+    (fact,) = learn_facts("failed-cpu-kv-too-small")
     assert (fact.kind, fact.value, fact.attempt, fact.at) == ("max_context", 384, 7, 5.0)
     assert fact.scope == failed_attempt().plan.scope
     assert "384" in fact.source
 
 
 def test_a_maximum_that_the_plan_kept_rules_out_the_plan() -> None:
-    (fact,) = learned(
+    (fact,) = learn_facts(
         "failed-e-len-beyond-model",
         max_model_len=failed_attempt().plan.max_model_len.evolve(value=8192),
     )
@@ -487,7 +488,7 @@ def test_a_kernel_that_crashed_is_avoided_wherever_it_has_the_same_size() -> Non
             status="ok",
         ),
     )
-    (fact,) = learned("failed-c-moe2880-ct-mxfp4", kernels=rows)
+    (fact,) = learn_facts("failed-c-moe2880-ct-mxfp4", kernels=rows)
     assert fact.kind == "kernel_fails"
     scope = {
         "engine": "vllm==9.9.0",
@@ -512,7 +513,7 @@ def test_a_kernel_without_a_size_is_avoided_altogether() -> None:
             status="ok",
         ),
     )
-    (fact,) = learned("failed-004-error-internal-vision", kernels=rows)
+    (fact,) = learn_facts("failed-004-error-internal-vision", kernels=rows)
     assert fact.scope == {
         "engine": "vllm==9.9.0",
         "capability": "8.6",
@@ -541,17 +542,17 @@ def test_no_kernel_of_a_size_disproves_the_one_that_the_plan_had() -> None:
             status="ok",
         ),
     )
-    (fact,) = learned("failed-000-wna16-n32-0.19.1", kernels=rows)
+    (fact,) = learn_facts("failed-000-wna16-n32-0.19.1", kernels=rows)
     assert (fact.scope["kernel"], fact.scope["n"]) == ("TritonW4A16LinearKernel", "32")
 
 
 def test_where_the_plan_knows_no_such_kernel_the_plan_itself_is_ruled_out() -> None:
-    (fact,) = learned("failed-004-error-internal-vision")
+    (fact,) = learn_facts("failed-004-error-internal-vision")
     assert (fact.kind, fact.scope) == ("plan_failed", {"fingerprint": failed_attempt().fingerprint})
 
 
 def test_an_engine_that_lacks_the_architecture_is_ruled_out_for_it() -> None:
-    fact, failed = learned("failed-e-arch-unknown")
+    fact, failed = learn_facts("failed-e-arch-unknown")
     assert (fact.kind, fact.scope["architecture"], failed.kind) == (
         "engine_fails",
         "FooBarForCausalLM",
@@ -560,13 +561,13 @@ def test_an_engine_that_lacks_the_architecture_is_ruled_out_for_it() -> None:
 
 
 def test_memory_that_ran_out_rules_out_the_plan_and_says_how_much_it_was() -> None:
-    used, failed = learned("failed-oom-profile-0.33.0")
+    used, failed = learn_facts("failed-oom-profile-0.33.0")
     assert (used.kind, used.value, failed.kind) == ("needs_memory", int(24.45 * GIB), "plan_failed")
     assert used.scope["max_num_batched_tokens"] == "2048"
-    spare, _ = learned("failed-oom-graphs-0.26.0")
+    spare, _ = learn_facts("failed-oom-graphs-0.26.0")
     assert (spare.kind, spare.value) == ("spare_memory", 64 * 2**20)
     assert "budget" not in spare.scope
-    missing, _ = learned("failed-oom-serving")
+    missing, _ = learn_facts("failed-oom-serving")
     assert missing.value == 2 * GIB - int(1.1 * GIB)
 
 
@@ -575,7 +576,7 @@ def test_memory_that_ran_out_rules_out_the_plan_and_says_how_much_it_was() -> No
     ["failed-port-0.19.1", "failed-gpu-shared-0.26.0", "failed-disk-full-0.33.0", "failed-xid79"],
 )
 def test_what_the_plan_cannot_help_teaches_nothing(name: str) -> None:
-    assert learned(name) == ()
+    assert learn_facts(name) == ()
 
 
 @pytest.mark.parametrize("name", FAILED)
@@ -590,8 +591,8 @@ def test_no_failure_leaves_its_plan_allowed(name: str) -> None:
     "name", sorted({(case["kind"], case["phase"]): name for name, case in CASES.items()}.values())
 )
 def test_the_same_plan_is_never_made_again_for_the_same_cause(name: str) -> None:
-    facts = learned(name)
-    again = {plan.fingerprint for plan in planned(facts=facts).plans}
+    facts = learn_facts(name)
+    again = {plan.fingerprint for plan in make_decision(facts=facts).plans}
     assert (failed_attempt().fingerprint in again) is not bool(facts)
 
 

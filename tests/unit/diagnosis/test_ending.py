@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.diagnosis.ending import ended, environmental
+from gateway.diagnosis.ending import environmental, exit_failure
 from gateway.domain import Instance
 
 
@@ -26,7 +26,7 @@ def instance(code: int | None) -> Instance:
 def test_only_an_error_code_of_a_start_is_held_against_the_plan(
     code: int | None, kind: str, blames_the_plan: bool
 ) -> None:
-    failure = ended(instance(code), "loading weights", ["some line"], was_ready=False)
+    failure = exit_failure(instance(code), "loading weights", ["some line"], was_ready=False)
     assert failure.kind == kind
     assert environmental(failure) is not blames_the_plan
     assert failure.line == "some line"

@@ -3,9 +3,12 @@ cut off, the stack of a crash."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from gateway.diagnosis.diagnose import diagnose
+from gateway.diagnosis.evidence import LogEvidence
 from gateway.diagnosis.log_reader import LogReader
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
@@ -331,3 +334,34 @@ def test_a_traceback_of_one_request_that_is_cut_off_is_no_failure() -> None:
         ).kind
         == "none"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "is_advice"),
+    [
+        ("To avoid this, start with --enforce-eager", True),
+        ("Consider one of: (1) fewer requests (2) a larger --mem-fraction-static.", True),
+        ("--enforce-eager is set: try again", False),
+        ("Please use key--value", False),
+    ],
+)
+def test_a_line_with_a_flag_behind_words_of_advice_is_advice(line: str, is_advice: bool) -> None:
+    evidence = LogEvidence(SIGNATURES, None)
+    evidence.read_advice(line, 1)
+    assert evidence.advice_near(2) == ((line,) if is_advice else ())
+
+
+def test_a_line_full_of_words_of_advice_costs_no_more_than_its_length() -> None:
+    """In CPU time, the best of several: a cost by the square would be 256 times as large."""
+
+    def cost(words: int) -> float:
+        line, evidence = "try " * words + "--1", LogEvidence(SIGNATURES, None)
+        seconds = []
+        for _ in range(5):
+            began = time.process_time()
+            for number in range(20):
+                evidence.read_advice(line, number)
+            seconds.append(time.process_time() - began)
+        return min(seconds)
+
+    assert cost(16 * 60) < 64 * cost(60)

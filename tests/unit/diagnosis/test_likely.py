@@ -17,7 +17,7 @@ from tests.support.paths import LOGS
 from tests.support.yaml_file import read_yaml
 
 SIGNATURES = Profiles().signatures
-KINDS = [one.kind for one in SIGNATURES.rows.words]
+KINDS = [word.kind for word in SIGNATURES.rows.words]
 FAILED = [
     case
     for case in read_yaml(LOGS / "index.yaml")
@@ -141,10 +141,10 @@ def test_what_is_printed_as_information_speaks_for_nothing(words: list[str]) -> 
     st.text(max_size=300), st.sampled_from(["RuntimeError", "ValueError", "KeyError", "FrobError"])
 )
 def test_whatever_is_likely_shows_its_words_in_the_text(text: str, exception: str) -> None:
-    found = Likely(SIGNATURES.rows.words).guess([Shape(exception, text, (), "load")])
-    if found is not None:
-        assert found[0] in KINDS
-        assert all(word in normalize(text) or word == exception for word in found[1])
+    guess = Likely(SIGNATURES.rows.words).guess([Shape(exception, text, (), "load")])
+    if guess is not None:
+        assert guess[0] in KINDS
+        assert all(word in normalize(text) or word == exception for word in guess[1])
 
 
 def test_no_engine_is_treated_by_what_is_only_likely() -> None:

@@ -141,7 +141,7 @@ NAN = (
 )
 
 
-def served(*lines: str) -> tuple[str, str | None]:
+def verdict_after_service(*lines: str) -> tuple[str, str | None]:
     """What is told of an engine that served before it printed these lines: the kind, and the line
     that is cited."""
     found = diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
@@ -243,8 +243,11 @@ def served(*lines: str) -> tuple[str, str | None]:
     ],
 )
 def test_an_engine_that_served_and_is_over_has_its_cause(lines: tuple[str, ...], kind: str) -> None:
-    assert served(*lines)[0] == kind
-    assert served(*lines, VLLM.replace("200 OK", "500 Internal Server Error"))[0] == kind
+    assert verdict_after_service(*lines)[0] == kind
+    assert (
+        verdict_after_service(*lines, VLLM.replace("200 OK", "500 Internal Server Error"))[0]
+        == kind
+    )
 
 
 @pytest.mark.parametrize(
@@ -287,24 +290,32 @@ def test_an_engine_that_served_and_is_over_has_its_cause(lines: tuple[str, ...],
     ],
 )
 def test_a_request_that_fails_by_itself_ends_no_engine(lines: tuple[str, ...]) -> None:
-    assert served(VLLM, *lines)[0] == "none"
-    assert served(VLLM, *lines, VLLM)[0] == "none"
+    assert verdict_after_service(VLLM, *lines)[0] == "none"
+    assert verdict_after_service(VLLM, *lines, VLLM)[0] == "none"
 
 
 def test_what_was_survived_is_not_the_cause_of_a_later_end() -> None:
     died = "ERROR 03-14 10:22:05 x.py:116] Worker VllmWorkerProcess pid 42 died, exit code: 1"
     info = WORKER.replace("ERROR", "INFO")
-    assert served(VLLM, WORKER + TRACE, WORKER + NAN, died) == ("kernel_runtime", WORKER + NAN)
-    assert served(VLLM, WORKER + TRACE, WORKER + NAN, f"{info}goes on", died)[0] == "killed"
+    assert verdict_after_service(VLLM, WORKER + TRACE, WORKER + NAN, died) == (
+        "kernel_runtime",
+        WORKER + NAN,
+    )
+    assert (
+        verdict_after_service(VLLM, WORKER + TRACE, WORKER + NAN, f"{info}goes on", died)[0]
+        == "killed"
+    )
 
 
 def test_a_wait_that_was_over_is_told_by_what_it_caused() -> None:
     frame = f'{V1}  File "{SITE}/vllm/distributed/parallel_state.py", line 7, in recv_object'
     first = f"{V1}EngineCore encountered a fatal error.", V1 + TRACE, frame, f"{V1}TimeoutError"
-    assert served(VLLM, *first)[0] == "nccl"
+    assert verdict_after_service(VLLM, *first)[0] == "nccl"
     caused = f"{V1}The above exception was the direct cause of the following exception:", V1 + TRACE
     assert (
-        served(VLLM, *first, *caused, f"{V1}TimeoutError: RPC call to execute_model timed out.")[0]
+        verdict_after_service(
+            VLLM, *first, *caused, f"{V1}TimeoutError: RPC call to execute_model timed out."
+        )[0]
         == "hang"
     )
 
@@ -315,8 +326,8 @@ def test_the_error_that_a_process_quotes_of_a_worker_is_the_cause() -> None:
         " please check the stack trace above for the root cause"
     )
     died = f"{V1}Worker proc VllmWorker-0 died unexpectedly, shutting down executor."
-    assert served(V1 + told, died) == ("unsupported_architecture", V1 + told)
-    assert served(died)[0] == "killed"
+    assert verdict_after_service(V1 + told, died) == ("unsupported_architecture", V1 + told)
+    assert verdict_after_service(died)[0] == "killed"
 
 
 def test_state_that_an_engine_prints_beside_an_error_is_not_the_error() -> None:
@@ -514,8 +525,11 @@ def test_what_a_library_of_compiled_code_prints_does_not_show_that_an_engine_goe
         '[rank0]:   File "vllm/x.py", line 7, in f',
         "[rank0]: FooError: boom",
     )
-    assert served(*trace, native) == ("unknown", trace[-1])
-    assert served(*trace, "[rank0]: INFO 03-14 10:22:05 x.py:65] It goes on.") == ("none", None)
+    assert verdict_after_service(*trace, native) == ("unknown", trace[-1])
+    assert verdict_after_service(*trace, "[rank0]: INFO 03-14 10:22:05 x.py:65] It goes on.") == (
+        "none",
+        None,
+    )
 
 
 REQUEST = (
@@ -541,8 +555,8 @@ START = (
     ],
 )
 def test_who_answers_a_request_reads_no_files_of_the_model(error: str, kind: str) -> None:
-    assert served(*START, error)[0] == kind
-    assert served(*REQUEST, error)[0] == "unknown"
+    assert verdict_after_service(*START, error)[0] == kind
+    assert verdict_after_service(*REQUEST, error)[0] == "unknown"
 
 
 def test_what_wraps_an_error_tells_when_it_was_raised() -> None:
@@ -558,8 +572,8 @@ def test_what_wraps_an_error_tells_when_it_was_raised() -> None:
             f'{V0}  File "{SITE}/vllm/worker/x.py", line 7, in {frame}',
             f"{V0}FooError: boom",
         )
-        assert served(*raised, error, caused, *wrapped)[0] == kind
-    assert served(*raised, error)[0] == "unknown"
+        assert verdict_after_service(*raised, error, caused, *wrapped)[0] == kind
+    assert verdict_after_service(*raised, error)[0] == "unknown"
 
 
 def test_a_traceback_may_begin_behind_other_words() -> None:
@@ -568,13 +582,13 @@ def test_a_traceback_may_begin_behind_other_words() -> None:
         f" {TRACE}"
     )
     frame = f'{V0}  File "{SITE}/vllm/model_executor/models/x.py", line 7, in load_weights'
-    assert served(asked, frame, f"{V0}RuntimeError: boom")[0] == "weights_corrupt"
+    assert verdict_after_service(asked, frame, f"{V0}RuntimeError: boom")[0] == "weights_corrupt"
     known = asked.replace(
         "boom",
         "The model's max seq len (9) is larger than the maximum number of tokens that can be stored"
         " in KV cache (8)",
     )
-    assert served(known, frame)[0] == "kv_too_small"
+    assert verdict_after_service(known, frame)[0] == "kv_too_small"
 
 
 def test_a_task_whose_exception_nobody_asked_for_names_nothing() -> None:
@@ -583,7 +597,7 @@ def test_a_task_whose_exception_nobody_asked_for_names_nothing() -> None:
         "future: <Task finished exception=ZMQError('rocm, cuda and torch.compile failed')>",
     )
     assert (
-        served(
+        verdict_after_service(
             *ignored, TRACE, '  File "zmq/_future.py", line 7, in poll', "zmq.error.ZMQError: boom"
         )[0]
         == "none"
@@ -668,7 +682,7 @@ def test_a_port_is_found_to_be_taken_after_the_start() -> None:
         "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8080): address"
         " already in use"
     )
-    assert served(
+    assert verdict_after_service(
         "INFO:     Application startup complete.", taken, "INFO:     Application shutdown complete."
     ) == ("port_in_use", taken)
 
@@ -732,8 +746,8 @@ def test_a_wait_between_processes_is_told_where_nothing_else_is() -> None:
 def test_what_a_client_was_answered_is_no_failure_of_the_engine() -> None:
     error = "{'object': 'error', 'message': 'The model `m-GPTQ-Int8` does not exist.', 'code': 404}"
     assert (
-        served(error)[0]
-        == served(f"openai.BadRequestError: Error code: 400 - {error}")[0]
+        verdict_after_service(error)[0]
+        == verdict_after_service(f"openai.BadRequestError: Error code: 400 - {error}")[0]
         == "none"
     )
 
@@ -743,8 +757,8 @@ def test_of_what_somebody_writes_beside_an_error_no_word_counts() -> None:
         "I tried two models, org/m-AWQ and org/m-GPTQ, and it does not work with either, also not"
         " quantized by bitsandbytes."
     )
-    assert served(prose)[0] == "unsupported_quantization"
-    assert served(prose, "FooError: boom")[0] == "unknown"
+    assert verdict_after_service(prose)[0] == "unsupported_quantization"
+    assert verdict_after_service(prose, "FooError: boom")[0] == "unknown"
 
 
 @pytest.mark.parametrize("api", ["CUDA", "HIP"])
@@ -754,12 +768,12 @@ def test_amd_words_its_errors_as_nvidia_does(api: str) -> None:
         ("invalid device function", "no_kernel_image"),
         ("out of memory", "gpu_oom"),
     ):
-        assert served(f"RuntimeError: {api} error: {error}")[0] == kind
+        assert verdict_after_service(f"RuntimeError: {api} error: {error}")[0] == kind
 
 
 def test_memory_of_the_host_that_ray_ran_out_of_is_no_gpus() -> None:
     assert (
-        served(
+        verdict_after_service(
             "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on"
             " memory."
         )[0]
@@ -788,4 +802,4 @@ def test_memory_of_the_host_that_ray_ran_out_of_is_no_gpus() -> None:
     ],
 )
 def test_a_quote_goes_before_what_is_said_around_it(sentence: str, kind: str) -> None:
-    assert served(sentence)[0] == kind
+    assert verdict_after_service(sentence)[0] == kind

@@ -118,3 +118,22 @@ def test_what_the_gateway_did_is_told_of_everything_that_a_failure_proves() -> N
 def test_a_step_of_an_engine_is_one_of_its_builds_too(engine: str | None, met: bool) -> None:
     step = CureStep(text="Reduce the batch.", engines=("vllm",))
     assert Case("gpu_oom", "load", engine, {}).meets(step) is met
+
+
+@pytest.mark.parametrize(
+    ("failing", "step"),
+    [
+        ("", "Use another kernel (--moe-backend: triton, marlin, cutlass)."),
+        ("vllm/x/marlin_frob.py:run", "Use another kernel (--moe-backend: triton, cutlass)."),
+        ("Triton and CUTLASS refuse it", "Use another kernel (--moe-backend: marlin)."),
+    ],
+)
+def test_a_step_offers_no_value_that_failed(failing: str, step: str) -> None:
+    steps = [CureStep(text="Use another kernel (--moe-backend: triton, marlin, cutlass).")]
+    assert fill_steps(steps, Case("frob", "load", None, {}, failing=failing)) == (step,)
+
+
+def test_a_step_is_left_out_when_all_that_it_offers_failed() -> None:
+    steps = [CureStep(text="Use --frob: triton, flash_attn; or none.")]
+    case = Case("frob", "load", None, {}, failing="flash_attn/triton.py")
+    assert fill_steps(steps, case) == ()

@@ -15,7 +15,9 @@ SIGNATURES = Profiles().signatures
 TEXTS = SIGNATURES.rows.texts
 STRUCTURES = SIGNATURES.rows.structures
 PHASES = {
-    one.kind: one.phases for one in SIGNATURES.rows.words if one.phases and one.kind != "unknown"
+    word.kind: word.phases
+    for word in SIGNATURES.rows.words
+    if word.phases and word.kind != "unknown"
 }
 
 

@@ -21,7 +21,7 @@ READY = sorted(
 ORDER = ["import", "load", "profile", "compile", "kv", "graphs", "prove"]
 
 
-def timed(name: str) -> dict[str, float]:
+def phase_seconds(name: str) -> dict[str, float]:
     """Seconds by phase, if each line took a second."""
     reader, clock, now_s = LogReader(SIGNATURES, "vllm"), StartClock(0.0), 0.0
     for line in (LOGS / f"{name}.log").read_bytes().split(b"\n"):
@@ -37,7 +37,7 @@ def timed(name: str) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", READY)
 def test_every_healthy_log_tells_when_the_import_ends_and_the_proof_begins(name: str) -> None:
-    phases = [*timed(name)]
+    phases = [*phase_seconds(name)]
     assert (phases[0], phases[-1]) == ("import", "prove")
     assert set(phases) <= set(ORDER)
     assert len(phases) >= 3

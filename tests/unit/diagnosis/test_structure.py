@@ -10,9 +10,9 @@ from gateway.diagnosis.signature import StructuralSignature
 from gateway.diagnosis.structure import Shape, Structure
 from gateway.domain import Failure
 from gateway.profiles.profiles import Profiles
-from tests.support.engine_logs import written
+from tests.support.engine_logs import log_of_row
 from tests.support.paths import LOGS
-from tests.support.reports import OWN, judged, score
+from tests.support.reports import OWN, judge, score
 from tests.support.yaml_file import read_yaml
 
 SIGNATURES = Profiles().signatures
@@ -25,7 +25,7 @@ def read(*lines: str) -> Failure:
     return diagnose(["\n".join(lines).encode()], SIGNATURES)[0]
 
 
-def traced(frame: str, function: str, error: str) -> Failure:
+def failure_with_frame(frame: str, function: str, error: str) -> Failure:
     """A failure of which only the frame and the exception are known."""
     return read(
         "Traceback (most recent call last):",
@@ -115,7 +115,7 @@ def test_shapes_are_those_of_weights_where_weights_are_read(
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: f"{fact['kind']}: {fact['raises'][:60]}")
 def test_a_failure_is_named_by_its_facts(fact: dict[str, Any]) -> None:
-    assert diagnose([written(fact)], SIGNATURES, fact["engine"])[0].kind == fact["kind"]
+    assert diagnose([log_of_row(fact)], SIGNATURES, fact["engine"])[0].kind == fact["kind"]
 
 
 @pytest.mark.parametrize("file", ["arg_groups/serving_hook.py", "server_args.py"])
@@ -131,7 +131,7 @@ def test_settings_of_serving_are_read_before_it(file: str) -> None:
 
 def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
     case = {"kinds": ["nccl"], "gap": "toolchain"}
-    assert [judged(kind, case) for kind in ("nccl", "toolchain", "shm", "unknown", "none")] == [
+    assert [judge(kind, case) for kind in ("nccl", "toolchain", "shm", "unknown", "none")] == [
         "right",
         "right",
         "wrong",
@@ -470,7 +470,7 @@ def test_a_report_is_judged_by_the_kinds_that_are_right() -> None:
 def test_frames_decide_a_text_that_nobody_knows(
     frame: str, function: str, error: str, kind: str
 ) -> None:
-    failure = traced(frame, function, error)
+    failure = failure_with_frame(frame, function, error)
     assert (failure.kind, failure.proves) == (kind, "plan")
 
 
@@ -488,7 +488,7 @@ def test_frames_decide_a_text_that_nobody_knows(
     ],
 )
 def test_what_0_26_is_known_to_fail_at_is_named_with_its_cure(error: str, step: str) -> None:
-    failure = traced(
+    failure = failure_with_frame(
         "vllm/model_executor/layers/fused_moe/fused_moe.py",
         "invoke_fused_moe_wna16_cuda_kernel",
         error,
@@ -669,10 +669,10 @@ def test_what_is_raised_as_a_layer_is_built_or_looked_for_is_told_by_what_it_say
         "> AssertionError",
     ]
     assert read(*quoted).kind == "unsupported_quantization"
-    assert traced(layer, "forward", "AssertionError").kind == "kernel_runtime"
+    assert failure_with_frame(layer, "forward", "AssertionError").kind == "kernel_runtime"
     found = "vllm/config/vllm.py"
     assert (
-        traced(
+        failure_with_frame(
             found, "get_layers_from_vllm_config", "KeyError: 'model.layers.20.self_attn.attn'"
         ).kind
         == "engine_bug"
@@ -682,8 +682,11 @@ def test_what_is_raised_as_a_layer_is_built_or_looked_for_is_told_by_what_it_say
 
 def test_what_processes_send_each_other_is_no_weight_file() -> None:
     error = "_pickle.UnpicklingError: invalid load key, '\\x11'."
-    assert traced("zmq/_future.py", "_chain", error).kind == "unknown"
-    assert traced("torch/serialization.py", "_legacy_load", error).kind == "weights_corrupt"
+    assert failure_with_frame("zmq/_future.py", "_chain", error).kind == "unknown"
+    assert (
+        failure_with_frame("torch/serialization.py", "_legacy_load", error).kind
+        == "weights_corrupt"
+    )
     assert (
         read(
             "ERROR serialization.py:462 -- Can't deserialize object: ObjectRef(00ff), metadata:"
@@ -698,7 +701,7 @@ def test_an_operator_that_a_build_lacks_is_a_package() -> None:
         "NotImplementedError: Could not run '_C_cache_ops::reshape_and_cache' with arguments from"
         " the 'CPU' backend."
     )
-    failure = traced("torch/_ops.py", "__call__", missing)
+    failure = failure_with_frame("torch/_ops.py", "__call__", missing)
     assert (failure.kind, failure.message) == (
         "package",
         (
@@ -711,8 +714,8 @@ def test_an_operator_that_a_build_lacks_is_a_package() -> None:
 def test_what_a_request_brings_is_told_by_the_function_that_takes_it() -> None:
     model = "vllm/model_executor/models/llava_onevision.py"
     error = "AttributeError: 'list' object has no attribute 'shape'"
-    assert traced(model, "_process_video_pixels", error).kind == "multimodal"
-    assert traced(model, "__init__", error).kind != "multimodal"
+    assert failure_with_frame(model, "_process_video_pixels", error).kind == "multimodal"
+    assert failure_with_frame(model, "__init__", error).kind != "multimodal"
 
 
 @pytest.mark.parametrize(

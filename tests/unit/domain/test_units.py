@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.domain import Policy
-from gateway.domain.units import duration, in_words
+from gateway.domain.units import duration, in_words, token_count
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,29 @@ from gateway.domain.units import duration, in_words
 )
 def test_it_is_read_as_ollama_reads_it(given: object, seconds: float) -> None:
     assert duration(given) == seconds
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ("8192", 8192),
+        (8192, 8192),
+        ("32k", 32768),
+        ("1m", 1048576),
+        ("1.5k", 1536),
+        ("40,960", 40960),
+    ],
+)
+def test_tokens_are_read_as_people_write_them(given: object, tokens: int) -> None:
+    assert token_count(given) == tokens
+
+
+@pytest.mark.parametrize(
+    "given", ["", "k", "0", 0, -5, "-1k", "many", "1e9", "0.0001", True, None, [5], 1.5, "9" * 99]
+)
+def test_what_is_no_number_of_tokens_is_refused(given: object) -> None:
+    with pytest.raises(ValueError, match="looks like 8192, 32k"):
+        token_count(given)
 
 
 @pytest.mark.parametrize(

@@ -6,18 +6,20 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from gateway.domain import AttentionGroup, Choice, Engine, LayerAttention, Plan, Scalar
 from gateway.engines.common.candidate import Budget, Candidate, Default, Footprint
+from gateway.engines.common.span import Meeting
 from gateway.engines.kind_rules import rules_class, rules_without_files
 from gateway.engines.registry import KINDS, KindEntry, engine_kind
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_VLLM
 
 GIB = 1024**3
@@ -33,6 +35,15 @@ class ToyKind:
     thoughts = "reasoning"
     classify_path = "/classify"
     weights_prefix = ""
+    forked_calls = ()
+    address_env = "TOY_ADDRESS"
+    magnitudes: Mapping[str, int] = MappingProxyType({})
+
+    def node_flags(self, meeting: Meeting, node_rank: int, /) -> dict[str, Scalar]:
+        return {"meet": f"{meeting.address}:{meeting.port}", "place": node_rank}
+
+    def rank_command(self, command: tuple[str, ...], /) -> tuple[str, ...]:
+        return command
 
     def stage_remainder(self, stages: int, extra: int) -> range:
         return range(min(stages, extra))
@@ -61,13 +72,13 @@ class ToyRules(ToyKind, VllmRules):  # type: ignore[misc,valid-type]
     ) -> tuple[LayerAttention, ...]:
         return tuple(
             LayerAttention(
-                kind=one.kind,
-                layers=one.layers,
-                head_dim=one.head_dim,
+                kind=group.kind,
+                layers=group.layers,
+                head_dim=group.head_dim,
                 backend="toy",
                 status="ok",
             )
-            for one in groups
+            for group in groups
         )
 
     def default_seqs(self, candidate: Candidate) -> Default:
@@ -85,7 +96,7 @@ def profiles_with_a_third_kind(folder: Path) -> Profiles:
     """Those of the newest vLLM under another name."""
     kind = folder / "engines" / "toy"
     kind.mkdir(parents=True)
-    engines = shipped() / "engines" / "vllm"
+    engines = shipped_profiles() / "engines" / "vllm"
     text = (
         (engines / f"{NEWEST_VLLM}.yaml")
         .read_text()
@@ -97,9 +108,11 @@ def profiles_with_a_third_kind(folder: Path) -> Profiles:
     return Profiles(folder)
 
 
-def planned(profiles: Profiles, engine: Engine, hardware: str = "2x3090", **fields: object) -> Plan:
+def make_plan(
+    profiles: Profiles, engine: Engine, hardware: str = "2x3090", **fields: object
+) -> Plan:
     return decide(
-        published("llama-3.1-8b"),
+        published_model("llama-3.1-8b"),
         profiles.hardware(hardware),
         [engine],
         wish(**fields),
@@ -114,7 +127,7 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Profiles:
 
 
 def test_a_third_kind_gets_a_plan_by_its_own_rules(toy: Profiles) -> None:
-    plan = planned(toy, toy.engine("toy==1.0.0"))
+    plan = make_plan(toy, toy.engine("toy==1.0.0"))
     assert str(plan.engine) == "toy==1.0.0"
     assert {row.backend for row in plan.attention} == {"toy"}
     assert (plan.max_num_seqs.value, plan.max_num_seqs.reason) == (8, "as many as it was made for")
@@ -131,8 +144,8 @@ def test_a_third_kind_has_conventions_of_its_own(toy: Profiles) -> None:
 def test_a_kind_that_is_not_registered_is_planned_like_vllm(tmp_path: Path) -> None:
     profiles = profiles_with_a_third_kind(tmp_path)
     assert (
-        planned(profiles, profiles.engine("toy==1.0.0")).attention
-        == planned(profiles, profiles.engine(f"vllm=={NEWEST_VLLM}")).attention
+        make_plan(profiles, profiles.engine("toy==1.0.0")).attention
+        == make_plan(profiles, profiles.engine(f"vllm=={NEWEST_VLLM}")).attention
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from gateway.engines.registry import KINDS
 from tests.support.paths import ROOT
+from tests.support.syntax import nodes_of, package_files
 
 ENGINES = ROOT / "gateway/engines"
 HOMES = (ENGINES / "registry.py", *(ENGINES / name for name in KINDS))
@@ -18,7 +19,7 @@ HOMES = (ENGINES / "registry.py", *(ENGINES / name for name in KINDS))
 COMPARING = {"startswith", "endswith", "get", "removeprefix", "removesuffix", "index", "count"}
 
 
-def named(node: ast.AST) -> set[str]:
+def names_in(node: ast.AST) -> set[str]:
     """The kinds that an expression names, alone or in a container."""
     return {
         one.value
@@ -28,23 +29,23 @@ def named(node: ast.AST) -> set[str]:
     }
 
 
-def comparisons(source: str) -> Iterator[tuple[int, set[str]]]:
+def comparisons(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, set[str]]]:
     """Lines that compare with a kind's name, or look something up by it."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         found: set[str] = set()
         if isinstance(node, ast.Compare):
-            found = named(node)
+            found = names_in(node)
         elif isinstance(node, ast.MatchValue):
-            found = named(node.value)
+            found = names_in(node.value)
         elif isinstance(node, ast.Dict):
-            found = set().union(*(named(key) for key in node.keys if key is not None))
+            found = set().union(*(names_in(key) for key in node.keys if key is not None))
         elif isinstance(node, ast.Subscript):
-            found = named(node.slice) if not isinstance(node.ctx, ast.Store) else set()
+            found = names_in(node.slice) if not isinstance(node.ctx, ast.Store) else set()
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in COMPARING:
-                found = set().union(*map(named, node.args), set())
+                found = set().union(*map(names_in, node.args), set())
         elif isinstance(node, (ast.For, ast.comprehension)):
-            found = named(node.iter)
+            found = names_in(node.iter)
         if found:
             place: Any = node.iter if isinstance(node, ast.comprehension) else node
             yield place.lineno, found
@@ -53,7 +54,7 @@ def comparisons(source: str) -> Iterator[tuple[int, set[str]]]:
 def files() -> list[Path]:
     return [
         path
-        for path in sorted((ROOT / "gateway").rglob("*.py"))
+        for path in package_files()
         if not any(path == home or home in path.parents for home in HOMES)
     ]
 
@@ -62,7 +63,7 @@ def test_no_code_compares_with_the_name_of_a_kind() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{line}: {', '.join(sorted(found))}"
         for path in files()
-        for line, found in comparisons(path.read_text())
+        for line, found in comparisons(nodes_of(path))
     ]
     assert not wrong, "\n".join(["ask the engine's contract instead:", *wrong])
 
@@ -72,7 +73,7 @@ def test_no_module_imports_from_the_folder_of_a_kind() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}"
         for path in files()
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and node.module
         if any(f"{node.module}.".startswith(f"{folder}.") for folder in folders)
     ]
@@ -84,7 +85,7 @@ def test_no_kind_imports_from_another() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.module}"
         for name in KINDS
         for path in sorted((ENGINES / name).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom) and node.module
         if any(
             other in f".{node.module}.".split(".")
@@ -109,4 +110,4 @@ def test_no_kind_imports_from_another() -> None:
     ],
 )
 def test_every_form_of_comparison_is_found(code: str) -> None:
-    assert [*comparisons(code)]
+    assert [*comparisons(ast.walk(ast.parse(code)))]

@@ -32,7 +32,7 @@ def machine(*names: str, uuids: tuple[str, ...] = (FIRST, SECOND, THIRD)) -> Har
 ALIKE, UNLIKE = machine("3090", "3090", "3090"), machine("3060", "3090")
 
 
-def kept(hardware: Hardware, wanted: str | None = None, **environment: str) -> list[int]:
+def allowed_indices(hardware: Hardware, wanted: str | None = None, **environment: str) -> list[int]:
     marked = AllowedDevices.by_variables(hardware, wanted, environment).mark(hardware)
     return [gpu.index for gpu in marked.gpus if gpu.kept]
 
@@ -49,8 +49,8 @@ def test_no_more_ram_is_seen_than_the_setting_says(most: int | None, seen: int) 
     [("0", [1, 2]), ("2,0", [1]), (f" {SECOND} , 0", [2]), (f"0,1,{THIRD}", []), (",", [0, 1, 2])],
 )
 def test_the_setting_names_gpus_by_index_or_uuid(wanted: str, left_out: list[int]) -> None:
-    assert kept(ALIKE, wanted) == left_out
-    assert kept(ALIKE, wanted, CUDA_VISIBLE_DEVICES="1") == left_out, "the setting wins"
+    assert allowed_indices(ALIKE, wanted) == left_out
+    assert allowed_indices(ALIKE, wanted, CUDA_VISIBLE_DEVICES="1") == left_out, "the setting wins"
 
 
 @pytest.mark.parametrize("wanted", ["3", "all", "GPU-nonsense", "-1", FIRST[:12]])
@@ -65,7 +65,7 @@ def test_a_gpu_that_is_not_here_is_an_error_that_names_those_that_are(wanted: st
 def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
     cards = [Card(FIRST, "A"), Card(SECOND, "A", error=15)]
     here = probe(nvml=FakeNvml(cards))
-    assert kept(here, "0,1") == []
+    assert allowed_indices(here, "0,1") == []
 
 
 @pytest.mark.parametrize(
@@ -85,14 +85,14 @@ def test_a_card_that_cannot_be_read_keeps_nobody_from_the_others() -> None:
 def test_cuda_visible_devices_means_what_cuda_takes_it_for(
     visible: str, left_out: list[int]
 ) -> None:
-    assert kept(ALIKE, CUDA_VISIBLE_DEVICES=visible) == left_out
+    assert allowed_indices(ALIKE, CUDA_VISIBLE_DEVICES=visible) == left_out
 
 
 def test_cudas_numbers_of_unlike_gpus_are_refused_for_they_go_by_speed() -> None:
     with pytest.raises(SettingsError, match="goes by speed"):
-        kept(UNLIKE, CUDA_VISIBLE_DEVICES="0")
-    assert kept(UNLIKE, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID") == [1]
-    assert kept(UNLIKE, CUDA_VISIBLE_DEVICES=SECOND) == [0]
+        allowed_indices(UNLIKE, CUDA_VISIBLE_DEVICES="0")
+    assert allowed_indices(UNLIKE, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID") == [1]
+    assert allowed_indices(UNLIKE, CUDA_VISIBLE_DEVICES=SECOND) == [0]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_what_the_container_toolkit_did_already_is_not_done_again(
 ) -> None:
     """The numbers of NVIDIA_VISIBLE_DEVICES are the host's; in the container, GPUs are counted
     anew."""
-    assert kept(ALIKE, NVIDIA_VISIBLE_DEVICES=visible) == left_out
+    assert allowed_indices(ALIKE, NVIDIA_VISIBLE_DEVICES=visible) == left_out
 
 
 def test_mig_devices_are_named_by_their_uuids() -> None:
@@ -136,7 +136,7 @@ def test_mig_devices_are_named_by_their_uuids() -> None:
         .usable()
         .gpus
     ] == [other]
-    assert kept(here, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
+    assert allowed_indices(here, CUDA_VISIBLE_DEVICES="0") == [1, 2], (
         "which MIG device CUDA means by a number is not known"
     )
 

@@ -16,7 +16,7 @@ from gateway.machine.gpu_watch import GpuWatch
 from gateway.machine.probe import probe
 from gateway.profiles.profiles import Profiles
 from tests.support.fake_nvml import FakeNvml, gb10, mig_h100, two_3090
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 
 TABLE = Profiles().xids
 
@@ -45,7 +45,7 @@ def watch() -> Iterator[Callable[[FakeNvml], GpuWatch]]:
 
 
 def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + HANG_S
+    end = time.monotonic() + hang_s()
     while not true():
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.002)

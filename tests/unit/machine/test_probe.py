@@ -513,8 +513,7 @@ def test_the_real_nvml_of_this_machine_can_be_asked() -> None:
 def test_a_cpu_only_host_is_read_without_starting_or_asking_anybody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It takes milliseconds, which benchmarks/small.py counts: files of the kernel, no program and
-    no connection."""
+    """It takes milliseconds: files of the kernel, no program and no connection."""
 
     def never(*_: object, **__: object) -> None:
         raise AssertionError

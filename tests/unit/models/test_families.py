@@ -19,7 +19,7 @@ from gateway.models.families.registry import blueprint_of
 from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from tests.support.examples import examples
-from tests.support.published import CONFIGS, config, published, tensors
+from tests.support.published import CONFIGS, config, published_model, tensors
 
 
 def group(
@@ -74,21 +74,21 @@ def delta_net(layers: int, dtype: str | None = None) -> AttentionGroup:
     ],
 )
 def test_attention_is_told_by_kind(model: str, groups: list[AttentionGroup]) -> None:
-    assert [group.evolve(numbers=()) for group in published(model).attention] == groups
+    assert [group.evolve(numbers=()) for group in published_model(model).attention] == groups
 
 
 def test_a_list_of_layers_that_all_attend_tells_of_no_state() -> None:
     layers = config("minimax-m2")["num_hidden_layers"]
     assert (
-        published("minimax-m2", attn_type_list=[1] * layers).attention
-        == published("minimax-m2").attention
+        published_model("minimax-m2", attn_type_list=[1] * layers).attention
+        == published_model("minimax-m2").attention
     )
     with pytest.raises(BadModel, match="attn_type_list"):
-        published("minimax-m2", attn_type_list=[0, *[1] * (layers - 1)])
+        published_model("minimax-m2", attn_type_list=[0, *[1] * (layers - 1)])
 
 
 def test_a_sentence_model_that_sees_both_ways_has_half_the_window() -> None:
-    spec = published("gemma-3-1b", "embed", use_bidirectional_attention=True)
+    spec = published_model("gemma-3-1b", "embed", use_bidirectional_attention=True)
     assert [(one.kind, one.causal, one.window) for one in spec.attention] == [
         ("full", False, None),
         ("sliding", False, 257),
@@ -96,7 +96,7 @@ def test_a_sentence_model_that_sees_both_ways_has_half_the_window() -> None:
 
 
 def test_states_are_kept_in_the_dtype_that_the_config_names() -> None:
-    assert published("qwen3-next-80b-a3b", mamba_ssm_dtype="float32").attention[1].evolve(
+    assert published_model("qwen3-next-80b-a3b", mamba_ssm_dtype="float32").attention[1].evolve(
         numbers=()
     ) == delta_net(36, "float32")
 
@@ -114,48 +114,51 @@ def test_states_are_kept_in_the_dtype_that_the_config_names() -> None:
     ],
 )
 def test_a_tied_head_is_not_held_twice(model: str, changes: dict[str, Any], headed: bool) -> None:
-    names = [other.name for other in build(published(model, **changes)).other_tensors]
+    names = [other.name for other in build(published_model(model, **changes)).other_tensors]
     assert any(name.endswith("lm_head.weight") for name in names) is headed
-    names = [other.name for other in build(published(model, "embed", **changes)).other_tensors]
+    names = [
+        other.name for other in build(published_model(model, "embed", **changes)).other_tensors
+    ]
     assert not any(name.endswith("lm_head.weight") for name in names)
 
 
 def test_biases_are_those_of_the_family() -> None:
-    def biased(model: str, **changes: Any) -> set[str]:
+    def biased_tensors(model: str, **changes: Any) -> set[str]:
         return {
             layer.name.rpartition(".")[2]
-            for layer in build(published(model, **changes)).linears
+            for layer in build(published_model(model, **changes)).linears
             if layer.bias
         }
 
-    assert biased("llama-3.1-8b", attention_bias=True) == {"qkv_proj", "o_proj"}
-    assert biased("llama-3.1-8b", attention_bias=True, qkv_bias=False, mlp_bias=True) == {
+    assert biased_tensors("llama-3.1-8b", attention_bias=True) == {"qkv_proj", "o_proj"}
+    assert biased_tensors("llama-3.1-8b", attention_bias=True, qkv_bias=False, mlp_bias=True) == {
         "o_proj",
         "gate_up_proj",
         "down_proj",
     }
     assert (
-        biased("qwen3-8b", attention_bias=True)
-        == biased("qwen2.5-7b")
-        == biased("qwen3-30b-a3b", attention_bias=True)
+        biased_tensors("qwen3-8b", attention_bias=True)
+        == biased_tensors("qwen2.5-7b")
+        == biased_tensors("qwen3-30b-a3b", attention_bias=True)
     )
-    assert biased("gpt-oss-20b") == {"qkv_proj", "o_proj", "router", "w13", "w2"}
+    assert biased_tensors("gpt-oss-20b") == {"qkv_proj", "o_proj", "router", "w13", "w2"}
 
 
 def test_every_layer_may_be_of_one_kind() -> None:
-    full = published("qwen3-next-80b-a3b", layer_types=["full_attention"] * 48)
+    full = published_model("qwen3-next-80b-a3b", layer_types=["full_attention"] * 48)
     assert [one.kind for one in full.attention] == ["full"]
-    recurrent = published("qwen3-next-80b-a3b", layer_types=["linear_attention"] * 48)
+    recurrent = published_model("qwen3-next-80b-a3b", layer_types=["linear_attention"] * 48)
     assert [one.kind for one in recurrent.attention] == ["recurrent"]
     assert {
-        layer.name for layer in build(published("deepseek-v3", first_k_dense_replace=61)).linears
+        layer.name
+        for layer in build(published_model("deepseek-v3", first_k_dense_replace=61)).linears
     } >= {"model.layers.*.mlp.gate_up_proj"}
 
 
 def headers_of(model: str, **changes: Any) -> dict[str, Tensor]:
     """One tensor with as many elements as each layer of the config has: what an honest checkpoint
     holds."""
-    found = build(published(model, **changes))
+    found = build(published_model(model, **changes))
     shapes: dict[str, tuple[int, ...]] = {}
     for layer in found.linears:
         for number in range(layer.count):
@@ -175,7 +178,7 @@ def from_headers(model: str, headers: dict[str, Tensor], **changes: Any) -> Mode
 
 def test_headers_that_agree_leave_the_config_in_charge() -> None:
     found = build(from_headers("qwen3-8b", headers_of("qwen3-8b")))
-    assert (found.is_known, found.linears) == (True, build(published("qwen3-8b")).linears)
+    assert (found.is_known, found.linears) == (True, build(published_model("qwen3-8b")).linears)
 
 
 def test_headers_that_contradict_the_config_win() -> None:
@@ -228,8 +231,8 @@ def test_layers_that_only_draft_are_not_of_the_model(
 
 def test_what_the_quantization_block_does_not_tell_is_said() -> None:
     block = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
-    assert build(published("llama-3.1-8b", quantization_config=block)).assumed
-    assert not build(published("llama-3.1-8b")).assumed
+    assert build(published_model("llama-3.1-8b", quantization_config=block)).assumed
+    assert not build(published_model("llama-3.1-8b")).assumed
 
 
 @settings(max_examples=examples(200))

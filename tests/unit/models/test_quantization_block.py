@@ -88,3 +88,18 @@ def test_files_of_old_programs_count_beside_packed_weights(
 def test_a_damaged_file_is_refused_by_its_name(file: dict[str, Any]) -> None:
     with pytest.raises(BadModel, match=r"hf_quant_config.json of m has quant_method="):
         read(config("llama-3.1-8b"), {FILE: file})
+
+
+@pytest.mark.parametrize("place", ["quantization_config", FILE, "quantize_config.json"])
+def test_a_block_with_more_levels_than_parsers_take_is_refused(place: str) -> None:
+    block: dict[str, Any] = {**GPTQ, "quant_method": "gptq"}
+    deep: list[Any] = []
+    for _ in range(150):
+        deep = [deep]
+    fields, beside = config("qwen3-8b"), {place: {**block, "x": deep}}
+    if place == "quantization_config":
+        fields, beside = {**fields, **beside}, {}
+    with pytest.raises(BadModel, match="plain JSON"):
+        read(fields, beside)
+    shallow = {name: {**block, "x": [[[]]]} for name in beside}
+    assert read({**fields, "quantization_config": block} if not beside else fields, shallow).quant

@@ -12,7 +12,7 @@ from gateway.domain import Experts, ModelSpec
 from gateway.errors import BadModel
 from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
-from tests.support.published import CONFIGS, TENSORS, config, published, tensors
+from tests.support.published import CONFIGS, TENSORS, config, published_model, tensors
 
 
 def read(
@@ -68,7 +68,7 @@ def test_positions_that_padding_takes_hold_no_text(family: str, longest: int) ->
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen3Model"])
 def test_a_decoder_that_embeds_keeps_its_kv_cache(architecture: str) -> None:
-    spec = published("qwen3-8b", "embed", architectures=[architecture])
+    spec = published_model("qwen3-8b", "embed", architectures=[architecture])
     assert (spec.task, [group.kind for group in spec.attention]) == ("embed", ["full"])
 
 
@@ -141,9 +141,9 @@ def test_the_dtype_is_what_the_config_says_else_what_is_stored(
 
 
 def test_the_longest_input_is_the_smallest_limit() -> None:
-    assert published("llama-3.1-8b").max_position == 131072
-    assert published("llama-3.1-8b", max_trained_positions=2048).max_position == 2048
-    assert published("llama-3.1-8b", max_position_embeddings=None).max_position == 2048
+    assert published_model("llama-3.1-8b").max_position == 131072
+    assert published_model("llama-3.1-8b", max_trained_positions=2048).max_position == 2048
+    assert published_model("llama-3.1-8b", max_position_embeddings=None).max_position == 2048
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_the_longest_input_is_the_smallest_limit() -> None:
     ],
 )
 def test_quantized_weights_are_seen(name: str, block: dict[str, Any], method: str) -> None:
-    spec = published("llama-3.2-1b", None, **{name: block})
+    spec = published_model("llama-3.2-1b", None, **{name: block})
     assert spec.quant is not None
     assert (spec.quant.method, spec.quant.config) == (method, block)
 
 
 def test_no_experts_is_a_dense_model_and_one_kv_head_is_multi_query() -> None:
-    assert published("llama-3.2-1b", num_local_experts=0).experts is None
+    assert published_model("llama-3.2-1b", num_local_experts=0).experts is None
     assert read(config("llama-3.2-1b", multi_query=True), {}).attention[0].kv_heads == 1
 
 
@@ -248,7 +248,7 @@ def test_what_cannot_be_a_model_is_refused_by_the_name_of_its_field(
     changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(BadModel) as caught:
-        published("llama-3.1-8b", **changes)
+        published_model("llama-3.1-8b", **changes)
     assert said in caught.value.message
     assert caught.value.hint
     assert str(caught.value).isprintable()
@@ -259,7 +259,7 @@ def test_what_cannot_be_a_model_is_refused_by_the_name_of_its_field(
 )
 def test_wrong_sparse_layers_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(BadModel, match=next(iter(changes))):
-        published("qwen3-30b-a3b", **changes)
+        published_model("qwen3-30b-a3b", **changes)
 
 
 @pytest.mark.parametrize("shape", [(2**40, 2**40), (2, -1), (0, 2**63, -5)])
@@ -285,3 +285,13 @@ def test_any_json_is_a_model_that_can_be_shown_or_a_bad_model(
         assert len(str(refused)) < 400
         return
     assert ModelSpec.model_validate_json(spec.model_dump_json()).tensors == spec.tensors
+
+
+def test_more_experts_for_a_token_than_there_are_is_refused() -> None:
+    fields = config("qwen3-30b-a3b")
+    spec = read(fields)
+    assert spec.experts is not None
+    assert spec.experts.per_token == 8
+    assert read({**fields, "num_experts_per_tok": 128}).experts is not None
+    with pytest.raises(BadModel, match="129 experts of 128"):
+        read({**fields, "num_experts_per_tok": 129})

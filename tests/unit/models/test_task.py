@@ -57,6 +57,6 @@ def test_a_reranker_of_two_tokens_has_one_label() -> None:
 
 def test_other_files_and_encoders_embed() -> None:
     config = {"architectures": ["Qwen3ForCausalLM"]}
-    found = task_of(config, encoder=False, hint="embed")
-    assert found == ("embed", "the files of sentence-transformers")
+    task = task_of(config, encoder=False, hint="embed")
+    assert task == ("embed", "the files of sentence-transformers")
     assert task_of({"architectures": ["A"]}, encoder=True, hint=None).task == "embed"

@@ -19,14 +19,14 @@ from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 SOURCE = "sha256:0123"
 
 
-def decided(
+def make_decision(
     answers: dict[Question, EngineAnswer],
     *,
     quant: str = "",
@@ -38,7 +38,7 @@ def decided(
     engines = [PROFILES.engine(engine)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     return decide(
-        published(model, **block),
+        published_model(model, **block),
         here,
         engines,
         wish(**wanted),
@@ -93,14 +93,14 @@ def answer(plan: Plan, **changed: Any) -> EngineAnswer:
     return said.evolve(**changed)
 
 
-def asked(plan: Plan) -> Question:
+def make_question(plan: Plan) -> Question:
     assert plan.question is not None
     return plan.question
 
 
 def test_the_question_is_the_plans_own_command_line_without_what_follows_from_the_answer() -> None:
-    best = decided({}).plans[0]
-    question = asked(best)
+    best = make_decision({}).plans[0]
+    question = make_question(best)
     left_out = (
         "--max-model-len=",
         "--gpu-memory-utilization=",
@@ -116,14 +116,14 @@ def test_the_question_is_the_plans_own_command_line_without_what_follows_from_th
 def test_a_model_with_reserved_positions_is_asked_about_the_length_for_users() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
-    best = decide(published("bge-m3"), here, engines, wish(), rules=rules).plans[0]
-    assert "--max-model-len=8192" in asked(best).argv
+    best = decide(published_model("bge-m3"), here, engines, wish(), rules=rules).plans[0]
+    assert "--max-model-len=8192" in make_question(best).argv
 
 
 def test_an_answer_that_agrees_raises_the_grade_and_changes_no_size() -> None:
-    forecast = decided({}).plans[0]
+    forecast = make_decision({}).plans[0]
     assert forecast.grade == "predicted"
-    best = decided({asked(forecast): answer(forecast)}).plans[0]
+    best = make_decision({make_question(forecast): answer(forecast)}).plans[0]
     assert (best.grade, best.question) == ("checked", None)
     assert best.argv == forecast.argv
     assert best.memory.weights_bytes == forecast.memory.weights_bytes
@@ -133,46 +133,50 @@ def test_an_answer_that_agrees_raises_the_grade_and_changes_no_size() -> None:
 
 
 def test_recurrent_layers_keep_their_size_of_heads_where_the_engine_tells_none() -> None:
-    forecast = decided({}, model="qwen3.5-9b").plans[0]
+    forecast = make_decision({}, model="qwen3.5-9b").plans[0]
     told = answer(forecast)
     sizeless = told.evolve(
         attention=tuple(
             row.evolve(head_dim=0) if row.kind == "recurrent" else row for row in told.attention
         )
     )
-    best = decided({asked(forecast): sizeless}, model="qwen3.5-9b").plans[0]
+    best = make_decision({make_question(forecast): sizeless}, model="qwen3.5-9b").plans[0]
     assert best.grade == "checked"
     assert {row.kind: row.head_dim for row in best.attention}["recurrent"] == 128
 
 
 def test_the_engines_bytes_win_over_ours() -> None:
-    forecast = decided({}).plans[0]
+    forecast = make_decision({}).plans[0]
     heavier = answer(forecast, weights=forecast.memory.weights_bytes + 1_000_000_000)
     best = next(
-        plan for plan in decided({asked(forecast): heavier}).plans if plan.grade == "checked"
+        plan
+        for plan in make_decision({make_question(forecast): heavier}).plans
+        if plan.grade == "checked"
     )
     assert best.memory.weights_bytes == heavier.weights
     assert best.memory.kv_bytes < forecast.memory.kv_bytes
 
 
 def test_a_refusal_is_told_in_the_engines_own_words_and_the_search_goes_on() -> None:
-    forecast = decided({})
+    forecast = make_decision({})
     refused = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
-    decision = decided({asked(forecast.plans[0]): refused})
+    decision = make_decision({make_question(forecast.plans[0]): refused})
     assert [plan.argv for plan in decision.plans] == [plan.argv for plan in forecast.plans[1:]]
-    told = next(one for one in decision.rejected if one.source == SOURCE)
+    told = next(rejection for rejection in decision.rejected if rejection.source == SOURCE)
     assert (told.verdict, told.reasons) == ("engine_refuses", (refused.refused,))
 
 
 def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
     """The engine's words stand in the refusal; which changes are tried follows from the layer that
     the rules name."""
-    forecast = decided({}, quant="gptq", tensor_parallel=2, args={"linear-backend": "machete"})
+    forecast = make_decision(
+        {}, quant="gptq", tensor_parallel=2, args={"linear-backend": "machete"}
+    )
     foreseen = forecast.rejected[0]
     assert foreseen.verdict == "no_kernel"
     assert foreseen.question is not None
     said = EngineAnswer(refused="ValueError: no kernel", source=SOURCE)
-    decision = decided(
+    decision = make_decision(
         {foreseen.question: said},
         quant="gptq",
         tensor_parallel=2,
@@ -187,10 +191,10 @@ def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
 
 def test_an_answer_overrules_a_refusal_of_the_rules() -> None:
     args = {"linear-backend": "machete"}
-    foreseen = decided({}, quant="gptq", tensor_parallel=2, args=args).rejected[0]
-    plain = decided({}, quant="gptq", tensor_parallel=2).plans[0]
+    foreseen = make_decision({}, quant="gptq", tensor_parallel=2, args=args).rejected[0]
+    plain = make_decision({}, quant="gptq", tensor_parallel=2).plans[0]
     assert foreseen.question is not None
-    best = decided(
+    best = make_decision(
         {foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args
     ).plans[0]
     assert best.grade == "checked"
@@ -201,7 +205,7 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
     """An engine says which kernel it takes, not that this kernel is known to fail on such a GPU."""
     from gateway.domain import Fact
 
-    forecast = decided({}, quant="gptq").plans[0]
+    forecast = make_decision({}, quant="gptq").plans[0]
     kernel = next(row.kernel for row in forecast.kernels if row.kernel and row.kernel != "torch")
     fact = Fact.model_validate(
         {
@@ -212,14 +216,17 @@ def test_what_a_kernel_does_later_is_still_known_once_it_was_chosen() -> None:
         }
     )
     engines = [PROFILES.engine(VLLM_REF)]
-    model = published("llama-3.1-8b", quantization_config=QUANTS["gptq"])
+    model = published_model("llama-3.1-8b", quantization_config=QUANTS["gptq"])
     here, rules, said = (
         PROFILES.hardware("2x3090"),
         PROFILES.rules(engines),
-        {asked(forecast): answer(forecast)},
+        {make_question(forecast): answer(forecast)},
     )
     decision = decide(model, here, engines, wish(), [fact], rules=rules, answers=said)
-    assert any(one.verdict == "known_bad" and kernel in one.reasons[0] for one in decision.rejected)
+    assert any(
+        rejection.verdict == "known_bad" and kernel in rejection.reasons[0]
+        for rejection in decision.rejected
+    )
 
 
 def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() -> None:
@@ -227,7 +234,7 @@ def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() 
     here, rules, model = (
         PROFILES.hardware("2x3090"),
         PROFILES.rules(engines),
-        published("mixtral-8x7b", quantization_config=QUANTS["fp8"]),
+        published_model("mixtral-8x7b", quantization_config=QUANTS["fp8"]),
     )
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
@@ -254,7 +261,7 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
     each of this layer."""
     engines = [PROFILES.engine(SGLANG_REF)]
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
-    model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
+    model = published_model("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
         asked = wish(tensor_parallel=2, text_only=True)
@@ -273,18 +280,18 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
         row = asked_row.evolve(kernel=kernel)
         said = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
         decision = outcome({foreseen.question: said})
-        assert [one.verdict for one in decision.rejected if one.question is None][:1] == (
-            [verdict] if verdict else []
-        )
+        assert [rejection.verdict for rejection in decision.rejected if rejection.question is None][
+            :1
+        ] == ([verdict] if verdict else [])
 
 
 def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None:
-    forecast = decided({})
+    forecast = make_decision({})
     ((engine, questions, _),) = open_questions(forecast)
     assert str(engine) == VLLM_REF
     assert questions[0] == forecast.plans[0].question
     assert len(set(questions)) == len(questions)
-    checked = decided({asked(plan): answer(plan) for plan in forecast.plans})
+    checked = make_decision({make_question(plan): answer(plan) for plan in forecast.plans})
     assert open_questions(checked) == ()
 
 
@@ -292,13 +299,13 @@ def test_one_engine_is_asked_at_a_time_until_the_best_plan_was_checked() -> None
 
 
 def test_an_answer_that_agrees_is_no_gap_and_without_answers_there_is_none() -> None:
-    forecast = decided({})
+    forecast = make_decision({})
     assert forecast.gaps == ()
-    assert decided({asked(forecast.plans[0]): answer(forecast.plans[0])}).gaps == ()
+    assert make_decision({make_question(forecast.plans[0]): answer(forecast.plans[0])}).gaps == ()
 
 
 def test_kernels_backends_and_bytes_are_compared_each() -> None:
-    forecast = decided({}).plans[0]
+    forecast = make_decision({}).plans[0]
     said = answer(forecast)
     other = [
         row.evolve(kernel="Other") if row.layer.endswith("qkv_proj") else row
@@ -312,8 +319,8 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
         weights=said.weights + 1_000_000_000,
         kv=cache,
     )
-    question = asked(forecast)
-    found = {gap.about: gap for gap in decided({question: changed}).gaps}
+    question = make_question(forecast)
+    found = {gap.about: gap for gap in make_decision({question: changed}).gaps}
     assert set(found) == {
         "kernel of qkv_proj",
         "attention of full layers of head size 128",
@@ -337,19 +344,19 @@ def test_kernels_backends_and_bytes_are_compared_each() -> None:
 
 
 def test_sizes_that_differ_by_a_rounding_are_alike() -> None:
-    forecast = decided({}).plans[0]
+    forecast = make_decision({}).plans[0]
     near = answer(forecast, weights=forecast.memory.weights_bytes + 1_000_000)
-    assert decided({asked(forecast): near}).gaps == ()
+    assert make_decision({make_question(forecast): near}).gaps == ()
 
 
 def test_a_refusal_that_the_rules_did_not_foresee_is_a_gap_in_the_engines_words_without_paths() -> (
     None
 ):
-    forecast = decided({})
+    forecast = make_decision({})
     refused = EngineAnswer(
         refused="ValueError: no kernel, see /home/me/secret-model/config.json", source=SOURCE
     )
-    (gap,) = decided({asked(forecast.plans[0]): refused}).gaps
+    (gap,) = make_decision({make_question(forecast.plans[0]): refused}).gaps
     assert (gap.about, gap.forecast, gap.answer) == (
         "refusal",
         "loads",
@@ -359,12 +366,15 @@ def test_a_refusal_that_the_rules_did_not_foresee_is_a_gap_in_the_engines_words_
 
 def test_a_refusal_that_both_know_is_no_gap_and_one_that_the_engine_does_not_know_is() -> None:
     args = {"linear-backend": "machete"}
-    foreseen, *_ = decided({}, quant="gptq", tensor_parallel=2, args=args).rejected
+    foreseen, *_ = make_decision({}, quant="gptq", tensor_parallel=2, args=args).rejected
     assert foreseen.question is not None
     said = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
-    assert decided({foreseen.question: said}, quant="gptq", tensor_parallel=2, args=args).gaps == ()
-    plain = decided({}, quant="gptq", tensor_parallel=2).plans[0]
-    (gap,) = decided(
+    assert (
+        make_decision({foreseen.question: said}, quant="gptq", tensor_parallel=2, args=args).gaps
+        == ()
+    )
+    plain = make_decision({}, quant="gptq", tensor_parallel=2).plans[0]
+    (gap,) = make_decision(
         {foreseen.question: answer(plain)}, quant="gptq", tensor_parallel=2, args=args
     ).gaps
     assert (gap.about, gap.answer) == ("refusal", "loads")
@@ -372,20 +382,22 @@ def test_a_refusal_that_both_know_is_no_gap_and_one_that_the_engine_does_not_kno
 
 
 def test_a_version_without_rules_names_whose_rules_were_wrong() -> None:
-    forecast = decided({}, engine="vllm==0.28.0").plans[0]
-    (gap,) = decided({asked(forecast): answer(forecast, weights=1)}, engine="vllm==0.28.0").gaps
+    forecast = make_decision({}, engine="vllm==0.28.0").plans[0]
+    (gap,) = make_decision(
+        {make_question(forecast): answer(forecast, weights=1)}, engine="vllm==0.28.0"
+    ).gaps
     assert (gap.engine, gap.rules) == ("vllm==0.28.0", "vllm==0.26.0")
 
 
 def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
-    forecast = next(plan for plan in decided({}, engine=SGLANG_REF).plans if plan.cost == 0)
+    forecast = next(plan for plan in make_decision({}, engine=SGLANG_REF).plans if plan.cost == 0)
     said = answer(forecast)
     assert said.settled is not None
     assert said.kv is not None
     less = said.evolve(settled=said.settled.evolve(static_fraction=0.5), kv=said.kv.evolve(aside=0))
     best = next(
         plan
-        for plan in decided({asked(forecast): less}, engine=SGLANG_REF).plans
+        for plan in make_decision({make_question(forecast): less}, engine=SGLANG_REF).plans
         if plan.grade == "checked"
     )
     assert "--mem-fraction-static=0.5" in best.argv
@@ -395,11 +407,11 @@ def test_sglangs_own_share_of_the_gpu_wins_over_ours() -> None:
 def test_what_is_quantized_while_it_loads_has_the_size_that_it_gets() -> None:
     """An engine is asked before it loads: then such weights are still in 16 bits."""
     args = {"quantization": "fp8"}
-    forecast = decided({}, args=args).plans[0]
+    forecast = make_decision({}, args=args).plans[0]
     whole = answer(forecast, weights=2 * forecast.memory.weights_bytes)
     best = next(
         plan
-        for plan in decided({asked(forecast): whole}, args=args).plans
+        for plan in make_decision({make_question(forecast): whole}, args=args).plans
         if plan.grade == "checked"
     )
     assert best.memory.weights_bytes == forecast.memory.weights_bytes

@@ -7,13 +7,13 @@ from gateway.planner.comparison import gpu_comparison, gpus_of, layout_of
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 ENGINES = [PROFILES.engine(ref) for ref in (VLLM_REF, "vllm==0.26.0", SGLANG_REF)]
 DECISION = decide(
-    published("qwen3-8b"),
+    published_model("qwen3-8b"),
     machine("8xh100"),
     ENGINES,
     wish(),
@@ -43,7 +43,7 @@ def test_the_first_plan_is_compared_with_the_neighbouring_numbers_of_gpus() -> N
 
 def test_without_a_plan_of_fewer_gpus_their_refusal_is_told() -> None:
     large = decide(
-        published("llama-3.1-8b"),
+        published_model("llama-3.1-8b"),
         machine("2x3090"),
         ENGINES[:1],
         wish(min_context=131072, gpus=2),

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from gateway.domain import Choice, Decision, EngineRef, Fact, IntChoice, ModelSpec, Plan
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadFlag, FitserveError
-from gateway.planner.decide import ranked
+from gateway.planner.decide import rank_plans
 from gateway.profiles.profiles import Profiles
 from tests.support.examples import quicker
-from tests.support.makers import GIB, engine, machine, plan, planned, spec, wish
+from tests.support.makers import GIB, engine, machine, make_decision, plan, spec, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 
 
 def test_a_model_that_fits_one_gpu_gets_one_gpu() -> None:
@@ -27,13 +27,13 @@ def test_a_gpu_may_be_named_by_its_number() -> None:
     assert plan("2x3090", gpus=("1",)).gpus == (second.uuid,)
     assert plan("2x3090", gpus=(second.uuid,)).gpus == (second.uuid,)
     with pytest.raises(FitserveError, match="no GPU 2"):
-        planned("2x3090", gpus=("2",))
+        make_decision("2x3090", gpus=("2",))
 
 
 def test_two_gpus_rank_first_when_one_leaves_too_little_context() -> None:
     # 8B in bf16 leaves a 24 GiB card about 5 GiB: 40 k tokens. Twice the layers leave nothing like
     # that.
-    decision = planned("2x3090", model=spec(num_hidden_layers=44))
+    decision = make_decision("2x3090", model=spec(num_hidden_layers=44))
     assert decision.plans[0].tensor_parallel.value == 2
     assert decision.plans[0].max_model_len.value >= 32768
 
@@ -56,25 +56,25 @@ def test_every_choice_has_a_reason_and_a_source() -> None:
 
 
 def test_illegal_sizes_are_rejected_with_the_reason() -> None:
-    decision = planned(
+    decision = make_decision(
         "8xh100", model=spec(num_attention_heads=28, num_key_value_heads=4, hidden_size=3584)
     )
     assert {one.tensor_parallel.value for one in decision.plans} == {1, 2, 4}
-    reasons = {one.tensor_parallel: one for one in decision.rejected}
+    reasons = {rejection.tensor_parallel: rejection for rejection in decision.rejected}
     assert reasons[8].verdict == "illegal_parallelism"
     assert "28 attention heads" in reasons[8].reasons[0]
 
 
 def test_a_model_too_large_for_the_machine_is_refused_with_the_bytes() -> None:
-    decision = planned("2x3090", model=spec(num_hidden_layers=400))
+    decision = make_decision("2x3090", model=spec(num_hidden_layers=400))
     assert not decision.plans
-    assert {one.verdict for one in decision.rejected} == {"no_memory"}
+    assert {rejection.verdict for rejection in decision.rejected} == {"no_memory"}
     assert "GiB are needed" in decision.rejected[0].reasons[0]
 
 
 def test_min_context_is_a_hard_limit_and_max_context_a_cap() -> None:
-    assert not planned("2x3090", min_context=131072, tensor_parallel=1).plans
-    assert planned("2x3090", min_context=131072).rejected[0].verdict == "no_memory"
+    assert not make_decision("2x3090", min_context=131072, tensor_parallel=1).plans
+    assert make_decision("2x3090", min_context=131072).rejected[0].verdict == "no_memory"
     assert plan("8xh100", max_context=4096).max_model_len.value == 4096
 
 
@@ -87,16 +87,24 @@ def test_a_context_beyond_the_models_own_limit_is_answered_with_that() -> None:
     )
 
 
+def test_no_form_reaches_a_context_beyond_the_models_own_limit() -> None:
+    refusals = make_decision("8xh100", min_context=200_000).rejected
+    assert {refusal.verdict for refusal in refusals} == {"bad_flag"}
+    assert "take --min-context 131072 or less" in refusals[0].reasons[0]
+    capped = make_decision("8xh100", min_context=8000, max_context=4000).rejected
+    assert "one of at most 4000 as well: raise --max-context" in capped[0].reasons[0]
+
+
 def test_what_is_hardly_too_little_is_said_by_the_difference() -> None:
-    def said(share: float) -> str:
-        some = planned("2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share})
-        return "; ".join(reason for one in some.rejected for reason in one.reasons)
+    def reason_of(share: float) -> str:
+        some = make_decision("2x3090", tensor_parallel=1, args={"gpu-memory-utilization": share})
+        return "; ".join(reason for rejection in some.rejected for reason in rejection.reasons)
 
     low, high = 0.01, 0.9
     while high - low > 1e-6:
         share = (low + high) / 2
-        low, high = (share, high) if "are available" in said(share) else (low, share)
-    assert "beside the KV cache, 1 MiB more than are available" in said(low)
+        low, high = (share, high) if "are available" in reason_of(share) else (low, share)
+    assert "beside the KV cache, 1 MiB more than are available" in reason_of(low)
 
 
 def test_user_flags_win_over_the_planner() -> None:
@@ -110,28 +118,28 @@ def test_user_flags_win_over_the_planner() -> None:
 
 
 def test_a_user_flag_that_cannot_fit_is_refused_with_what_would() -> None:
-    decision = planned("2x3090", args={"max-model-len": 131072, "tensor-parallel-size": 1})
+    decision = make_decision("2x3090", args={"max-model-len": 131072, "tensor-parallel-size": 1})
     assert not decision.plans
     assert "--max-model-len 131072" in decision.rejected[0].reasons[0]
 
 
 def test_a_context_beyond_the_models_own_limit_is_refused_as_that() -> None:
-    refused = planned("8xh100", args={"max-model-len": 10**8}).rejected[0]
+    refused = make_decision("8xh100", args={"max-model-len": 10**8}).rejected[0]
     assert refused.verdict == "bad_flag"
     assert "--max-model-len 100000000 was set, and the model's own limit is " in refused.reasons[0]
 
 
 def test_unknown_and_reserved_flags_are_refused_with_the_nearest() -> None:
     with pytest.raises(BadFlag, match="max-num-seqs"):
-        planned(args={"max-num-seq": 3})
+        make_decision(args={"max-num-seq": 3})
     with pytest.raises(BadFlag, match="cannot be given"):
-        planned(args={"host": "0.0.0.0"})
+        make_decision(args={"host": "0.0.0.0"})
 
 
 def test_sizes_below_one_are_refused() -> None:
     for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
         with pytest.raises(BadFlag, match="at least 1"):
-            planned(args={flag: -5})
+            make_decision(args={flag: -5})
 
 
 def test_old_gpus_compute_bfloat16_weights_in_float16() -> None:
@@ -166,7 +174,7 @@ def beside(left_gib: int, **fields: Any) -> Decision:
     claims = {here.gpus[0].uuid: (here.gpus[0].total_bytes or 0) - left_gib * GIB}
     asked = wish(**fields)
     return decide(
-        published("llama-3.1-8b"),
+        published_model("llama-3.1-8b"),
         here,
         engines,
         asked,
@@ -183,7 +191,7 @@ def test_beside_a_neighbour_no_weights_are_halved_and_no_context_is_cut_to_nothi
     assert "131072 without them" in reason
     # Who asks for it gets it; and what a neighbour leaves is taken where it is enough.
     assert beside(20, args={"quantization": "fp8"}).plans
-    assert not beside(22).plans[0].halved
+    assert not beside(22).plans[0].quantizes_weights
     # The margin of the other is not touched: nothing is left beside what it was promised.
     assert "0.00 GiB are available" in beside(4).rejected[0].reasons[0]
 
@@ -192,11 +200,11 @@ def test_a_model_that_is_too_large_alone_too_is_planned_with_halved_weights() ->
     profiles = Profiles()
     here, engines = machine("3090"), profiles.engines(("vllm==0.26.0",), device="cuda")
     claims = {here.gpus[0].uuid: GIB}
-    large = published("qwen2.5-7b", num_hidden_layers=48)
+    large = published_model("qwen2.5-7b", num_hidden_layers=48)
     assert (
         decide(large, here, engines, wish(), claims=claims, rules=profiles.rules(engines))
         .plans[0]
-        .halved
+        .quantizes_weights
     )
 
 
@@ -226,7 +234,7 @@ def test_a_failed_plan_is_never_proposed_again() -> None:
     facts: tuple[Fact, ...] = ()
     seen = set()
     while True:
-        decision = planned("2x3090", facts=facts)
+        decision = make_decision("2x3090", facts=facts)
         if not decision.plans:
             break
         best = decision.plans[0]
@@ -244,9 +252,9 @@ def test_a_failed_plan_is_never_proposed_again() -> None:
     assert len(seen) == 4
     assert all(
         "it broke" in reason
-        for one in decision.rejected
-        for reason in one.reasons
-        if one.verdict == "known_bad"
+        for rejection in decision.rejected
+        for reason in rejection.reasons
+        if rejection.verdict == "known_bad"
     )
 
 
@@ -267,10 +275,10 @@ def test_the_careful_try_runs_without_graphs_and_with_a_smaller_batch() -> None:
 
 def test_remote_code_and_unknown_architectures_are_refused() -> None:
     hostile = spec().evolve(remote_code=("auto_map in config.json",))
-    assert planned(model=hostile).rejected[0].verdict == "untrusted_code", (
+    assert make_decision(model=hostile).rejected[0].verdict == "untrusted_code", (
         "what this engine has of its own is not known"
     )
-    assert planned(model=hostile, policy={"allow_remote_code": True}).plans
+    assert make_decision(model=hostile, policy={"allow_remote_code": True}).plans
     other = decide(spec(), machine(), [engine(architectures=("GemmaForCausalLM",))], wish())
     assert other.rejected[0].verdict == "unsupported_architecture"
 
@@ -289,7 +297,9 @@ def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> 
         assert not any("trust" in word for plan in decision.plans for word in plan.argv), (
             "no engine is told to run it"
         )
-        return {one.verdict for one in decision.rejected} if not decision.plans else set()
+        return (
+            {rejection.verdict for rejection in decision.rejected} if not decision.plans else set()
+        )
 
     assert verdicts(model, **own) == set()
     assert verdicts(model, architectures=("LlamaForCausalLM",)) == {"untrusted_code"}
@@ -302,12 +312,12 @@ def test_code_beside_a_model_is_no_obstacle_for_an_engine_that_has_its_own() -> 
 
 
 def test_quantized_weights_are_not_guessed_at() -> None:
-    decision = planned(model=spec(quantization_config={"quant_method": "gptq", "bits": 4}))
-    assert {one.verdict for one in decision.rejected} == {"unsupported_quantization"}
+    decision = make_decision(model=spec(quantization_config={"quant_method": "gptq", "bits": 4}))
+    assert {rejection.verdict for rejection in decision.rejected} == {"unsupported_quantization"}
 
 
 def test_the_same_input_gives_the_same_decision() -> None:
-    assert planned("8xh100") == planned("8xh100")
+    assert make_decision("8xh100") == make_decision("8xh100")
 
 
 @settings(max_examples=quicker(60), deadline=None)
@@ -330,7 +340,7 @@ def test_the_same_input_gives_the_same_decision() -> None:
 )
 def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> None:
     try:
-        decision = planned(hardware, **fields)
+        decision = make_decision(hardware, **fields)
     except FitserveError:
         return
     for one in decision.plans:
@@ -372,34 +382,34 @@ def test_a_fact_learned_with_a_variable_needs_it_and_one_without_holds_always() 
     plain, tuned = plan("cpu", **small), plan("cpu", **small, env=env)
     assert tuned.scope == plain.scope | {"env": "NCCL_BUFFSIZE=8388608"}
 
-    def shortened(one: Plan, **fields: Any) -> int:
+    def shortened_context(one: Plan, **fields: Any) -> int:
         fact = Fact(
             kind="max_context", scope=one.scope, value=8064, grade="failed", source="the log line"
         )
         return plan("cpu", **small, facts=(fact,), **fields).max_model_len.value
 
-    assert shortened(tuned, env=env) == 8064
-    assert shortened(tuned) > 8064
-    assert shortened(tuned, env={"NCCL_BUFFSIZE": "1"}) > 8064
-    assert shortened(plain) == shortened(plain, env=env) == 8064
+    assert shortened_context(tuned, env=env) == 8064
+    assert shortened_context(tuned) > 8064
+    assert shortened_context(tuned, env={"NCCL_BUFFSIZE": "1"}) > 8064
+    assert shortened_context(plain) == shortened_context(plain, env=env) == 8064
 
 
 def test_an_engine_that_failed_with_a_variable_is_planned_without_it() -> None:
     env = {"TORCHDYNAMO_VERBOSE": "1"}
     scope = {"engine": engine().ref, "capability": "8.6", "env": "TORCHDYNAMO_VERBOSE=1"}
     fact = Fact(kind="engine_fails", scope=scope, grade="failed", source="it broke")
-    assert planned(facts=(fact,)).plans
-    assert not planned(facts=(fact,), env=env).plans
+    assert make_decision(facts=(fact,)).plans
+    assert not make_decision(facts=(fact,), env=env).plans
 
 
 def test_an_engine_that_failed_at_a_task_is_planned_for_others() -> None:
     scope = {"engine": engine().ref, "capability": "8.6", "task": "transcribe"}
     fact = Fact(kind="engine_fails", scope=scope, grade="failed", source="it cannot read sound")
     speech = spec().evolve(task="transcribe")
-    assert planned(facts=(fact,)).plans
-    refused = planned(model=speech, facts=(fact,))
+    assert make_decision(facts=(fact,)).plans
+    refused = make_decision(model=speech, facts=(fact,))
     assert not refused.plans
-    assert {one.verdict for one in refused.rejected} == {"known_bad"}
+    assert {rejection.verdict for rejection in refused.rejected} == {"known_bad"}
 
 
 SOUND, WEAK = (
@@ -416,9 +426,9 @@ def first(sound: int, weak: int, **wished: Any) -> EngineRef:
         base.evolve(engine=ref, max_model_len=IntChoice(value=tokens, reason="", source=""))
         for ref, tokens in ((WEAK, weak), (SOUND, sound))
     ]
-    found: EngineRef = ranked(PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER)[
-        0
-    ].engine
+    found: EngineRef = rank_plans(
+        PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER
+    )[0].engine
     return found
 
 

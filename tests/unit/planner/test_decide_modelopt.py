@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, ModelSpec, Plan
-from gateway.engines.vllm.kv_dtype import adopted
+from gateway.engines.vllm.kv_dtype import adopted_dtype
 from gateway.models.quantization_block import FILE
 from gateway.models.spec import read_model, with_quant_files
 from gateway.models.tensor import Tensor
@@ -115,8 +115,8 @@ def test_a_cache_that_an_engine_quantizes_for_one_model_is_planned_so() -> None:
     engine = PROFILES.engine(VLLM_REF)
     spec = model("deepseek-v3.2", None, architectures=["GlmMoeDsaForCausalLM"])
     for capability, dtype in (("10.0", "fp8_e4m3"), ("9.0", "auto"), (None, "auto")):
-        assert adopted(spec, engine, capability) == dtype
-    assert adopted(model("deepseek-v3.2", None), engine, "10.0") == "auto"
+        assert adopted_dtype(spec, engine, capability) == dtype
+    assert adopted_dtype(model("deepseek-v3.2", None), engine, "10.0") == "auto"
 
 
 def fp8_headers(name: str) -> dict[str, Tensor]:

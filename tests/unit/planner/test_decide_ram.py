@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import Decision, Hardware
 from gateway.domain.plan import RAM
-from gateway.engines.common.resources import ram_left
+from gateway.engines.common.resources import free_ram_beside
 from tests.support.makers import GIB, engine, machine, spec, wish
 from tests.support.planning import decide
 
@@ -20,7 +20,7 @@ def here(gibs: int) -> Hardware:
     return machine("cpu").evolve(ram_total_bytes=gibs * GIB)
 
 
-def decided(gibs: int, claimed: int, context: int | None = None, **args: int) -> Decision:
+def make_decision(gibs: int, claimed: int, context: int | None = None, **args: int) -> Decision:
     return decide(
         spec(), here(gibs), [ENGINE], wish(max_context=context, args=args), claims={RAM: claimed}
     )
@@ -35,37 +35,40 @@ def test_what_engines_are_promised_is_never_more_than_there_is(
     for comes, context in moves:
         if not comes and promised:
             size, of = promised.pop()
-            again = decided(gibs, sum(one for one, _ in promised), of).plans[0]
+            again = make_decision(gibs, sum(one for one, _ in promised), of).plans[0]
             assert again.memory.promised_bytes == size, "the same room holds the same plan again"
             continue
-        plans = decided(gibs, sum(one for one, _ in promised), context).plans
+        plans = make_decision(gibs, sum(one for one, _ in promised), context).plans
         if plans:
             assert plans[0].gpus == ()
             promised.append((plans[0].memory.promised_bytes, context))
-    assert sum(one for one, _ in promised) + ram_left(gibs * GIB) <= gibs * GIB
+    assert sum(one for one, _ in promised) + free_ram_beside(gibs * GIB) <= gibs * GIB
 
 
 def test_one_whole_context_may_take_more_than_half_of_the_ram_and_two_plans_share_it() -> None:
-    alone = decided(64, 0).plans[0].memory
-    assert 2 * alone.promised_bytes <= 64 * GIB - ram_left(64 * GIB)
+    alone = make_decision(64, 0).plans[0].memory
+    assert 2 * alone.promised_bytes <= 64 * GIB - free_ram_beside(64 * GIB)
     tight = alone.weights_bytes + alone.activation_bytes + alone.overhead_bytes
     gibs = -(-tight // GIB) + 6
-    only = decided(gibs, 0, 32768).plans[0]
+    only = make_decision(gibs, 0, 32768).plans[0]
     assert only.max_model_len.value == 32768
     assert only.memory.promised_bytes > gibs * GIB // 2
-    assert not decided(gibs, 6 * GIB, 32768).plans
+    assert not make_decision(gibs, 6 * GIB, 32768).plans
 
 
 @pytest.mark.parametrize("claimed", [60 * GIB, 61 * GIB, 64 * GIB])
 def test_a_model_for_which_others_leave_too_little_is_refused_with_what_it_needs(
     claimed: int,
 ) -> None:
-    found = decided(64, claimed)
-    assert not found.plans
-    assert "of RAM, beside other engines" in found.rejected[0].reasons[0]
+    decision = make_decision(64, claimed)
+    assert not decision.plans
+    assert "of RAM, beside other engines" in decision.rejected[0].reasons[0]
 
 
 def test_a_kv_cache_that_the_user_set_has_to_fit() -> None:
-    assert decided(64, 0, **{"kv-cache-memory-bytes": 8 * GIB}).plans[0].memory.kv_bytes == 8 * GIB
-    (refused,) = decided(64, 40 * GIB, **{"kv-cache-memory-bytes": 8 * GIB}).rejected
+    assert (
+        make_decision(64, 0, **{"kv-cache-memory-bytes": 8 * GIB}).plans[0].memory.kv_bytes
+        == 8 * GIB
+    )
+    (refused,) = make_decision(64, 40 * GIB, **{"kv-cache-memory-bytes": 8 * GIB}).rejected
     assert refused.reasons[0].startswith(f"--kv-cache-memory-bytes={8 * GIB} was set, and with")

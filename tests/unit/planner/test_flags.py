@@ -212,8 +212,35 @@ def test_a_value_takes_the_type_of_its_flag(name: str, value: Scalar, typed: Sca
     assert type(checked[name]) is type(typed)
 
 
+SIZES = [
+    ("vllm", "8k", 8000),
+    ("vllm", "8K", 8192),
+    ("vllm", " 25.6k", 25600),
+    ("vllm", "1M", 1048576),
+    ("sglang", "1M", 1000000),
+    ("sglang", "1Mi", 1048576),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "number"), SIZES)
+def test_a_whole_number_has_the_magnitude_that_the_engine_reads(
+    kind: str, value: str, number: int
+) -> None:
+    flags = {"max-num-batched-tokens": Flag(type="int")}
+    engine = SMALL.evolve(kind=kind, flags=flags, spelling={})
+    assert check_args(engine, {"max-num-batched-tokens": value}) == {
+        "max-num-batched-tokens": number
+    }
+
+
 WRONG: list[tuple[str, Scalar, str]] = [
-    ("max-model-len", "8k", "takes a whole number, not '8k'"),
+    ("max-model-len", "8x", "takes a whole number, not '8x'"),
+    ("max-model-len", "k", "takes a whole number, not 'k'"),
+    ("max-model-len", "-8k", "takes a whole number, not '-8k'"),
+    ("max-model-len", "8Ki", "takes a whole number, not '8Ki'"),
+    ("max-model-len", "9" * 400 + "T", "takes a whole number"),
+    ("max-model-len", "9" * 300 + "T", "takes a whole number"),
+    ("gpu-memory-utilization", "1k", "takes a number"),
     ("max-model-len", 1.5, "takes a whole number"),
     ("max-model-len", True, "takes a whole number"),
     ("max-model-len", "nan", "takes a whole number"),

@@ -11,9 +11,9 @@ from gateway.diagnosis.facts.learn import prove_success
 from gateway.domain import Advisory, Decision, Engine, Fact, Flag, Hardware, Plan
 from gateway.planner.propose import advice
 from gateway.profiles.profiles import Profiles
-from tests.support.makers import attempt, engine, machine, planned, spec, wish
+from tests.support.makers import attempt, engine, machine, make_decision, spec, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_VLLM, SGLANG, SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -28,7 +28,7 @@ def on(hardware: Hardware, *refs: str, model: Any = None, **wanted: Any) -> Deci
 
 
 def verdicts(decision: Decision) -> set[str]:
-    return {one.verdict for one in decision.rejected}
+    return {rejection.verdict for rejection in decision.rejected}
 
 
 # --- the machine ---
@@ -78,24 +78,24 @@ def test_bfloat16_is_refused_to_a_user_where_the_gpu_has_none_and_replaced_where
 ):
     decision = on(machine("t4"), "vllm==0.19.1", dtype="bfloat16", max_context=1024)
     assert "bfloat16 needs compute capability 8.0" in decision.rejected[0].reasons[0]
-    small = published("qwen2.5-1.5b")
+    small = published_model("qwen2.5-1.5b")
     assert on(machine("t4"), "vllm==0.19.1", model=small).plans[0].dtype.value == "float16"
 
 
 def test_a_model_that_is_refused_in_float16_is_computed_in_float32_where_there_is_no_bfloat16() -> (
     None
 ):
-    small = published("gemma-3-1b")
+    small = published_model("gemma-3-1b")
     # The published heads of 256 take more shared memory in 32 bits than a T4 has.
     assert verdicts(on(machine("t4"), VLLM_REF, model=small)) == {"no_backend"}
-    best = on(machine("t4"), VLLM_REF, model=published("gemma-3-1b", head_dim=128)).plans[0]
+    best = on(machine("t4"), VLLM_REF, model=published_model("gemma-3-1b", head_dim=128)).plans[0]
     assert best.dtype.value == "float32"
     assert (
         "refuses float16 for gemma3_text: it is numerically unstable; it takes twice the memory"
         in best.dtype.reason
     )
     assert (
-        on(machine("3090"), VLLM_REF, model=published("gemma-3-1b", torch_dtype="float16"))
+        on(machine("3090"), VLLM_REF, model=published_model("gemma-3-1b", torch_dtype="float16"))
         .plans[0]
         .dtype.value
         == "bfloat16"
@@ -138,7 +138,7 @@ NO_MEDIA = '{"image": 0, "video": 0, "audio": 0}'
 def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -> None:
     """It would open the files of this machine that a request names. Its own first request is an
     image, so it makes none."""
-    ref, model = f"sglang=={version}", published("qwen3-vl-8b")
+    ref, model = f"sglang=={version}", published_model("qwen3-vl-8b")
     best = on(machine("8xh100"), ref, model=model, tensor_parallel=1, text_only=True).plans[0]
     assert best.verdict == "degraded"
     assert best.warnings[0].startswith(
@@ -158,7 +158,7 @@ def test_sglang_is_told_to_refuse_media_of_a_model_that_takes_it(version: str) -
 def test_what_sglang_itself_takes_for_multimodal_is_told_so_too() -> None:
     """Its config.json names no tower: they are in the engine's own code."""
     for architecture, told in (("Phi4MMForCausalLM", True), ("Phi3ForCausalLM", False)):
-        model = published("phi-4-mini").evolve(architecture=architecture)
+        model = published_model("phi-4-mini").evolve(architecture=architecture)
         best = on(
             machine("8xh100"), SGLANG_REF, model=model, tensor_parallel=1, text_only=True
         ).plans[0]
@@ -171,12 +171,12 @@ def test_sglang_does_not_serve_media(version: str) -> None:
     refused = on(
         machine("8xh100"),
         f"sglang=={version}",
-        model=published("qwen3-vl-8b"),
+        model=published_model("qwen3-vl-8b"),
         tensor_parallel=1,
         args=asked,
     )
     assert not refused.plans
-    assert [one.verdict for one in refused.rejected] == ["unsafe_media"]
+    assert [rejection.verdict for rejection in refused.rejected] == ["unsafe_media"]
     assert (
         f"without --arg {LIMIT} and with --text-only this model is served as text only"
         in refused.rejected[0].reasons[0]
@@ -186,19 +186,19 @@ def test_sglang_does_not_serve_media(version: str) -> None:
 
 def test_a_model_that_sees_is_served_by_vllm_where_both_can() -> None:
     engines = (SGLANG_REF, VLLM_REF)
-    model = published("qwen3-vl-8b")
+    model = published_model("qwen3-vl-8b")
     ranked = on(machine("8xh100"), *engines, model=model, tensor_parallel=1, text_only=True).plans
     assert [plan.engine.kind for plan in ranked] == ["vllm", "sglang"]
     assert [plan.drops for plan in ranked] == [(), ("image", "video")]
     assert [plan.model.inputs for plan in ranked] == [("text", "image", "video"), ("text",)]
     alone = on(machine("8xh100"), *engines, model=model, tensor_parallel=1)
     assert [plan.engine.kind for plan in alone.plans] == ["vllm"]
-    assert [one.verdict for one in alone.rejected] == ["text_only"]
+    assert [rejection.verdict for rejection in alone.rejected] == ["text_only"]
     assert "--text-only" in alone.rejected[0].reasons[0]
 
 
 def test_sglang_is_told_that_a_model_embeds_and_knows_nothing_of_vllms_variables() -> None:
-    embeds = published("qwen3-embedding-0.6b", "embed")
+    embeds = published_model("qwen3-embedding-0.6b", "embed")
     for version in SGLANG:
         best = on(machine("3090"), f"sglang=={version}", model=embeds).plans[0]
         assert "--is-embedding" in best.argv
@@ -227,17 +227,19 @@ def test_of_equal_plans_one_without_known_weaknesses_ranks_first() -> None:
 
 
 def test_a_plan_says_what_is_known_against_its_engine_and_where_it_is_mended() -> None:
-    def said(*advisories: Advisory) -> str:
+    def refusal_text(*advisories: Advisory) -> str:
         made: Engine = engine(version="9.9.1", advisories=advisories)
         return decide(spec(), machine("3090"), [made], wish()).plans[0].advice
 
-    assert said() == ""
+    assert refusal_text() == ""
     older = WEAK.evolve(id="CVE-2", fixed_in="9.9.11")
     assert (
-        said(WEAK, older)
+        refusal_text(WEAK, older)
         == "Known weaknesses of vllm==9.9.1: CVE-1, CVE-2; from 9.10.0 on it has none of them."
     )
-    assert "of 1 no fixed version is known" in said(WEAK, WEAK.evolve(id="CVE-3", fixed_in=None))
+    assert "of 1 no fixed version is known" in refusal_text(
+        WEAK, WEAK.evolve(id="CVE-3", fixed_in=None)
+    )
     assert "and 8 more; from 0.32.0 on" in advice(PROFILES.engine("vllm==0.19.1"))
     assert advice(PROFILES.engine(VLLM_REF)) == ""
 
@@ -290,7 +292,7 @@ def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(
 
 
 def test_mxfp4_on_ampere_says_so() -> None:
-    model = published(
+    model = published_model(
         "gpt-oss-20b",
         quantization_config={"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]},
     )
@@ -309,11 +311,11 @@ def test_a_plan_that_worked_is_verified_while_driver_and_image_are_the_same() ->
     assert (fact.kind, fact.grade, fact.attempt, fact.at) == ("plan_verified", "verified", 7, 12.0)
     assert fact.scope == {"fingerprint": worked.fingerprint}
     assert fact.under == {"image": "engine:9.9.0", "driver": machine("2x3090").driver}
-    again = planned("2x3090", facts=(fact,)).plans
+    again = make_decision("2x3090", facts=(fact,)).plans
     assert [plan.grade for plan in again if plan.fingerprint == worked.fingerprint] == ["verified"]
     assert {plan.grade for plan in again if plan.fingerprint != worked.fingerprint} == {"predicted"}
     stale = fact.evolve(under={**fact.under, "driver": "1.0"})
-    assert {plan.grade for plan in planned("2x3090", facts=(stale,)).plans} == {"predicted"}
+    assert {plan.grade for plan in make_decision("2x3090", facts=(stale,)).plans} == {"predicted"}
     assert prove_success(attempt(8, plan=again[0]), 13.0) == ()
 
 
@@ -327,7 +329,7 @@ def test_a_plan_that_failed_after_it_worked_is_refused() -> None:
     )
     for facts in ((*prove_success(worked, 1.0), failed), (failed, *prove_success(worked, 1.0))):
         assert worked.fingerprint not in {
-            plan.fingerprint for plan in planned("2x3090", facts=facts).plans
+            plan.fingerprint for plan in make_decision("2x3090", facts=facts).plans
         }
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.domain import Engine, Flag, Mount
 from gateway.domain.engine import Warmup
+from gateway.engines.common import media_hosts_flag
 from gateway.engines.common.expert_warmups import VARIABLE
 from gateway.planner.flags import LaunchInputs, launch_spec
 from gateway.profiles.profiles import Profiles
@@ -18,7 +19,14 @@ from tests.support.versions import SGLANG, VLLM
 SMALL = make_engine()
 
 
-def launch(environment: str | None, engine: Engine = SMALL, **changes: Any) -> Any:
+def launch(
+    environment: str | None,
+    engine: Engine = SMALL,
+    media_hosts: tuple[str, ...] = (),
+    *,
+    is_exposed: bool = False,
+    **changes: Any,
+) -> Any:
     return launch_spec(
         make_plan().evolve(**changes),
         engine,
@@ -26,6 +34,8 @@ def launch(environment: str | None, engine: Engine = SMALL, **changes: Any) -> A
             "/models/m {env}",
             mounts=(Mount(source="/models", target="/models"),),
             environment=environment,
+            media_hosts=media_hosts,
+            is_exposed=is_exposed,
         ),
         name="fitserve-m-r0-a1",
         model="org/m",
@@ -41,6 +51,16 @@ def test_a_container_listens_for_its_network_and_a_process_for_this_machine_only
     outside = launch("/envs/e {x}")
     assert outside.argv[:3] == ("/envs/e {x}/bin/python", "-m", "engine")
     assert outside.argv[-2:] == ("--host=127.0.0.1", "--port=8001")
+
+
+def test_an_engine_that_other_machines_reach_wants_its_key_on_every_path() -> None:
+    guarded = make_engine(
+        key_env="KEY", flags={**SMALL.flags, "middleware": Flag(type="str", ours=True)}
+    )
+    exposed = launch("/envs/e", guarded, is_exposed=True).argv
+    assert exposed[3] == "--middleware=fitserve_door.Door"
+    for spec in (launch("/envs/e", guarded), launch("/envs/e", SMALL, is_exposed=True)):
+        assert spec.argv[:3] == ("/envs/e/bin/python", "-m", "engine")
 
 
 def test_a_launch_is_the_plan_made_concrete() -> None:
@@ -110,3 +130,19 @@ def test_nothing_in_a_plan_displaces_where_an_engine_listens() -> None:
     argv = launch("/e", argv=("--host=0.0.0.0", "--port=1")).argv
     assert [item for item in argv if item.startswith("--host")][-1] == "--host=127.0.0.1"
     assert [item for item in argv if item.startswith("--port")][-1] == "--port=8001"
+
+
+def test_an_engine_that_can_compare_hosts_of_media_gets_their_list() -> None:
+    hosts = ("a.example", "[2001:db8::1]")
+    listing = SMALL.evolve(flags={**SMALL.flags, media_hosts_flag.FLAG: Flag(type="str")})
+    argv = launch(None, listing, hosts).argv
+    at = argv.index(f"--{media_hosts_flag.FLAG}")
+    assert argv[at + 1 : at + 3] == hosts
+    assert argv[at + 3].startswith("--model=")
+    # The word of a user goes first, and no other engine would take it.
+    own = f"--{media_hosts_flag.FLAG}=b.example"
+    assert [item for item in launch(None, listing, hosts, argv=(own,)).argv if "media" in item] == [
+        own
+    ]
+    for without in (launch(None, listing), launch(None, SMALL, hosts)):
+        assert not any("media" in item for item in without.argv)

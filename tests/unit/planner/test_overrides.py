@@ -9,11 +9,11 @@ import pytest
 
 from gateway.domain import Decision
 from gateway.errors import BadRequest
-from gateway.planner.overrides import overridden
+from gateway.planner.overrides import apply_overrides
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
@@ -24,10 +24,10 @@ RERANKER = {
 }
 
 
-def planned(**args: Any) -> Decision:
+def make_decision(**args: Any) -> Decision:
     engine = PROFILES.engine(VLLM_REF)
     return decide(
-        published("qwen3-8b"),
+        published_model("qwen3-8b"),
         machine("8xh100"),
         [engine],
         wish(tensor_parallel=1, args=args),
@@ -37,8 +37,8 @@ def planned(**args: Any) -> Decision:
 
 
 def test_a_language_model_becomes_a_reranker() -> None:
-    plain = planned().plans[0]
-    best = planned(**{"hf-overrides": json.dumps(RERANKER)}).plans[0]
+    plain = make_decision().plans[0]
+    best = make_decision(**{"hf-overrides": json.dumps(RERANKER)}).plans[0]
     assert (plain.model.task, best.model.task) == ("generate", "rerank")
     # The output head is not loaded: a 151936 x 4096 matrix in 16 bits.
     assert plain.memory.weights_bytes - best.memory.weights_bytes == 151936 * 4096 * 2
@@ -56,21 +56,21 @@ def test_a_language_model_becomes_a_reranker() -> None:
     ],
 )
 def test_flags_change_the_task(args: dict[str, str], task: str) -> None:
-    assert overridden(published("qwen3-8b"), args).task == task
+    assert apply_overrides(published_model("qwen3-8b"), args).task == task
 
 
 def test_an_override_changes_the_limit_and_says_so() -> None:
-    best = planned(**{"hf-overrides": '{"max_position_embeddings": 8192}'}).plans[0]
+    best = make_decision(**{"hf-overrides": '{"max_position_embeddings": 8192}'}).plans[0]
     assert best.max_model_len.value == 8192
     assert best.max_model_len.source == "max_position_embeddings in config.json or --hf-overrides"
     rope = {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}}
-    longer = overridden(published("qwen3-8b"), {"hf-overrides": json.dumps(rope)})
+    longer = apply_overrides(published_model("qwen3-8b"), {"hf-overrides": json.dumps(rope)})
     assert longer.max_position == 2 * 40960
 
 
 def test_objects_inside_are_merged() -> None:
-    spec = overridden(
-        published("qwen2.5-vl-7b"), {"hf-overrides": '{"vision_config": {"depth": 2}}'}
+    spec = apply_overrides(
+        published_model("qwen2.5-vl-7b"), {"hf-overrides": '{"vision_config": {"depth": 2}}'}
     )
     assert spec.config["vision_config"]["depth"] == 2
     assert len(spec.config["vision_config"]) > 1
@@ -78,7 +78,7 @@ def test_objects_inside_are_merged() -> None:
 
 def test_an_override_that_makes_no_model_is_refused() -> None:
     with pytest.raises(BadRequest, match="--hf-overrides makes no model"):
-        overridden(published("qwen3-8b"), {"hf-overrides": '{"hidden_size": "wide"}'})
+        apply_overrides(published_model("qwen3-8b"), {"hf-overrides": '{"hidden_size": "wide"}'})
 
 
 def test_the_engine_converts_the_class_of_another_head() -> None:

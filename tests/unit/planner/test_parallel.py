@@ -17,7 +17,7 @@ from gateway.models.spec import read_model
 from gateway.planner import parallel
 from gateway.planner.parallel import GpuGroups, dealt_layers
 from tests.support.makers import wish
-from tests.support.published import CONFIGS, TENSORS, config, published, tensors
+from tests.support.published import CONFIGS, TENSORS, config, published_model, tensors
 
 GIB = 1024**3
 # The sizes from 1 to 8 at which vLLM's own model classes can be built; versions 0.18.0, 0.19.1,
@@ -69,14 +69,14 @@ def illegal(spec: ModelSpec, tp: int) -> str | None:
 
 @pytest.mark.parametrize("name", SIZES)
 def test_legal_sizes_are_the_engines(name: str) -> None:
-    assert {tp for tp in range(1, 9) if illegal(published(name), tp) is None} == SIZES[name]
+    assert {tp for tp in range(1, 9) if illegal(published_model(name), tp) is None} == SIZES[name]
 
 
 @pytest.mark.parametrize(("name", "changes", "sizes", "reason"), PROBES)
 def test_each_reason_to_refuse_is_the_engines(
     name: str, changes: dict[str, Any], sizes: set[int], reason: str | None
 ) -> None:
-    spec = published(name, None, **changes)
+    spec = published_model(name, None, **changes)
     assert {tp for tp in range(1, 9) if illegal(spec, tp) is None} == sizes
     assert reason in (illegal(spec, 3) or "") if reason else illegal(spec, 3) is None
 
@@ -120,11 +120,13 @@ def host(free: list[int], links: list[tuple[int, int, int]] = [], **fields: Any)
 
 
 def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
-    given = PlanningInput(published("llama-3.1-8b"), hardware, wish())
+    given = PlanningInput(published_model("llama-3.1-8b"), hardware, wish())
     return given.unlinked_pair(hardware.gpus[gpus])
 
 
-def chosen(hardware: Hardware, tp: int, claims: dict[str, int] | None = None) -> list[int] | None:
+def choose_devices(
+    hardware: Hardware, tp: int, claims: dict[str, int] | None = None
+) -> list[int] | None:
     group = GpuGroups(hardware, claims or {}).best(tp)
     return None if group is None else [gpu.index for gpu in group]
 
@@ -143,33 +145,33 @@ def test_what_was_promised_and_what_others_use_is_not_available() -> None:
 
 
 def test_the_emptiest_gpu_is_taken_and_of_equals_the_first() -> None:
-    assert chosen(host([20, 24, 24]), 1) == [1]
-    assert chosen(host([24, 24, 24]), 2) == [0, 1]
-    assert chosen(host([24, 24]), 1, {"GPU-0": GIB}) == [1]
+    assert choose_devices(host([20, 24, 24]), 1) == [1]
+    assert choose_devices(host([24, 24, 24]), 2) == [0, 1]
+    assert choose_devices(host([24, 24]), 1, {"GPU-0": GIB}) == [1]
 
 
 def test_linked_gpus_are_taken_together() -> None:
-    assert chosen(host([24, 24, 24, 24], [(0, 3, 4), (1, 2, 4)]), 2) == [0, 3]
-    assert chosen(host([22, 24, 24, 22], [(0, 3, 4)]), 2) == [0, 3]
+    assert choose_devices(host([24, 24, 24, 24], [(0, 3, 4), (1, 2, 4)]), 2) == [0, 3]
+    assert choose_devices(host([22, 24, 24, 22], [(0, 3, 4)]), 2) == [0, 3]
 
 
 def test_links_between_full_gpus_are_worth_less_than_memory() -> None:
-    assert chosen(host([2, 24, 24, 2], [(0, 3, 4)]), 2) == [1, 2]
+    assert choose_devices(host([2, 24, 24, 2], [(0, 3, 4)]), 2) == [1, 2]
 
 
 def test_gpus_of_different_kinds_never_share_a_model() -> None:
     mixed = host([24, 24])
     mixed = mixed.evolve(gpus=(mixed.gpus[0], mixed.gpus[1].evolve(name="B")))
-    assert chosen(mixed, 2) is None
-    assert chosen(mixed, 1) == [0]
-    assert chosen(host([]), 1) is None
+    assert choose_devices(mixed, 2) is None
+    assert choose_devices(mixed, 1) == [0]
+    assert choose_devices(host([]), 1) is None
 
 
 def test_many_gpus_are_grouped_at_once() -> None:
     many = host([24] * 64, [(a, b, 18) for a in range(64) for b in range(a)])
-    assert chosen(many, 8) == list(range(8))
-    assert chosen(many, 16) == list(range(16))
-    assert chosen(many, 64) == list(range(64))
+    assert choose_devices(many, 8) == list(range(8))
+    assert choose_devices(many, 16) == list(range(16))
+    assert choose_devices(many, 64) == list(range(64))
 
 
 @given(
@@ -187,7 +189,7 @@ def test_of_gpus_that_are_linked_alike_the_emptiest_are_taken_as_if_all_groups_w
         key=lambda group: (min(free[gpu] for gpu in group), [-gpu for gpu in group]),
         default=None,
     )
-    assert chosen(host(free, pairs), size) == (None if best is None else list(best))
+    assert choose_devices(host(free, pairs), size) == (None if best is None else list(best))
 
 
 def test_pairs_without_nvlink_or_proven_peer_access_are_named() -> None:

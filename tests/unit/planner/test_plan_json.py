@@ -38,7 +38,7 @@ PROFILES = Profiles()
 FREE = ("env", "variables")
 
 
-def documented(text: str) -> set[str]:
+def documented_words(text: str) -> set[str]:
     """What stands between backticks, word by word."""
     return {
         word for quoted in re.findall(r"`([^`]+)`", text) for word in re.findall(r"[\w.]+", quoted)
@@ -55,7 +55,9 @@ def keys(value: Any) -> Iterator[str]:
             yield from () if key in FREE else keys(inner)
 
 
-def decided(name: str, hardware: str, *engines: str, quant: str = "", **fields: Any) -> Decision:
+def make_decision(
+    name: str, hardware: str, *engines: str, quant: str = "", **fields: Any
+) -> Decision:
     block = {"quantization_config": QUANTS[quant]} if quant else {}
     spec = read_model("org/m", None, config(name, **block), None, None, (), None)
     drafter = (
@@ -76,16 +78,18 @@ def decided(name: str, hardware: str, *engines: str, quant: str = "", **fields: 
 
 
 DECISIONS = {
-    "plans and rejections": lambda: decided(
+    "plans and rejections": lambda: make_decision(
         "qwen3.6-35b-a3b", "2x3090", quant="auto-round-language"
     ),
-    "a drafter": lambda: decided(
+    "a drafter": lambda: make_decision(
         "gemma-4-31b", "2x3090", "vllm", quant="auto-round-language", drafter="org/d"
     ),
-    "experts": lambda: decided("deepseek-v3", "8xh100", quant="fp8-block"),
-    "a crash": lambda: decided("gpt-oss-20b", "rtx-pro-6000", "vllm", quant="mxfp4-ct"),
-    "a fact": lambda: decided("qwen3.5-9b", "gb10", "vllm==0.18.0", args={"quantization": "fp8"}),
-    "a processor": lambda: decided("llama-3.2-1b", "cpu"),
+    "experts": lambda: make_decision("deepseek-v3", "8xh100", quant="fp8-block"),
+    "a crash": lambda: make_decision("gpt-oss-20b", "rtx-pro-6000", "vllm", quant="mxfp4-ct"),
+    "a fact": lambda: make_decision(
+        "qwen3.5-9b", "gb10", "vllm==0.18.0", args={"quantization": "fp8"}
+    ),
+    "a processor": lambda: make_decision("llama-3.2-1b", "cpu"),
 }
 
 
@@ -93,12 +97,12 @@ DECISIONS = {
 def test_every_key_is_documented(name: str) -> None:
     decision = DECISIONS[name]()
     found = set(keys(json.loads(decision.model_dump_json(by_alias=True))))
-    assert found <= documented(DOCS), sorted(found - documented(DOCS))
+    assert found <= documented_words(DOCS), sorted(found - documented_words(DOCS))
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in MODELS.glob("*.json")))
 def test_a_decision_is_the_same_after_json(name: str) -> None:
-    decision = decided(name, "2x3090", VLLM_REF, SGLANG_REF)
+    decision = make_decision(name, "2x3090", VLLM_REF, SGLANG_REF)
     assert Decision.model_validate_json(decision.model_dump_json()) == decision
 
 
@@ -115,14 +119,17 @@ def test_every_field_that_could_be_there_is_documented() -> None:
         Cell,
     ):
         names = {field.alias or name for name, field in kind.model_fields.items()}
-        assert names <= documented(DOCS), (kind.__name__, sorted(names - documented(DOCS)))
+        assert names <= documented_words(DOCS), (
+            kind.__name__,
+            sorted(names - documented_words(DOCS)),
+        )
 
 
 def test_every_verdict_of_the_gates_is_documented() -> None:
     code = "".join(path.read_text() for path in (ROOT / "gateway").rglob("*.py"))
     verdicts = set(re.findall(r'Refused\(\s*"(\w+)"', code))
     assert len(verdicts) >= 12
-    assert verdicts <= documented(DOCS), sorted(verdicts - documented(DOCS))
+    assert verdicts <= documented_words(DOCS), sorted(verdicts - documented_words(DOCS))
 
 
 def test_what_was_promised_stays() -> None:

@@ -19,10 +19,10 @@ from gateway.engines.common.planning_input import PlanningInput
 from gateway.errors import BadModel, FitserveError
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
-from gateway.planner.decide import ranked
+from gateway.planner.decide import rank_plans
 from gateway.planner.sizes import COMFORTABLE_CONTEXT, LEAST_USEFUL
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.conformance.speculative_questions import DRAFTERS
 from tests.support.examples import quicker
@@ -35,7 +35,7 @@ PROFILES = Profiles()
 ENGINES = {ref: PROFILES.engine(ref) for ref in PROFILES.engine_files}
 RULES = PROFILES.rules(ENGINES.values())
 NAMES = sorted(path.stem for path in MODELS.glob("*.json"))
-MACHINES = sorted(path.stem for path in (shipped() / "hardware").glob("*.json"))
+MACHINES = sorted(path.stem for path in (shipped_profiles() / "hardware").glob("*.json"))
 GIB = 1024**3
 SIZES = st.integers(0, 70) | st.sampled_from([96, 100, 127, 1000, 2880, 10**6])
 
@@ -224,7 +224,7 @@ def specs(draw: st.DrawFn) -> ModelSpec:
     return read_model("m", None, fields, None, None, (), None)
 
 
-def planned(
+def make_decision(
     spec: ModelSpec, hardware: Hardware, ref: str, facts: tuple[Fact, ...] = (), **fields: Any
 ) -> Decision:
     asked = wish(**{"text_only": True, **fields})
@@ -235,7 +235,7 @@ REAL = st.sampled_from([name for name in MACHINES if name != "cpu"]).map(PROFILE
 REFS = st.sampled_from(sorted(RULES))
 
 
-def ordered(plans: tuple[Plan, ...], wanted: set[str]) -> list[str]:
+def plan_order(plans: tuple[Plan, ...], wanted: set[str]) -> list[str]:
     return [plan.fingerprint for plan in plans if plan.fingerprint in wanted]
 
 
@@ -243,7 +243,7 @@ def ordered(plans: tuple[Plan, ...], wanted: set[str]) -> list[str]:
 @given(specs(), REAL, REFS)
 def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware, ref: str) -> None:
     again = read_model("m", None, copy.deepcopy(spec.config), None, None, (), None)
-    first, second = planned(spec, hardware, ref), planned(again, hardware, ref)
+    first, second = make_decision(spec, hardware, ref), make_decision(again, hardware, ref)
     assert first.model_dump_json() == second.model_dump_json()
 
 
@@ -252,7 +252,7 @@ def test_the_same_input_gives_the_same_bytes(spec: ModelSpec, hardware: Hardware
 def test_a_plan_that_failed_is_never_proposed_again(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    before = planned(spec, hardware, ref)
+    before = make_decision(spec, hardware, ref)
     assume(before.plans)
     failed = data.draw(st.sampled_from(before.plans))
     fact = Fact(
@@ -261,9 +261,9 @@ def test_a_plan_that_failed_is_never_proposed_again(
         grade="failed",
         source="it broke",
     )
-    after = planned(spec, hardware, ref, (fact,))
+    after = make_decision(spec, hardware, ref, (fact,))
     assert failed.fingerprint not in {plan.fingerprint for plan in after.plans}
-    unharmed(spec, before, after, {failed.fingerprint})
+    check_others(spec, before, after, {failed.fingerprint})
 
 
 @several(20)
@@ -271,14 +271,14 @@ def test_a_plan_that_failed_is_never_proposed_again(
 def test_a_context_that_the_engine_named_is_kept(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    before = planned(spec, hardware, ref)
+    before = make_decision(spec, hardware, ref)
     assume(before.plans)
     told = data.draw(st.sampled_from(before.plans))
     most = data.draw(st.integers(0, told.max_model_len.value + 100))
     fact = Fact(
         kind="max_context", scope=told.scope, value=most, grade="failed", source="it said so"
     )
-    after = planned(spec, hardware, ref, (fact,))
+    after = make_decision(spec, hardware, ref, (fact,))
     for plan in after.plans:
         about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
         assert not about or plan.max_model_len.value <= most
@@ -287,7 +287,7 @@ def test_a_context_that_the_engine_named_is_kept(
         for plan in before.plans
         if plan.scope == told.scope and plan.max_model_len.value > most
     }
-    unharmed(spec, before, after, held)
+    check_others(spec, before, after, held)
 
 
 @pytest.mark.parametrize("quant", ["fp8-block", "w4a16"])
@@ -295,12 +295,12 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
     fields = {**PUBLISHED["qwen1.5-moe-a2.7b"], "quantization_config": QUANTS[quant]}
     spec = read_model("m", None, fields, None, None, (), None)
     hardware = PROFILES.hardware("2x3090")
-    before = planned(spec, hardware, "vllm==0.26.0")
+    before = make_decision(spec, hardware, "vllm==0.26.0")
     first, *rest = before.plans
     assert len(rest) == 2
     assert all(plan.speed is None for plan in rest)
     fact = Fact(kind="max_context", scope=first.scope, value=0, grade="failed", source="it said so")
-    after = planned(spec, hardware, "vllm==0.26.0", (fact,))
+    after = make_decision(spec, hardware, "vllm==0.26.0", (fact,))
     assert [plan.fingerprint for plan in after.plans] == [plan.fingerprint for plan in rest]
     assert [plan.pipeline_parallel.value for plan in rest] == [1, 2]
 
@@ -308,13 +308,13 @@ def test_layouts_without_a_known_speed_keep_their_order_without_a_third(quant: s
 def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> None:
     spec = read_model("m", None, PUBLISHED["qwen3-vl-30b-a3b"], None, None, (), None)
     hardware, ref = PROFILES.hardware("3090+4090"), VLLM_REF
-    before = planned(spec, hardware, ref)
+    before = make_decision(spec, hardware, ref)
     even, uneven = before.plans[:2]
     assert even.scope["layers"] != uneven.scope["layers"]
     fact = Fact(
         kind="max_context", scope=even.scope, value=4096, grade="failed", source="it said so"
     )
-    after = planned(spec, hardware, ref, (fact,))
+    after = make_decision(spec, hardware, ref, (fact,))
     assert uneven.fingerprint in {plan.fingerprint for plan in after.plans}
     assert even.fingerprint not in {plan.fingerprint for plan in after.plans}
 
@@ -324,7 +324,7 @@ def test_what_is_known_of_one_deal_of_the_layers_says_nothing_of_another() -> No
 def test_a_kernel_that_fails_is_in_no_plan(
     spec: ModelSpec, hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
-    before = planned(spec, hardware, ref)
+    before = make_decision(spec, hardware, ref)
     rows = [
         row
         for plan in before.plans
@@ -344,16 +344,22 @@ def test_a_kernel_that_fails_is_in_no_plan(
     scope = {"kernel": str(row.kernel), **{key: about[key] for key in keys}}
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
 
-    def hit(plan: Plan) -> bool:
+    def is_hit(plan: Plan) -> bool:
         tells = (
-            {**about, "kernel": one.kernel, "scheme": one.scheme, "k": str(one.k), "n": str(one.n)}
-            for one in plan.kernels
+            {
+                **about,
+                "kernel": kernel.kernel,
+                "scheme": kernel.scheme,
+                "k": str(kernel.k),
+                "n": str(kernel.n),
+            }
+            for kernel in plan.kernels
         )
         return any(all(told[key] == value for key, value in scope.items()) for told in tells)
 
-    after = planned(spec, hardware, ref, (fact,))
-    assert not any(hit(plan) for plan in after.plans)
-    unharmed(spec, before, after, {plan.fingerprint for plan in before.plans if hit(plan)})
+    after = make_decision(spec, hardware, ref, (fact,))
+    assert not any(is_hit(plan) for plan in after.plans)
+    check_others(spec, before, after, {plan.fingerprint for plan in before.plans if is_hit(plan)})
 
 
 def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
@@ -367,7 +373,7 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
     scope = {"kernel": "w8a8_block_fp8_matmul_deepgemm", "scheme": "fp8_block"}
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
     before, after = (
-        planned(spec, hardware, "sglang==0.5.10.post1", facts) for facts in ((), (fact,))
+        make_decision(spec, hardware, "sglang==0.5.10.post1", facts) for facts in ((), (fact,))
     )
     held = {
         plan.fingerprint
@@ -375,7 +381,7 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
         if any(row.kernel == scope["kernel"] for row in plan.kernels)
     }
     assert 0 < len(held) < len(before.plans)
-    unharmed(spec, before, after, held)
+    check_others(spec, before, after, held)
 
 
 def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
@@ -389,7 +395,9 @@ def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
     for k in ("13824", "27648"):
         scope = {"kernel": "CutlassInt8ScaledMMLinearKernel", "k": k}
         fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it broke")
-        before, after = (planned(spec, hardware, "vllm==0.26.0", facts) for facts in ((), (fact,)))
+        before, after = (
+            make_decision(spec, hardware, "vllm==0.26.0", facts) for facts in ((), (fact,))
+        )
         held = {
             plan.fingerprint
             for plan in before.plans
@@ -401,7 +409,7 @@ def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
         assert stays <= {plan.fingerprint for plan in after.plans}
 
 
-def unharmed(spec: ModelSpec, before: Decision, after: Decision, held: set[str]) -> None:
+def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[str]) -> None:
     """The fact took away what it is about, and what stands in for that does not rank before what
     was better anyway."""
     old = [plan.fingerprint for plan in before.plans]
@@ -455,7 +463,7 @@ def test_more_free_memory_never_means_less_context(
         gpus = tuple(
             gpu.evolve(free_bytes=(gpu.total_bytes or 0) * share // 100) for gpu in hardware.gpus
         )
-        plans = planned(spec, hardware.evolve(gpus=gpus), ref).plans
+        plans = make_decision(spec, hardware.evolve(gpus=gpus), ref).plans
         # Of the plain variants: a change that spares memory is only looked for where memory is
         # short.
         return {
@@ -472,7 +480,7 @@ def test_more_free_memory_never_means_less_context(
 def test_the_least_context_is_never_undercut(
     spec: ModelSpec, hardware: Hardware, ref: str, least: int
 ) -> None:
-    decision = planned(spec, hardware, ref, min_context=least)
+    decision = make_decision(spec, hardware, ref, min_context=least)
     assert all(plan.max_model_len.value >= least for plan in decision.plans)
     assert decision.plans or decision.rejected
 
@@ -505,6 +513,6 @@ def test_which_of_two_plans_is_better_does_not_depend_on_a_third(
         spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace
     )
     shuffled = data.draw(st.permutations(kept))
-    assert [plan.fingerprint for plan in ranked(known, shuffled, order)] == [
+    assert [plan.fingerprint for plan in rank_plans(known, shuffled, order)] == [
         plan.fingerprint for plan in kept
     ]

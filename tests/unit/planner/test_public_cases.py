@@ -15,7 +15,7 @@ from gateway.domain.units import GIB
 from tests.conformance.layer_cases import QUANTS
 from tests.support.published import config
 from tests.support.versions import VLLM_REF
-from tests.unit.planner.test_reported_failures import planned
+from tests.unit.planner.test_reported_failures import make_decision
 
 
 class PublicCase(NamedTuple):
@@ -61,7 +61,7 @@ PLAIN_CACHE = {"args": {"kv-cache-dtype": "auto"}}
 
 
 def plans_of(decision: Decision, tensor_parallel: int) -> list[Plan]:
-    return [one for one in decision.plans if one.tensor_parallel.value == tensor_parallel]
+    return [plan for plan in decision.plans if plan.tensor_parallel.value == tensor_parallel]
 
 
 def without(tensor_parallel: int) -> Callable[[Decision], bool]:
@@ -69,14 +69,14 @@ def without(tensor_parallel: int) -> Callable[[Decision], bool]:
     return lambda decision: not plans_of(decision, tensor_parallel) and bool(decision.plans)
 
 
-def refused(decision: Decision) -> bool:
+def is_refused(decision: Decision) -> bool:
     return not decision.plans
 
 
 def cache_of_one(token_bytes: int, low: int, high: int) -> Callable[[Decision], bool]:
     """A plan whose cache holds so many tokens."""
     return lambda decision: any(
-        low <= one.memory.kv_bytes / token_bytes <= high for one in decision.plans
+        low <= plan.memory.kv_bytes / token_bytes <= high for plan in decision.plans
     )
 
 
@@ -88,7 +88,7 @@ CASES = (
         config("qwen2.5-1.5b"),
         "8xh100",
         {"args": {"tensor-parallel-size": "8"}},
-        refused,
+        is_refused,
     ),
     PublicCase("vllm#52435", config("gpt-oss-20b"), "3x3090", {}, without(3)),
     PublicCase(
@@ -96,14 +96,14 @@ CASES = (
         config("qwen3-30b-a3b", quantization_config=FP8),
         "5090",
         {"context": 16384},
-        lambda decision: all(one.max_model_len.value < 16384 for one in decision.plans),
+        lambda decision: all(plan.max_model_len.value < 16384 for plan in decision.plans),
     ),
     PublicCase(
         "vllm#41695, in bfloat16",
         config("qwen3.6-35b-a3b"),
         "5090",
         {"text_only": True},
-        refused,
+        is_refused,
     ),
     PublicCase(
         "vllm#52915",
@@ -113,7 +113,7 @@ CASES = (
         without(8),
     ),
     PublicCase(
-        "vllm#42510", config("llama-3.1-8b"), "3090", {"args": {"block-size": "8"}}, refused
+        "vllm#42510", config("llama-3.1-8b"), "3090", {"args": {"block-size": "8"}}, is_refused
     ),
     PublicCase(
         "vllm#21348",
@@ -128,10 +128,12 @@ CASES = (
         "8xh200",
         {"args": {"data-parallel-size": "8"}},
         lambda decision: any(
-            180_000 <= one.max_model_len.value <= 232_000 for one in decision.plans
+            180_000 <= plan.max_model_len.value <= 232_000 for plan in decision.plans
         ),
     ),
-    PublicCase("vllm#2652", LLAMA_33B, "8xh100", {"args": {"tensor-parallel-size": "8"}}, refused),
+    PublicCase(
+        "vllm#2652", LLAMA_33B, "8xh100", {"args": {"tensor-parallel-size": "8"}}, is_refused
+    ),
     PublicCase("vllm#596", LLAMA_13B, "3x3090", {}, without(3)),
     PublicCase("vllm#1705", GPT2_XL, "2x3090", {}, without(2)),
     PublicCase(
@@ -140,11 +142,13 @@ CASES = (
         "3090",
         {"args": {"kv-cache-dtype": "fp8"}},
         lambda decision: (
-            {row.backend for one in decision.plans for row in one.attention} == {"FLASHINFER"}
+            {row.backend for plan in decision.plans for row in plan.attention} == {"FLASHINFER"}
         ),
     ),
-    PublicCase("zai-org/GLM-4#510", config("llama-3.1-8b"), "v100", {"dtype": "bfloat16"}, refused),
-    PublicCase("vllm#1157", config("qwen2.5-1.5b"), "t4", {"dtype": "bfloat16"}, refused),
+    PublicCase(
+        "zai-org/GLM-4#510", config("llama-3.1-8b"), "v100", {"dtype": "bfloat16"}, is_refused
+    ),
+    PublicCase("vllm#1157", config("qwen2.5-1.5b"), "t4", {"dtype": "bfloat16"}, is_refused),
     PublicCase(
         "Qwen3#16",
         QWEN15_7B,
@@ -157,5 +161,5 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.source)
 def test_a_plan_foresees_what_a_user_met(case: PublicCase) -> None:
-    decision = planned(dict(case.fields), case.hardware, VLLM_REF, **case.wanted)
-    assert case.holds(decision), [one.argv for one in decision.plans]
+    decision = make_decision(dict(case.fields), case.hardware, VLLM_REF, **case.wanted)
+    assert case.holds(decision), [plan.argv for plan in decision.plans]

@@ -20,7 +20,7 @@ PROFILES = Profiles()
 ENGINES = {version: PROFILES.engine(f"vllm=={version}") for version in VLLM}
 
 
-def planned(
+def make_decision(
     version: str, hardware: str, block: dict[str, object] | None, **wanted: object
 ) -> Decision:
     engines = [ENGINES[version]]
@@ -31,21 +31,21 @@ def planned(
 
 
 def test_a_refusal_says_what_the_engine_would_and_where_that_was_read() -> None:
-    modelopt = planned("0.18.0", "8xa100-80g", BLOCKS["modelopt FP8"]).rejected[0]
+    modelopt = make_decision("0.18.0", "8xa100-80g", BLOCKS["modelopt FP8"]).rejected[0]
     assert modelopt.verdict == "unsupported_quantization"
     assert (
         "modelopt of vllm==0.18.0 needs compute capability 8.9, this GPU has 8.0"
         in modelopt.reasons[0]
     )
     assert modelopt.source == "profile vllm==0.18.0"
-    assert planned(NEWEST_VLLM, "8xa100-80g", BLOCKS["modelopt FP8"]).plans
-    bnb = planned(NEWEST_VLLM, "3090", BLOCKS["bitsandbytes"]).rejected[0]
+    assert make_decision(NEWEST_VLLM, "8xa100-80g", BLOCKS["modelopt FP8"]).plans
+    bnb = make_decision(NEWEST_VLLM, "3090", BLOCKS["bitsandbytes"]).rejected[0]
     assert f"vllm=={NEWEST_VLLM} has no quantization method bitsandbytes" in bnb.reasons[0]
 
 
 def test_a_plan_says_what_the_engine_loads_the_checkpoint_as() -> None:
     old, new = (
-        planned(version, "3090", BLOCKS["gptq 4"]).plans[0].quantization
+        make_decision(version, "3090", BLOCKS["gptq 4"]).plans[0].quantization
         for version in ("0.19.1", NEWEST_VLLM)
     )
     assert (old.value, new.value) == ("gptq", "gptq")
@@ -54,26 +54,30 @@ def test_a_plan_says_what_the_engine_loads_the_checkpoint_as() -> None:
 
 
 def test_what_a_user_asks_for_must_be_what_the_checkpoint_is() -> None:
-    wrong = planned("0.19.1", "3090", BLOCKS["awq 4"], args={"quantization": "gptq"}).rejected[0]
+    wrong = make_decision(
+        "0.19.1", "3090", BLOCKS["awq 4"], args={"quantization": "gptq"}
+    ).rejected[0]
     assert (
         "the checkpoint is quantized with awq, which vllm==0.19.1 does not load as --quantization"
         " gptq" in wrong.reasons[0]
     )
-    assert planned("0.19.1", "3090", BLOCKS["awq 4"], args={"quantization": "awq_marlin"}).plans
+    assert make_decision(
+        "0.19.1", "3090", BLOCKS["awq 4"], args={"quantization": "awq_marlin"}
+    ).plans
     assert (
-        planned("0.19.1", "3090", None, args={"quantization": "awq"}).rejected[0].verdict
+        make_decision("0.19.1", "3090", None, args={"quantization": "awq"}).rejected[0].verdict
         == "unsupported_quantization"
     )
-    unknown = planned(NEWEST_VLLM, "3090", None, args={"quantization": "humming"}).rejected[0]
+    unknown = make_decision(NEWEST_VLLM, "3090", None, args={"quantization": "humming"}).rejected[0]
     assert "is not known here" in unknown.reasons[0]
 
 
 def test_activations_that_the_method_takes_are_a_repair_unless_the_user_set_others() -> None:
     # The plain GPTQ kernels, which 3-bit weights need, compute float16 alone.
-    best = planned("0.19.1", "3090", BLOCKS["gptq 3"]).plans[0]
+    best = make_decision("0.19.1", "3090", BLOCKS["gptq 3"]).plans[0]
     assert best.dtype.value == "float16"
     assert "gptq of vllm==0.19.1 takes float16 activations, not bfloat16" in best.dtype.reason
-    assert not planned("0.19.1", "3090", BLOCKS["gptq 3"], dtype="bfloat16").plans
+    assert not make_decision("0.19.1", "3090", BLOCKS["gptq 3"], dtype="bfloat16").plans
 
 
 def test_a_deprecated_method_runs_where_the_user_lets_it() -> None:
@@ -82,10 +86,14 @@ def test_a_deprecated_method_runs_where_the_user_lets_it() -> None:
         "activation_scale_ub": 1200.0,
         "modules_to_not_convert": ["lm_head"],
     }
-    refused = planned(NEWEST_VLLM, "8xh100", block).rejected[0]
+    refused = make_decision(NEWEST_VLLM, "8xh100", block).rejected[0]
     assert "--allow-deprecated-quantization" in refused.reasons[0]
-    allowed = planned(NEWEST_VLLM, "8xh100", block, args={"allow-deprecated-quantization": True})
-    assert not any("--allow-deprecated-quantization" in one.reasons[0] for one in allowed.rejected)
+    allowed = make_decision(
+        NEWEST_VLLM, "8xh100", block, args={"allow-deprecated-quantization": True}
+    )
+    assert not any(
+        "--allow-deprecated-quantization" in rejection.reasons[0] for rejection in allowed.rejected
+    )
 
 
 _VALUES = (

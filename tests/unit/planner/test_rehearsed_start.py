@@ -19,7 +19,7 @@ from gateway.domain import (
 )
 from gateway.engines.inquiry.inquirer import rehearses
 from gateway.planner.asked import open_questions
-from gateway.planner.rehearsed_start import is_proven, start_of, start_refusal, unrehearsed
+from gateway.planner.rehearsed_start import is_proven, missing_stages, start_of, start_refusal
 from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import wish
 from tests.support.planning import decide
@@ -53,7 +53,7 @@ def answer(forecast: Plan, start: RehearsedStart | None, **kv: int) -> EngineAns
     )
 
 
-def checked(forecast: Plan, start: RehearsedStart | None, **kv: int) -> Decision:
+def make_decision(forecast: Plan, start: RehearsedStart | None, **kv: int) -> Decision:
     assert forecast.question is not None
     return decision(answers={forecast.question: answer(forecast, start, **kv)})
 
@@ -75,26 +75,30 @@ def test_flags_that_name_files_stay_out_of_a_rehearsal(forecast: Plan) -> None:
 
 @pytest.mark.parametrize("stage", ["arguments", "model", "backends", "cache", "graphs"])
 def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> None:
-    start = start_of(checked(forecast, None).plans[0])
+    start = start_of(make_decision(forecast, None).plans[0])
     refused = RehearsedStart(asked=start, refused="ValueError: no", stage=stage)
-    found = checked(forecast, refused)
+    found = make_decision(forecast, refused)
     assert not any(start_of(plan) == start for plan in found.plans)
     assert any(
-        one.verdict == "engine_refuses" and one.reasons == ("ValueError: no",)
-        for one in found.rejected
+        rejection.verdict == "engine_refuses" and rejection.reasons == ("ValueError: no",)
+        for rejection in found.rejected
     )
 
 
 @pytest.mark.parametrize("stage", ["arguments", "model", "cache"])
 def test_a_plan_whose_start_crashes_makes_room_for_another(forecast: Plan, stage: str) -> None:
-    start, words = start_of(checked(forecast, None).plans[0]), "KeyError: 'theta'"
+    start, words = start_of(make_decision(forecast, None).plans[0]), "KeyError: 'theta'"
     crash = RehearsedStart(asked=start, refused=words, stage=stage, place="rope.py:7", crashed=True)
     assert forecast.question is not None
     answers = {forecast.question: answer(forecast, crash)}
     found = decide(CASES[NAME], MACHINES[MACHINE], ENGINE, wish(), rules=RULES, answers=answers)
     assert found.plans[0].tensor_parallel.value == 2
     assert not any(start_of(plan) == start for plan in found.plans)
-    (reason,) = (one.reasons[0] for one in found.rejected if one.verdict == "engine_refuses")
+    (reason,) = (
+        rejection.reasons[0]
+        for rejection in found.rejected
+        if rejection.verdict == "engine_refuses"
+    )
     assert reason.startswith("KeyError: 'theta' at rope.py:7. ")
     assert "`--engine`" in reason
 
@@ -106,8 +110,8 @@ def test_a_crash_of_other_sizes_does_not_count(forecast: Plan) -> None:
 
 
 def test_a_start_that_ran_leaves_the_plan(forecast: Plan) -> None:
-    start = start_of(checked(forecast, None).plans[0])
-    best = checked(forecast, RehearsedStart(asked=start, ran=("cache",))).plans[0]
+    start = start_of(make_decision(forecast, None).plans[0])
+    best = make_decision(forecast, RehearsedStart(asked=start, ran=("cache",))).plans[0]
     assert (best.grade, best.question) == ("checked", None)
 
 
@@ -121,11 +125,11 @@ def test_a_refusal_of_other_sizes_does_not_count(forecast: Plan) -> None:
 
 def test_the_engines_own_states_lower_the_requests(forecast: Plan) -> None:
     state = forecast.memory.kv_bytes // 100
-    best = checked(forecast, None, state_bytes=state).plans[0]
+    best = make_decision(forecast, None, state_bytes=state).plans[0]
     assert best.grade == "checked"
     assert best.max_num_seqs.value < 100
     assert "state blocks fit" in best.max_num_seqs.reason
-    two = checked(forecast, None, state_bytes=state, states_per_request=5).plans[0]
+    two = make_decision(forecast, None, state_bytes=state, states_per_request=5).plans[0]
     assert two.max_num_seqs.value <= 20
 
 
@@ -186,12 +190,12 @@ def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
 
 
 def test_a_checked_plan_names_what_was_not_rehearsed(forecast: Plan) -> None:
-    start = start_of(checked(forecast, None).plans[0])
+    start = start_of(make_decision(forecast, None).plans[0])
     left = RehearsedStart(asked=start, left_out=("capture of CUDA graphs",))
-    best = checked(forecast, left).plans[0]
+    best = make_decision(forecast, left).plans[0]
     assert best.unrehearsed == ("capture of CUDA graphs",)
     with_files = best.evolve(argv=(*best.argv, "--lora-modules=a=/b"))
-    assert unrehearsed(with_files, answer(forecast, left)) == (
+    assert missing_stages(with_files, answer(forecast, left)) == (
         "capture of CUDA graphs",
         "--lora-modules: its file",
     )
@@ -223,13 +227,13 @@ def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
     inquirer: Any = _Inquirer(said)
     check = EngineCheck(inquirer, MACHINES[MACHINE], model_files({}, None))
 
-    async def settled() -> Decision:
+    async def settled_decision() -> Decision:
         found = decision()
         while await check.ask(open_questions(found)[:1]):
             found = decision(answers=check.answers)
         return found
 
-    best = asyncio.run(settled()).plans[0]
+    best = asyncio.run(settled_decision()).plans[0]
     assert (best.grade, best.question) == ("checked", None)
     assert inquirer.asked == [start_of(forecast), start_of(best)]
     assert best.max_num_seqs.value < forecast.max_num_seqs.value

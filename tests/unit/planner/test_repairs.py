@@ -12,7 +12,7 @@ from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.variant import Variant
 from gateway.engines.vllm.engine import VllmRules
-from gateway.planner.repairs import has, lengthened, repairs
+from gateway.planner.repairs import has, longer_variants, repairs
 from tests.support.makers import engine
 
 FLAGS: dict[str, Flag] = {
@@ -51,15 +51,15 @@ def changes(variants: list[Variant]) -> list[str]:
 def test_a_change_says_why_and_costs() -> None:
     variant = (
         Variant(tp=2)
-        .changed("pp", 2, "short of memory", "memory model")
-        .changed("kv_dtype", "fp8", "still short", "memory model")
+        .with_change("pp", 2, "short of memory", "memory model")
+        .with_change("kv_dtype", "fp8", "still short", "memory model")
     )
     assert (variant.tp, variant.pp, variant.kv_dtype) == (2, 2, "fp8")
     assert variant.reasons == {
         "pp": ("short of memory", "memory model"),
         "kv_dtype": ("still short", "memory model"),
     }
-    assert variant.cost > Variant().changed("pp", 2, "", "").cost > 0
+    assert variant.cost > Variant().with_change("pp", 2, "", "").cost > 0
     # Two orders of the same changes are one variant.
     assert variant == Variant(tp=2, pp=2, kv_dtype="fp8")
 
@@ -161,12 +161,14 @@ def test_of_stages_those_are_tried_that_may_hold_the_weights_and_all() -> None:
 
 def test_repairs_end() -> None:
     refusal = Refused("no_memory", "too large", "memory model")
-    variant = Variant().changed("kv_dtype", "fp8", "", "").changed("conservative", True, "", "")
-    assert changes(cures(refusal, variant.changed("dtype", "float16", "", ""))) == []
+    variant = (
+        Variant().with_change("kv_dtype", "fp8", "", "").with_change("conservative", True, "", "")
+    )
+    assert changes(cures(refusal, variant.with_change("dtype", "float16", "", ""))) == []
     # Stages lay a variant out, and are none of its three changes.
-    staged = variant.changed("pp", 2, "", "")
+    staged = variant.with_change("pp", 2, "", "")
     assert "quantization" in changes(cures(refusal, staged))
-    assert changes(cures(refusal, staged.changed("dtype", "float16", "", ""))) == []
+    assert changes(cures(refusal, staged.with_change("dtype", "float16", "", ""))) == []
 
 
 @pytest.mark.parametrize(
@@ -192,22 +194,22 @@ def longer(
     variant: Variant, context: int = 9000, *, gpus: int = 1, args: Any = (), on: Engine = ENGINE
 ) -> list[str]:
     """What each variant changes that may have a longer context than this one."""
-    found = lengthened(variant, context, 32_768, on, gpus, args)
+    found = longer_variants(variant, context, 32_768, on, gpus, args)
     return [name for other in found for name in other.reasons if name not in variant.reasons]
 
 
 def test_a_longer_context_costs_one_feature_after_the_other_and_a_long_one_none() -> None:
-    fewer = Variant().changed("small", True, "short", "memory model")
-    half = fewer.changed("kv_dtype", "fp8", "short", "memory model")
+    fewer = Variant().with_change("small", True, "short", "memory model")
+    half = fewer.with_change("kv_dtype", "fp8", "short", "memory model")
     assert longer(Variant(), 32_768) == []
     assert longer(Variant()) == ["small"]
     assert longer(fewer) == ["kv_dtype", "eager"]
     assert longer(half) == ["eager"]
-    assert longer(half.changed("eager", True, "short", "memory model")) == []
+    assert longer(half.with_change("eager", True, "short", "memory model")) == []
     assert longer(Variant(), gpus=2) == ["small", "pp"]
     staged = Variant(pp=2)
     assert longer(staged, gpus=3) == ["small", "pp"]
-    assert longer(staged.changed("layers", (20, 12), "unlike", "planner"), gpus=3) == ["small"]
+    assert longer(staged.with_change("layers", (20, 12), "unlike", "planner"), gpus=3) == ["small"]
     assert longer(fewer, gpus=2) == ["kv_dtype", "eager"]
 
 

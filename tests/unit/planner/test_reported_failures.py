@@ -25,7 +25,7 @@ from tests.support.versions import VLLM_REF, vllm_since
 PROFILES = Profiles()
 
 
-def planned(
+def make_decision(
     fields: dict[str, Any],
     hardware: str,
     *engines: str,
@@ -50,8 +50,10 @@ def planned(
     )
 
 
-def refused(decision: Decision, tensor_parallel: int) -> Rejected:
-    return next(one for one in decision.rejected if one.tensor_parallel == tensor_parallel)
+def rejection_of(decision: Decision, tensor_parallel: int) -> Rejected:
+    return next(
+        rejection for rejection in decision.rejected if rejection.tensor_parallel == tensor_parallel
+    )
 
 
 def row(rows: tuple[LayerKernel, ...], layer: str) -> LayerKernel:
@@ -65,15 +67,17 @@ QWEN36 = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-langua
 
 
 def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
-    decision = planned(QWEN36, "2x3090", "vllm==0.19.1")
-    two = refused(decision, 2)
+    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1")
+    two = rejection_of(decision, 2)
     assert (two.verdict, two.layer) == (
         "no_kernel",
         "language_model.model.layers.*.linear_attn.in_proj_ba",
     )
     gates = row(two.kernels, "in_proj_ba")
     assert (gates.k, gates.n, gates.kernel) == (2048, 32, None)
-    passed = {one.kernel.removesuffix("LinearKernel"): one.reason for one in gates.refused}
+    passed = {
+        refusal.kernel.removesuffix("LinearKernel"): refusal.reason for refusal in gates.refused
+    }
     assert set(passed) == {"CutlassW4A8", "Machete", "AllSpark", "Marlin", "Conch", "Exllama"}
     assert "N=32 is not a multiple of 64" in passed["Marlin"]
     assert "float16" in passed["Exllama"]
@@ -87,13 +91,13 @@ def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
 
 
 def test_one_card_serves_qwen36_without_a_warning() -> None:
-    decision = planned(QWEN36, "2x3090", "vllm==0.19.1", tensor_parallel=1)
+    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1", tensor_parallel=1)
     assert [(plan.verdict, plan.warnings) for plan in decision.plans] == [("ok", ())]
     assert not decision.rejected
 
 
 def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None:
-    decision = planned(QWEN36, "2x3090", "vllm==0.26.0", "vllm==0.19.1", tensor_parallel=2)
+    decision = make_decision(QWEN36, "2x3090", "vllm==0.26.0", "vllm==0.19.1", tensor_parallel=2)
     best = decision.plans[0]
     assert str(best.engine) == "vllm==0.26.0"
     assert best.tensor_parallel.value == 2
@@ -109,7 +113,7 @@ def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None
 
 
 def test_whole_layers_in_two_stages_have_more_room_than_two_copies_and_less_speed() -> None:
-    decision = planned(QWEN36, "2x3090", "vllm==0.19.1")
+    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1")
     staged = next(plan for plan in decision.plans if plan.pipeline_parallel.value == 2)
     assert (staged.tensor_parallel.value, staged.grade) == (1, "predicted")
     copied = next(plan for plan in decision.plans if plan.replicas.value == 2)
@@ -119,14 +123,16 @@ def test_whole_layers_in_two_stages_have_more_room_than_two_copies_and_less_spee
 
 
 def test_another_engine_does_not_cure_a_tile() -> None:
-    decision = planned(QWEN36, "2x3090", "sglang==0.5.10.post1", tensor_parallel=2, text_only=True)
+    decision = make_decision(
+        QWEN36, "2x3090", "sglang==0.5.10.post1", tensor_parallel=2, text_only=True
+    )
     assert not decision.plans
     assert decision.rejected[0].verdict in ("no_kernel", "unsupported_quantization")
 
 
 def test_gemma_4_in_the_same_format_loads_on_two_cards() -> None:
     gemma = config("gemma-4-31b", quantization_config=QUANTS["auto-round-language"])
-    assert planned(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans
+    assert make_decision(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans
 
 
 def test_a_cache_that_the_checkpoint_declares_and_no_backend_takes_is_kept_whole() -> None:
@@ -135,17 +141,17 @@ def test_a_cache_that_the_checkpoint_declares_and_no_backend_takes_is_kept_whole
         "gemma-4-31b",
         quantization_config=QUANTS["w4a16"] | scheme | {"ignore": ["lm_head", "re:.*vision.*"]},
     )
-    best = planned(gemma, "2x3090", VLLM_REF).plans[0]
+    best = make_decision(gemma, "2x3090", VLLM_REF).plans[0]
     assert best.kv_cache_dtype.value == "bfloat16"
     assert "declares fp8, which no attention backend takes here" in best.kv_cache_dtype.reason
     assert "--kv-cache-dtype=bfloat16" in best.argv
-    assert planned(gemma, "8xh100", VLLM_REF).plans[0].kv_cache_dtype.value == "fp8"
+    assert make_decision(gemma, "8xh100", VLLM_REF).plans[0].kv_cache_dtype.value == "fp8"
     # It writes the scheme over the flag.
-    assert not planned(gemma, "2x3090", "vllm==0.19.1").plans
+    assert not make_decision(gemma, "2x3090", "vllm==0.19.1").plans
 
 
 def test_hopper_is_judged_by_its_own_kernels() -> None:
-    decision = planned(QWEN36, "8xh100", "vllm==0.19.1")
+    decision = make_decision(QWEN36, "8xh100", "vllm==0.19.1")
     qkv = row(decision.plans[0].kernels, "self_attn.qkv_proj")
     assert qkv.kernel == "MacheteLinearKernel"
 
@@ -159,12 +165,12 @@ GPT_OSS_CT = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4-ct"])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_packed_mxfp4_experts_of_2880_load_and_would_crash(tp: int) -> None:
     hardware = {1: "rtx-pro-6000", 2: "2x4090", 4: "4x3090"}[tp]
-    decision = planned(GPT_OSS_CT, hardware, "vllm==0.18.0", tensor_parallel=tp)
+    decision = make_decision(GPT_OSS_CT, hardware, "vllm==0.18.0", tensor_parallel=tp)
     assert not decision.plans
-    one = refused(decision, tp)
-    assert one.verdict == "runtime_fail"
-    assert "would crash at the first request" in one.reasons[0]
-    down = row(one.kernels, "experts.w2")
+    rejection = rejection_of(decision, tp)
+    assert rejection.verdict == "runtime_fail"
+    assert "would crash at the first request" in rejection.reasons[0]
+    down = row(rejection.kernels, "experts.w2")
     assert (down.k, down.n, down.status) == (2880 // tp, 2880, "crash")
     if tp == 1:
         assert "2880" in down.note
@@ -172,7 +178,9 @@ def test_packed_mxfp4_experts_of_2880_load_and_would_crash(tp: int) -> None:
 
 
 def test_running_without_graphs_does_not_cure_it() -> None:
-    decision = planned(GPT_OSS_CT, "rtx-pro-6000", "vllm==0.18.0", args={"enforce-eager": True})
+    decision = make_decision(
+        GPT_OSS_CT, "rtx-pro-6000", "vllm==0.18.0", args={"enforce-eager": True}
+    )
     assert not decision.plans
     assert decision.rejected[0].verdict == "runtime_fail"
 
@@ -182,15 +190,17 @@ def test_the_same_weights_in_fp8_run_as_was_reported() -> None:
         "gpt-oss-20b",
         quantization_config={**QUANTS["fp8-dynamic"], "ignore": ["lm_head", "re:.*router$"]},
     )
-    best = planned(fp8, "rtx-pro-6000", "vllm==0.18.0").plans[0]
+    best = make_decision(fp8, "rtx-pro-6000", "vllm==0.18.0").plans[0]
     assert row(best.kernels, "experts.w2").status == "ok"
 
 
 def test_the_native_format_of_the_same_model_is_padded_and_runs() -> None:
     native = config("gpt-oss-20b", quantization_config=QUANTS["mxfp4"])
     for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
-        assert planned(native, "rtx-pro-6000", engine).plans, engine
-    assert planned(config("gpt-oss-20b"), "rtx-pro-6000", "vllm==0.18.0").plans  # 42 GB of bf16 fit
+        assert make_decision(native, "rtx-pro-6000", engine).plans, engine
+    assert make_decision(
+        config("gpt-oss-20b"), "rtx-pro-6000", "vllm==0.18.0"
+    ).plans  # 42 GB of bf16 fit
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -206,11 +216,11 @@ def test_the_same_experts_in_4_bits_and_groups_of_32_are_foreseen_to_crash(tp: i
         "gpt-oss-20b",
         quantization_config={**block, "ignore": ["lm_head", "re:.*router$", "re:.*self_attn.*"]},
     )
-    decision = planned(four_bits, "8xh100", "vllm==0.26.0", tensor_parallel=tp)
+    decision = make_decision(four_bits, "8xh100", "vllm==0.26.0", tensor_parallel=tp)
     assert not decision.plans
-    assert refused(decision, tp).verdict == "runtime_fail"
-    assert "a block of 96 of K=2880 has 3 groups of 32" in refused(decision, tp).reasons[0]
-    assert planned(four_bits, "8xh100", VLLM_REF, tensor_parallel=tp).plans
+    assert rejection_of(decision, tp).verdict == "runtime_fail"
+    assert "a block of 96 of K=2880 has 3 groups of 32" in rejection_of(decision, tp).reasons[0]
+    assert make_decision(four_bits, "8xh100", VLLM_REF, tensor_parallel=tp).plans
 
 
 # --- dense layers of 2112 inputs in 4 bits: github.com/vllm-project/vllm/pull/43731 ---
@@ -226,10 +236,10 @@ ODD = config(
 
 @pytest.mark.parametrize("hardware", ["2x3090", "2xa100-40g"])
 def test_a_tile_that_old_marlin_refuses_new_marlin_takes(hardware: str) -> None:
-    old = planned(ODD, hardware, "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16")
-    assert refused(old, 1).verdict == "no_kernel"
-    assert "K=2112 is not a multiple of 128" in refused(old, 1).reasons[0]
-    new = planned(ODD, hardware, "vllm==0.26.0", tensor_parallel=1).plans[0]
+    old = make_decision(ODD, hardware, "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16")
+    assert rejection_of(old, 1).verdict == "no_kernel"
+    assert "K=2112 is not a multiple of 128" in rejection_of(old, 1).reasons[0]
+    new = make_decision(ODD, hardware, "vllm==0.26.0", tensor_parallel=1).plans[0]
     assert row(new.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
 
 
@@ -243,9 +253,11 @@ def test_gemma_4_with_dense_layers_of_2112_and_experts_of_704_needs_the_newer_ve
         "gemma-4-26b-a4b",
         quantization_config={**block, "ignore": ["lm_head", "re:.*router.*", "re:.*vision.*"]},
     )
-    old = refused(planned(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16"), 1)
+    old = rejection_of(
+        make_decision(gemma, "2x3090", "vllm==0.19.1", tensor_parallel=1, dtype="bfloat16"), 1
+    )
     assert (old.verdict, old.layer) == ("no_kernel", "language_model.model.layers.*.mlp.down_proj")
-    new = planned(gemma, "2x3090", "vllm==0.26.0", tensor_parallel=1).plans[0]
+    new = make_decision(gemma, "2x3090", "vllm==0.26.0", tensor_parallel=1).plans[0]
     assert row(new.kernels, "mlp.down_proj").kernel == "MarlinLinearKernel"
     assert row(new.kernels, "experts.w2").status == "ok"
 
@@ -257,8 +269,8 @@ def test_act_order_is_never_given_to_a_kernel_that_ignores_it() -> None:
         quantization_config={**QUANTS["gptq-act-order"], "group_size": 32},
     )
     for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
-        decision = planned(ordered, "2x3090", engine, tensor_parallel=1)
-        rows = [one for plan in decision.plans for one in plan.kernels]
+        decision = make_decision(ordered, "2x3090", engine, tensor_parallel=1)
+        rows = [kernel for plan in decision.plans for kernel in plan.kernels]
         assert not [one for one in rows if one.kernel and "Triton" in one.kernel]
 
 
@@ -272,7 +284,7 @@ DFLASH = read_drafter(
 
 
 def test_vllm_0_19_has_no_dflash_and_serves_gemma_alone() -> None:
-    decision = planned(GEMMA, "2x3090", "vllm==0.19.1", drafter=DFLASH, tensor_parallel=2)
+    decision = make_decision(GEMMA, "2x3090", "vllm==0.19.1", drafter=DFLASH, tensor_parallel=2)
     best = decision.plans[0]
     assert (best.tensor_parallel.value, best.verdict, best.speculation.value) == (2, "ok", "none")
     assert not [item for item in best.argv if "speculative" in item]
@@ -283,22 +295,22 @@ def test_vllm_0_19_has_no_dflash_and_serves_gemma_alone() -> None:
     assert best.warnings[-1].startswith(
         "The model is served without speculative decoding, because RedHatAI/"
     )
-    alone = planned(GEMMA, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
+    alone = make_decision(GEMMA, "2x3090", "vllm==0.19.1", tensor_parallel=2).plans[0]
     assert (best.argv, best.memory, best.kernels) == (alone.argv, alone.memory, alone.kernels)
 
 
 def test_vllm_0_18_drops_a_dflash_drafter_too_and_knows_no_gemma_4() -> None:
     drafter = read_drafter("z-lab/Qwen3-8B-DFlash", None, DRAFTERS["dflash qwen3"])
-    best = planned(config("qwen3-8b"), "2x3090", "vllm==0.18.0", drafter=drafter).plans[0]
+    best = make_decision(config("qwen3-8b"), "2x3090", "vllm==0.18.0", drafter=drafter).plans[0]
     assert best.speculation.value == "none"
     assert "has no such method" in best.speculation.reason
-    gemma = planned(GEMMA, "2x3090", "vllm==0.18.0", drafter=DFLASH, tensor_parallel=2)
-    assert refused(gemma, 2).verdict == "unsupported_architecture"
+    gemma = make_decision(GEMMA, "2x3090", "vllm==0.18.0", drafter=DFLASH, tensor_parallel=2)
+    assert rejection_of(gemma, 2).verdict == "unsupported_architecture"
 
 
 @pytest.mark.parametrize("engine", [f"vllm=={version}" for version in vllm_since("0.26")])
 def test_newer_vllm_drafts_eight_tokens_as_the_drafters_config_says(engine: str) -> None:
-    best = planned(GEMMA, "2x3090", engine, drafter=DFLASH, tensor_parallel=2).plans[0]
+    best = make_decision(GEMMA, "2x3090", engine, drafter=DFLASH, tensor_parallel=2).plans[0]
     assert (best.speculation.value, best.num_speculative_tokens.value) == ("dflash", 8)
     assert (
         best.num_speculative_tokens.reason
@@ -311,7 +323,7 @@ def test_newer_vllm_drafts_eight_tokens_as_the_drafters_config_says(engine: str)
     assert not [item for item in best.argv if "attention-backend" in item]
     assert (best.kv_cache_dtype.value, best.grade) == ("auto", "predicted")
     # The drafter's weights and cache are counted: less context is left than without it.
-    alone = planned(GEMMA, "2x3090", engine, tensor_parallel=2).plans[0]
+    alone = make_decision(GEMMA, "2x3090", engine, tensor_parallel=2).plans[0]
     assert best.memory.weights_bytes > alone.memory.weights_bytes
     assert best.max_model_len.value < alone.max_model_len.value
 
@@ -322,7 +334,7 @@ def test_a_drafter_that_no_backend_computes_is_dropped_with_the_table() -> None:
     odd = DFLASH.evolve(
         attention=tuple(group.evolve(head_dim=20, sinks=True) for group in DFLASH.attention)
     )
-    best = planned(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
+    best = make_decision(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
     assert best.speculation.value == "none"
     for backend in ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION"):
         assert f"{backend}: " in best.speculation.reason
@@ -331,14 +343,14 @@ def test_a_drafter_that_no_backend_computes_is_dropped_with_the_table() -> None:
 def test_a_drafter_without_room_beside_the_model_costs_only_itself() -> None:
     # Pages of heads of 500 cannot share a cache with the target's.
     odd = DFLASH.evolve(attention=tuple(group.evolve(head_dim=500) for group in DFLASH.attention))
-    best = planned(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
+    best = make_decision(GEMMA, "2x3090", "vllm==0.26.0", drafter=odd, tensor_parallel=2).plans[0]
     assert (best.speculation.value, best.num_speculative_tokens.value) == ("none", 0)
     assert "do not divide each other" in best.speculation.reason
     assert not [item for item in best.argv if "speculative" in item]
 
 
 def test_a_drafter_made_for_another_model_costs_only_itself() -> None:
-    best = planned(config("qwen3-8b"), "2x3090", VLLM_REF, drafter=DFLASH).plans[0]
+    best = make_decision(config("qwen3-8b"), "2x3090", VLLM_REF, drafter=DFLASH).plans[0]
     assert best.speculation.value == "none"
     assert "made for a target of hidden size 5376" in best.speculation.reason
 
@@ -354,7 +366,7 @@ FP8 = {
 
 
 def test_a_kernel_that_is_known_to_fail_on_the_gb10_is_left_out() -> None:
-    decision = planned(
+    decision = make_decision(
         config("qwen3.5-9b"), "gb10", "vllm==0.18.0", args={**FP8, "max-model-len": 8192}
     )
     bad = decision.rejected[0]
@@ -364,21 +376,21 @@ def test_a_kernel_that_is_known_to_fail_on_the_gb10_is_left_out() -> None:
     best = decision.plans[0]
     assert best.env["VLLM_DISABLED_KERNELS"] == "CutlassFP8ScaledMMLinearKernel"
     assert "CutlassFP8ScaledMMLinearKernel" in best.kernel_overrides.value
-    assert all(one.kernel != "CutlassFP8ScaledMMLinearKernel" for one in best.kernels)
+    assert all(kernel.kernel != "CutlassFP8ScaledMMLinearKernel" for kernel in best.kernels)
     assert "--gpu-memory-utilization=0.2" in best.argv
 
 
 def test_the_same_model_without_fp8_and_the_same_fp8_elsewhere_are_left_alone() -> None:
-    plain = planned(config("qwen3.5-9b"), "gb10", "vllm==0.18.0").plans[0]
+    plain = make_decision(config("qwen3.5-9b"), "gb10", "vllm==0.18.0").plans[0]
     assert "VLLM_DISABLED_KERNELS" not in plain.env
-    elsewhere = planned(
+    elsewhere = make_decision(
         config("qwen3.5-9b"), "rtx-pro-6000", "vllm==0.18.0", args={"quantization": "fp8"}
     ).plans[0]
     assert "VLLM_DISABLED_KERNELS" not in elsewhere.env
 
 
 def test_a_newer_version_keeps_its_own_kernel_and_the_users_share_of_memory() -> None:
-    best = planned(
+    best = make_decision(
         config("qwen3.5-9b"), "gb10", VLLM_REF, args={**FP8, "max-model-len": 8192}
     ).plans[0]
     assert "VLLM_DISABLED_KERNELS" not in best.env
@@ -387,7 +399,7 @@ def test_a_newer_version_keeps_its_own_kernel_and_the_users_share_of_memory() ->
 
 
 def test_an_image_for_another_processor_is_never_pulled() -> None:
-    decision = planned(config("qwen3.5-9b"), "gb10", "sglang")
+    decision = make_decision(config("qwen3.5-9b"), "gb10", "sglang")
     assert not decision.plans
-    assert {one.verdict for one in decision.rejected} == {"unsupported_platform"}
+    assert {rejection.verdict for rejection in decision.rejected} == {"unsupported_platform"}
     assert "aarch64" in decision.rejected[0].reasons[0]

@@ -9,25 +9,25 @@ import pytest
 from gateway.domain import Decision, Fact, LayerAttention, Plan
 from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.planner.command import check_environment
-from gateway.planner.gates import gate_alike
+from gateway.planner.gates.kernel_gates import gate_alike
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 
 
-def searched(
+def make_decision(
     name: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), quant: str = "", **wanted: Any
 ) -> Decision:
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     engines = [PROFILES.engine(ref)]
     here = PROFILES.hardware(hardware)
     return decide(
-        published(name, **block),
+        published_model(name, **block),
         here,
         engines,
         wish(**wanted),
@@ -38,7 +38,7 @@ def searched(
 
 
 def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:
-    decision = searched(
+    decision = make_decision(
         "seed-oss-36b", "2x3090", VLLM_REF, tensor_parallel=1, max_context=1024, quant="w8a16"
     )
     best = decision.plans[0]
@@ -48,14 +48,15 @@ def test_a_model_too_large_for_each_gpu_is_shared_by_stages() -> None:
     assert "--pipeline-parallel-size=2" in best.argv
     # What was refused is told as it was asked for, without the cures.
     assert [
-        (one.tensor_parallel, one.pipeline_parallel, one.verdict) for one in decision.rejected
+        (rejection.tensor_parallel, rejection.pipeline_parallel, rejection.verdict)
+        for rejection in decision.rejected
     ] == [(1, 1, "no_memory")]
 
 
 def test_weights_are_quantized_while_they_load_only_where_nothing_milder_helps() -> None:
-    mild = searched("llama-3.1-8b", "2x3090", VLLM_REF)
+    mild = make_decision("llama-3.1-8b", "2x3090", VLLM_REF)
     assert all(plan.quantization.value == "none" for plan in mild.plans)
-    scarce = searched("phi-4", "4090", VLLM_REF)
+    scarce = make_decision("phi-4", "4090", VLLM_REF)
     best = scarce.plans[0]
     assert best.quantization.value == "fp8"
     assert "--quantization=fp8" in best.argv
@@ -64,7 +65,7 @@ def test_weights_are_quantized_while_they_load_only_where_nothing_milder_helps()
 
 
 def test_a_cache_of_half_the_bytes_holds_the_context_that_was_asked_for() -> None:
-    decision = searched("llama-3.1-8b", "3090", VLLM_REF, min_context=70_000)
+    decision = make_decision("llama-3.1-8b", "3090", VLLM_REF, min_context=70_000)
     best = next(plan for plan in decision.plans if plan.quantization.value == "none")
     assert best.kv_cache_dtype.value == "fp8"
     assert best.max_model_len.value >= 70_000
@@ -90,7 +91,7 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
         "num_key_value_heads": 8,
     }
     engines = [PROFILES.engine(VLLM_REF)]
-    spec, here = published("qwen2.5-7b", **sizes), PROFILES.hardware("3x3090")
+    spec, here = published_model("qwen2.5-7b", **sizes), PROFILES.hardware("3x3090")
     best = decide(
         spec,
         here,
@@ -115,7 +116,7 @@ def test_stages_give_up_as_much_for_a_context_as_ranks_do() -> None:
 
 def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_useful_context() -> None:
     engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x3090")
-    model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
+    model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     decision = decide(model, here, engines, wish(tensor_parallel=2), rules=PROFILES.rules(engines))
     told = [
         (plan.max_num_seqs.value, plan.enforce_eager.value, plan.kv_cache_dtype.value)
@@ -150,7 +151,7 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
 
 def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
     engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3x3090")
-    model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
+    model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     plans = decide(model, here, engines, wish(), rules=PROFILES.rules(engines)).plans
     assert (plans[0].tensor_parallel.value, plans[0].pipeline_parallel.value) == (1, 3)
     assert plans[0].max_model_len.value >= 32_768
@@ -162,7 +163,7 @@ def test_nothing_is_given_up_where_more_gpus_hold_the_context() -> None:
 
 def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_be_free() -> None:
     engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("3090")
-    model = published("gemma-3-27b", quantization_config=QUANTS["w4a16"])
+    model = published_model("gemma-3-27b", quantization_config=QUANTS["w4a16"])
 
     def shares(free: int | None) -> list[float]:
         seen = here.evolve(gpus=tuple(gpu.evolve(free_bytes=free) for gpu in here.gpus))
@@ -175,14 +176,14 @@ def test_more_than_the_usual_share_is_taken_where_it_is_needed_and_was_read_to_b
     assert max(shares(free - (1 << 30))) < max(shares(free)) - 0.03  # a desktop's share
     assert max(shares(None)) <= 0.92
     long = decide(
-        published("llama-3.2-1b"), here, engines, wish(), rules=PROFILES.rules(engines)
+        published_model("llama-3.2-1b"), here, engines, wish(), rules=PROFILES.rules(engines)
     ).plans
     assert [plan.cost for plan in long] == [0]
     assert "--gpu-memory-utilization=0.92" in long[0].argv
 
 
 def test_a_user_who_set_the_cache_is_not_overruled() -> None:
-    decision = searched(
+    decision = make_decision(
         "llama-3.1-8b", "3090", VLLM_REF, min_context=70_000, args={"kv-cache-dtype": "auto"}
     )
     assert all(plan.quantization.value == "fp8" for plan in decision.plans)
@@ -190,7 +191,7 @@ def test_a_user_who_set_the_cache_is_not_overruled() -> None:
 
 
 def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
-    decision = searched(
+    decision = make_decision(
         "qwen3.6-35b-a3b", "2x3090", "vllm==0.19.1", quant="auto-round-language", tensor_parallel=2
     )
     one = decision.rejected[0]
@@ -204,7 +205,9 @@ def test_the_refusal_of_a_layer_shows_what_else_was_in_the_way() -> None:
 def test_a_failed_plan_and_its_careful_try_are_both_ruled_out() -> None:
     facts: tuple[Fact, ...] = ()
     seen: list[tuple[bool, str]] = []
-    while (decision := searched("llama-3.1-8b", "3090", VLLM_REF, facts)).plans and len(seen) < 20:
+    while (decision := make_decision("llama-3.1-8b", "3090", VLLM_REF, facts)).plans and len(
+        seen
+    ) < 20:
         best = decision.plans[0]
         seen.append((best.enforce_eager.value, best.fingerprint))
         facts += (
@@ -217,41 +220,41 @@ def test_a_failed_plan_and_its_careful_try_are_both_ruled_out() -> None:
         )
     assert [eager for eager, _ in seen] == [False, True]
     assert len({fingerprint for _, fingerprint in seen}) == 2
-    assert {one.verdict for one in decision.rejected} == {"known_bad"}
+    assert {rejection.verdict for rejection in decision.rejected} == {"known_bad"}
 
 
 def test_every_search_ends_soon() -> None:
     # Every kernel of every layer fails, on a machine with many sizes.
     kernels = {
         row.kernel
-        for plan in searched("qwen3-30b-a3b", "8xh100", VLLM_REF, quant="fp8-block").plans
+        for plan in make_decision("qwen3-30b-a3b", "8xh100", VLLM_REF, quant="fp8-block").plans
         for row in plan.kernels
     }
     facts = tuple(
         Fact(kind="kernel_fails", scope={"kernel": str(name)}, grade="failed", source="x")
         for name in kernels
     )
-    decision = searched("qwen3-30b-a3b", "8xh100", VLLM_REF, facts, quant="fp8-block")
+    decision = make_decision("qwen3-30b-a3b", "8xh100", VLLM_REF, facts, quant="fp8-block")
     assert not {row.kernel for plan in decision.plans for row in plan.kernels} & kernels
     assert len(decision.plans) + len(decision.rejected) <= 64
 
 
 def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
-    best = searched("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language").plans[
-        0
-    ]
+    best = make_decision(
+        "qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language"
+    ).plans[0]
     assert (best.tensor_parallel.value, best.replicas.value) == (1, 4)
-    asked = searched(
+    asked = make_decision(
         "qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language", replicas=2
     ).plans[0]
     assert (asked.replicas.value, asked.replicas.source) == (2, "user")
     # Where more GPUs could share a copy, the others stay free.
-    assert searched("llama-3.1-8b", "4x3090", VLLM_REF).plans[0].replicas.value == 1
+    assert make_decision("llama-3.1-8b", "4x3090", VLLM_REF).plans[0].replicas.value == 1
 
 
 def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_others() -> None:
     wanted: dict[str, Any] = {"quant": "w4a16"}
-    first = searched("llama-3.1-8b", "3090", "vllm==0.19.1", **wanted).plans[0]
+    first = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", **wanted).plans[0]
     rows = {row.layer.rpartition(".")[2]: row for row in first.kernels}
     refused = rows["down_proj"]
     assert refused.kernel == rows["qkv_proj"].kernel == "MarlinLinearKernel"
@@ -268,22 +271,22 @@ def test_a_kernel_that_the_engine_turns_one_layer_away_from_still_computes_the_o
         grade="failed",
         source="size_k = 14336 is not what it takes",
     )
-    after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
+    after = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), **wanted).plans[0]
     kernels = {row.layer.rpartition(".")[2]: row.kernel for row in after.kernels}
     assert kernels["down_proj"] not in (None, "MarlinLinearKernel")
     assert kernels["qkv_proj"] == "MarlinLinearKernel"
     assert "VLLM_DISABLED_KERNELS" not in after.env
     told = next(row for row in after.kernels if row.layer.endswith("down_proj"))
-    assert any("size_k = 14336" in one.reason for one in told.refused)
+    assert any("size_k = 14336" in refusal.reason for refusal in told.refused)
     # On another GPU nothing is known of it.
     assert (
-        searched("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype
+        make_decision("llama-3.1-8b", "4090", "vllm==0.19.1", (fact,), **wanted).plans[0].dtype
         == first.dtype
     )
 
 
 def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says() -> None:
-    first = searched("llama-3.1-8b", "3090", "vllm==0.19.1", quant="w4a16").plans[0]
+    first = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", quant="w4a16").plans[0]
     failing = next(row for row in first.kernels if row.layer.endswith("down_proj"))
     scope = {
         "engine": "vllm==0.19.1",
@@ -292,7 +295,7 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
         "n": str(failing.n),
     }
     fact = Fact(kind="kernel_fails", scope=scope, grade="failed", source="it crashed")
-    after = searched("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16").plans[0]
+    after = make_decision("llama-3.1-8b", "3090", "vllm==0.19.1", (fact,), quant="w4a16").plans[0]
     assert after.env["VLLM_DISABLED_KERNELS"] == failing.kernel
     assert "MarlinLinearKernel" not in {row.kernel for row in after.kernels}
     (warning,) = [one for one in after.warnings if "for the whole model only" in one]
@@ -305,7 +308,7 @@ def test_a_kernel_that_fails_is_left_out_of_the_whole_model_which_the_plan_says(
 def test_where_many_are_to_be_served_memory_for_them_is_looked_for() -> None:
     """Four hundred at once, of which the context that is wanted leaves room for five."""
     engines, here = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("2x4090")
-    model = published("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
+    model = published_model("llama-3.1-8b", **LLAMA_70B, quantization_config=QUANTS["awq"])
     asked: dict[str, Any] = {
         "rules": PROFILES.rules(engines),
         "pace": PROFILES.pace,
@@ -327,7 +330,7 @@ def on_5090_and_3090(changed: int, **changes: Any) -> Decision:
     """Of a model that neither of the two holds alone."""
     engines, pair = [PROFILES.engine(VLLM_REF)], PROFILES.hardware("5090+3090")
     gpus = tuple(gpu.evolve(**changes) if gpu.index == changed else gpu for gpu in pair.gpus)
-    model = published("qwen3.6-35b-a3b", quantization_config=QUANTS["fp8-block"])
+    model = published_model("qwen3.6-35b-a3b", quantization_config=QUANTS["fp8-block"])
     return decide(model, pair.evolve(gpus=gpus), engines, wish(), rules=PROFILES.rules(engines))
 
 
@@ -335,11 +338,11 @@ def test_a_model_too_large_for_the_larger_of_unlike_gpus_is_shared_by_stages() -
     best = on_5090_and_3090(0).plans[0]
     assert (best.tensor_parallel.value, best.pipeline_parallel.value, len(best.gpus)) == (1, 2, 2)
     assert any(
-        "stages are on different GPUs (NVIDIA GeForce RTX 5090, NVIDIA GeForce RTX 3090)" in one
-        for one in best.warnings
+        "stages are on different GPUs (NVIDIA GeForce RTX 5090, NVIDIA GeForce RTX 3090)" in warning
+        for warning in best.warnings
     )
     assert best.memory.gpu_bytes == 24 << 30
-    alone = searched("qwen3-8b", "5090+3090", VLLM_REF).plans[0]
+    alone = make_decision("qwen3-8b", "5090+3090", VLLM_REF).plans[0]
     assert (alone.pipeline_parallel.value, len(alone.gpus)) == (1, 1)
 
 
@@ -356,7 +359,10 @@ def test_unlike_gpus_get_unlike_stages_by_what_they_hold_and_how_fast_they_are(
 ) -> None:
     """The 5090 holds a third more and reads twice as fast."""
     engine = PROFILES.engine(ref)
-    spec, pair = published(model, quantization_config=QUANTS[quant]), PROFILES.hardware("5090+3090")
+    spec, pair = (
+        published_model(model, quantization_config=QUANTS[quant]),
+        PROFILES.hardware("5090+3090"),
+    )
     asked: dict[str, Any] = {
         "rules": PROFILES.rules([engine]),
         "pace": PROFILES.pace,
@@ -403,7 +409,7 @@ def ranks_on(ref: str, quant: str = "", **changes: Any) -> Decision:
     gpus = (pair.gpus[0], pair.gpus[1].evolve(**changes))
     block: dict[str, Any] = {"quantization_config": QUANTS[quant]} if quant else {}
     return decide(
-        published("qwen3-8b", **block),
+        published_model("qwen3-8b", **block),
         pair.evolve(gpus=gpus),
         engines,
         wish(tensor_parallel=2),
@@ -417,7 +423,7 @@ def test_ranks_on_unlike_gpus_have_the_cache_of_the_smaller_one_and_say_so(quant
     alike, unlike = ranks_on(VLLM_REF, quant), ranks_on(VLLM_REF, quant, **small)
     best, smaller = alike.plans[0], unlike.plans[0]
     assert (best.tensor_parallel.value, len(best.gpus)) == (2, 2)
-    assert any("Its ranks are on different GPUs" in one for one in best.warnings)
+    assert any("Its ranks are on different GPUs" in warning for warning in best.warnings)
     assert best.memory
     assert smaller.memory
     assert smaller.memory.budget_bytes <= 15 << 30 < best.memory.budget_bytes

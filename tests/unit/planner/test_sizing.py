@@ -12,7 +12,7 @@ from gateway.engines.common.planning_input import left_bytes
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import MODELS
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import VLLM_REF
 
 PROFILES = Profiles()
@@ -25,7 +25,7 @@ CACHE = "--kv-cache-memory-bytes="
 SHARE = "--gpu-memory-utilization="
 
 
-def unified(total_gib: float, free_gib: float, capability: str, **fields: Any) -> Hardware:
+def unified_machine(total_gib: float, free_gib: float, capability: str, **fields: Any) -> Hardware:
     """A machine whose GPU has the host's memory."""
     total, free = round(total_gib * GIB), round(free_gib * GIB)
     gpu = GB10.gpus[0].evolve(total_bytes=total, free_bytes=free, capability=capability, **fields)
@@ -35,17 +35,17 @@ def unified(total_gib: float, free_gib: float, capability: str, **fields: Any) -
 # Free bytes of a fresh boot that owners report: github.com/MiaAI-Lab, 101.3 to 102.2 of 121.69 GiB.
 MACHINES = {
     "gb10": GB10,
-    "gb10 with a desktop": unified(121.69, 101.8, "12.1"),
-    "gb10 beside programs": unified(121.69, 60, "12.1"),
-    "Thor": unified(122.8, 114, "11.0"),
-    "AGX Orin 64": unified(61.4, 56, "8.7"),
-    "Orin NX 16": unified(15.3, 12.5, "8.7"),
-    "Orin Nano 8": unified(7.4, 5.6, "8.7"),
+    "gb10 with a desktop": unified_machine(121.69, 101.8, "12.1"),
+    "gb10 beside programs": unified_machine(121.69, 60, "12.1"),
+    "Thor": unified_machine(122.8, 114, "11.0"),
+    "AGX Orin 64": unified_machine(61.4, 56, "8.7"),
+    "Orin NX 16": unified_machine(15.3, 12.5, "8.7"),
+    "Orin Nano 8": unified_machine(7.4, 5.6, "8.7"),
 }
 
 
-def planned(name: str, hardware: Hardware, engine: str = VLLM_REF, **wish: Any) -> Decision:
-    spec, asked = published(name), Wish.model_validate({"name": "m", "source": name, **wish})
+def make_decision(name: str, hardware: Hardware, engine: str = VLLM_REF, **wish: Any) -> Decision:
+    spec, asked = published_model(name), Wish.model_validate({"name": "m", "source": name, **wish})
     # Their images are not made for every processor; memory does not ask for it.
     known = ENGINES[engine].evolve(machines=())
     return decide(spec, hardware, [known], asked, rules=RULES)
@@ -63,7 +63,7 @@ def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -
     assert gpu.free_bytes is not None
     assert gpu.total_bytes is not None
     for name in NAMES:
-        for plan in planned(name, hardware, engine).plans:
+        for plan in make_decision(name, hardware, engine).plans:
             found += 1
             memory = plan.memory
             kept = memory.promised_bytes + left_bytes(gpu)
@@ -81,7 +81,7 @@ def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -
 
 def test_sglang_takes_its_share_of_what_it_sees_free() -> None:
     """The fraction refers to all that is free, with the host's part in it."""
-    plan = planned("llama-3.1-8b", GB10, SGLANG_REF).plans[0]
+    plan = make_decision("llama-3.1-8b", GB10, SGLANG_REF).plans[0]
     share, gpu = flag(plan, "--mem-fraction-static="), GB10.gpus[0]
     assert share is not None
     assert gpu.free_bytes is not None
@@ -92,22 +92,22 @@ def test_sglang_takes_its_share_of_what_it_sees_free() -> None:
 
 
 def test_no_cache_is_taken_that_the_wish_does_not_need() -> None:
-    few = planned("llama-3.1-8b", GB10).plans[0]
-    many = planned("llama-3.1-8b", GB10, goal="throughput", concurrency=256).plans[0]
-    whole = planned("llama-3.1-8b", GB10, goal="context").plans[0]
+    few = make_decision("llama-3.1-8b", GB10).plans[0]
+    many = make_decision("llama-3.1-8b", GB10, goal="throughput", concurrency=256).plans[0]
+    whole = make_decision("llama-3.1-8b", GB10, goal="context").plans[0]
     assert few.memory.kv_tokens < 2 * 4 * 32768
     assert many.memory.kv_tokens >= 256 * 1280
     assert few.memory.budget_bytes < many.memory.budget_bytes < whole.memory.budget_bytes
     # A GPU with memory of its own has no other use for it.
-    alone = planned("llama-3.1-8b", PROFILES.hardware("rtx-pro-6000")).plans[0]
+    alone = make_decision("llama-3.1-8b", PROFILES.hardware("rtx-pro-6000")).plans[0]
     assert alone.memory.budget_bytes > few.memory.budget_bytes
     assert flag(alone, CACHE) is None
 
 
 def test_the_setting_says_what_the_host_keeps() -> None:
-    own = {gib: unified(121.69, 101.8, "12.1", host_bytes=gib * GIB) for gib in (0, 40)}
+    own = {gib: unified_machine(121.69, 101.8, "12.1", host_bytes=gib * GIB) for gib in (0, 40)}
     most = {
-        gib: planned("llama-3.1-8b", machine, goal="context").plans[0].memory.promised_bytes
+        gib: make_decision("llama-3.1-8b", machine, goal="context").plans[0].memory.promised_bytes
         for gib, machine in own.items()
     }
     assert most[40] + 40 * GIB <= round(101.8 * GIB)
@@ -115,7 +115,7 @@ def test_the_setting_says_what_the_host_keeps() -> None:
 
 
 def test_a_share_of_the_user_wins_and_the_plan_says_what_it_costs() -> None:
-    plan = planned("llama-3.1-8b", GB10, args={"gpu-memory-utilization": 0.9}).plans[0]
+    plan = make_decision("llama-3.1-8b", GB10, args={"gpu-memory-utilization": 0.9}).plans[0]
     assert flag(plan, SHARE) == "0.9"
     assert flag(plan, CACHE) is None
     assert any("FITSERVE_HOST_BYTES" in warning and "hang" in warning for warning in plan.warnings)
@@ -125,14 +125,42 @@ def test_a_share_of_the_user_wins_and_the_plan_says_what_it_costs() -> None:
 def test_a_cache_of_the_users_size_is_what_the_plan_counts_with(machine: str) -> None:
     size = 8 * GIB
     args = {"kv-cache-memory-bytes": size}
-    plan = planned("llama-3.1-8b", PROFILES.hardware(machine), args=args).plans[0]
+    plan = make_decision("llama-3.1-8b", PROFILES.hardware(machine), args=args).plans[0]
     assert plan.memory.kv_bytes == size
     assert plan.max_model_len.value <= plan.memory.kv_tokens
     share = flag(plan, SHARE)
     assert share is not None
     assert float(share) * plan.memory.gpu_bytes >= plan.memory.budget_bytes * 0.98
-    too_much = planned(
+    too_much = make_decision(
         "llama-3.1-8b", PROFILES.hardware(machine), args={"kv-cache-memory-bytes": 300 * GIB}
     )
     assert not too_much.plans
     assert too_much.rejected[0].verdict == "no_memory"
+
+
+@pytest.mark.parametrize(("tokens", "planned"), [("8k", 8192), (1024, 1024), ("32k", 32768)])
+def test_a_context_that_is_asked_for_is_the_context(tokens: object, planned: int) -> None:
+    machine = PROFILES.hardware("3090")
+    best = make_decision("llama-3.1-8b", machine, context=tokens).plans[0]
+    assert best.max_model_len.value == planned
+    assert flag(best, "--max-model-len=") == str(planned)
+
+
+def test_a_context_beyond_the_machine_or_the_model_is_refused_with_the_limit() -> None:
+    machine = PROFILES.hardware("3090")
+    whole = make_decision("llama-3.1-8b", machine, goal="context").plans[0].max_model_len.value
+    assert whole < 131072
+    plain = {"kv-cache-dtype": "auto"}
+    refused = make_decision("llama-3.1-8b", machine, context="128k", args=plain)
+    assert not refused.plans
+    assert any(
+        "a context of 131072 tokens was asked for" in reason
+        for rejection in refused.rejected
+        for reason in rejection.reasons
+    )
+    beyond = make_decision("llama-3.1-8b", machine, context="1m")
+    assert not beyond.plans
+    assert "the model's own limit is 131072: take --context 131072" in beyond.rejected[0].reasons[0]
+    # The advanced pair leaves the size to the planner.
+    between = make_decision("llama-3.1-8b", machine, min_context=4096, max_context="1m").plans[0]
+    assert between.max_model_len.value > 32768

@@ -22,7 +22,7 @@ from gateway.planner.starts import (
     memory_shortage,
     readings,
     shape,
-    undisturbed,
+    undisturbed_attempts,
 )
 from tests.support.makers import attempt, machine, plan
 from tests.unit.controller.decisions.test_reconcile import NOW, replica
@@ -50,7 +50,7 @@ def start(
     )
 
 
-def held(
+def block_of(
     asking: PendingStart,
     *others: PlacedEngine,
     waiting: tuple[PendingStart, ...] = (),
@@ -61,26 +61,30 @@ def held(
 
 def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side() -> None:
     asking = start("b", "G1")
-    assert held(asking) is None
-    assert held(asking, holder("a", "G0")) is None
-    assert held(asking, holder("a", "G0", "G1")) == Blocked("a", "loads its weights", "G1")
-    assert held(asking, holder("a", "G1", stage="ends")) == Blocked("a", "is being stopped", "G1")
-    assert held(asking, holder("a", "G1", stage="warms")) is None
-    assert held(asking, holder("a", "G1", stage="stands")) is None
+    assert block_of(asking) is None
+    assert block_of(asking, holder("a", "G0")) is None
+    assert block_of(asking, holder("a", "G0", "G1")) == Blocked("a", "loads its weights", "G1")
+    assert block_of(asking, holder("a", "G1", stage="ends")) == Blocked(
+        "a", "is being stopped", "G1"
+    )
+    assert block_of(asking, holder("a", "G1", stage="warms")) is None
+    assert block_of(asking, holder("a", "G1", stage="stands")) is None
 
 
 def test_engines_with_a_given_kv_cache_start_side_by_side_but_not_beside_a_measurement() -> None:
     asking = start("b", "G0", sized=True)
-    assert held(asking, holder("a", "G0", sized=True)) is None
-    assert held(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
-    assert held(asking, holder("a", "G0", stage="ends", sized=True)) == Blocked(
+    assert block_of(asking, holder("a", "G0", sized=True)) is None
+    assert block_of(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
+    assert block_of(asking, holder("a", "G0", stage="ends", sized=True)) == Blocked(
         "a", "is being stopped", "G0"
     )
-    assert held(start("c", "G0"), holder("a", "G0", sized=True)) == Blocked(
+    assert block_of(start("c", "G0"), holder("a", "G0", sized=True)) == Blocked(
         "a", "loads its weights", "G0"
     )
-    assert held(asking, waiting=(start("d", "G0", order=0, sized=True),)) is None
-    assert held(asking, waiting=(start("d", "G0", order=0),)) == Blocked("d", "starts first", "G0")
+    assert block_of(asking, waiting=(start("d", "G0", order=0, sized=True),)) is None
+    assert block_of(asking, waiting=(start("d", "G0", order=0),)) == Blocked(
+        "d", "starts first", "G0"
+    )
 
 
 def test_who_is_given_its_kv_cache_is_disturbed_by_nobody_who_is_too() -> None:
@@ -142,31 +146,31 @@ def test_the_measurement_of_a_start_that_went_well_is_in_the_next_plan() -> None
 
 
 def test_engines_without_a_gpu_wait_for_nobody() -> None:
-    assert held(start("b"), holder("a"), waiting=(start("c", order=0),)) is None
+    assert block_of(start("b"), holder("a"), waiting=(start("c", order=0),)) is None
 
 
 def test_a_start_that_hangs_holds_nobody_up_for_ever() -> None:
     asking, hanging = start("b", "G0"), holder("a", "G0", since=100.0)
-    assert held(asking, hanging, now=100.0 + LIMIT_S - 1) is not None
-    assert held(asking, hanging, now=100.0 + LIMIT_S) is None
+    assert block_of(asking, hanging, now=100.0 + LIMIT_S - 1) is not None
+    assert block_of(asking, hanging, now=100.0 + LIMIT_S) is None
 
 
 def test_who_waits_longest_goes_first_also_where_it_needs_more_gpus() -> None:
     both, one = start("tp2", "G0", "G1", order=5), start("b", "G0", order=6)
-    assert held(one, holder("a", "G1"), waiting=(both,)) == Blocked("tp2", "starts first", "G0")
-    assert held(both, waiting=(one,)) is None
+    assert block_of(one, holder("a", "G1"), waiting=(both,)) == Blocked("tp2", "starts first", "G0")
+    assert block_of(both, waiting=(one,)) is None
 
 
 def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
     second = start("m-r1", "G1", shape="plan")
     words = Blocked("m", "is started for the first time with this plan")
-    assert held(second, holder("m-r0", "G0", shape="plan")) == words
-    assert held(second, holder("m-r0", "G0", shape="plan", stage="stands")) == words
-    assert held(second, holder("m-r0", "G0", shape="plan", stage="stands", proved=True)) is None
-    assert held(second, holder("m-r0", "G0", shape="another plan")) is None
-    assert held(second, holder("n-r0", "G0", shape="plan")) is None
-    assert held(second, holder("m-r0", "G0", shape="plan", stage="ends")) is None
-    assert held(second.evolve(proven=True), holder("m-r0", "G0", shape="plan")) is None
+    assert block_of(second, holder("m-r0", "G0", shape="plan")) == words
+    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="stands")) == words
+    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="stands", proved=True)) is None
+    assert block_of(second, holder("m-r0", "G0", shape="another plan")) is None
+    assert block_of(second, holder("n-r0", "G0", shape="plan")) is None
+    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="ends")) is None
+    assert block_of(second.evolve(proven=True), holder("m-r0", "G0", shape="plan")) is None
 
 
 def test_copies_of_a_plan_have_one_shape() -> None:
@@ -192,9 +196,9 @@ def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozen
                 waiting.remove(one)
                 loads.append(PlacedEngine(one.instance, one.model, one.gpus, one.shape, "loads"))
         assert loads, "nobody may start, though nothing loads"
-        taken = [gpu for one in loads for gpu in one.gpus]
+        taken = [gpu for load in loads for gpu in load.gpus]
         assert len(taken) == len(set(taken))
-        began += [one.instance for one in loads]
+        began += [load.instance for load in loads]
     assert sorted(began) == sorted(f"m{order}" for order in range(len(wanted)))
 
 
@@ -265,13 +269,13 @@ def ends(*disturbed: str) -> Iterator[Attempt]:
 
 def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
     once = tuple(ends("b came to its end"))
-    assert not [*undisturbed(once)]
+    assert not [*undisturbed_attempts(once)]
     action = next_action(
         replica(history=attempts_that_count(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300
     )
     assert type(action).__name__ == "MakePlan"
-    assert [one.id for one in undisturbed(ends("b", "b", "b", "b", "b"))] == [3, 4]
-    assert [one.id for one in undisturbed(ends("b", "b", "b", "", "b"))] == [3]
+    assert [one.id for one in undisturbed_attempts(ends("b", "b", "b", "b", "b"))] == [3, 4]
+    assert [one.id for one in undisturbed_attempts(ends("b", "b", "b", "", "b"))] == [3]
     action = next_action(
         replica(history=attempts_that_count(ends("b", "b", "b", "b"), 0.0, NOW)),
         NOW,

@@ -15,7 +15,7 @@ from gateway.models.spec import read_model
 from gateway.planner import sizing
 from gateway.planner.sizes import Batch, Sizes
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.makers import wish
 from tests.support.paths import MODELS
@@ -30,7 +30,7 @@ ENGINES = [PROFILES.engine(ref) for ref in REFS]
 RULES = PROFILES.rules(ENGINES)
 MACHINES = {
     path.stem: PROFILES.hardware(path.stem)
-    for path in sorted((shipped() / "hardware").glob("*.json"))
+    for path in sorted((shipped_profiles() / "hardware").glob("*.json"))
 }
 _TEXT = config("qwen3.5-9b")["text_config"]
 QWEN_27B: dict[str, Any] = config(
@@ -83,17 +83,17 @@ CASES = cases()
 
 
 @pytest.fixture
-def sized(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Footprint, Sizes]]:
+def recorded_sizes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Footprint, Sizes]]:
     """Every sizing of the test."""
     found: list[tuple[Footprint, Sizes]] = []
     real = sizing._sizes_within
 
-    def noted(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
+    def note_sizes(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
         sizes = real(footprint, batch, bounds)
         found.append((footprint, sizes))
         return sizes
 
-    monkeypatch.setattr(sizing, "_sizes_within", noted)
+    monkeypatch.setattr(sizing, "_sizes_within", note_sizes)
     return found
 
 
@@ -105,12 +105,12 @@ def decision(spec: ModelSpec, machine: str, *refs: str, **fields: Any) -> Decisi
 # Each model meets every sixth machine, and all of them meet all machines.
 @pytest.mark.parametrize(("number", "name"), list(enumerate(CASES)))
 def test_no_plan_contradicts_its_own_cache(
-    number: int, name: str, sized: list[tuple[Footprint, Sizes]]
+    number: int, name: str, recorded_sizes: list[tuple[Footprint, Sizes]]
 ) -> None:
     for machine in list(MACHINES)[number % 6 :: 6]:
         for plan in decision(CASES[name], machine).plans:
             assert plan.max_num_seqs.value >= 1
-    for footprint, sizes in sized:
+    for footprint, sizes in recorded_sizes:
         cache, kept = footprint.cache, sizes.memory.kv_bytes
         if cache.states_per_request:
             fits = cache.states(kept) // cache.states_per_request
@@ -211,33 +211,42 @@ def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
     assert again.argv == plan.argv
 
 
-def states_of(ref: str, name: str, sized: list[tuple[Footprint, Sizes]], **args: Any) -> int:
+def states_of(
+    ref: str, name: str, recorded_sizes: list[tuple[Footprint, Sizes]], **args: Any
+) -> int:
     """Requests at once by SGLang's states, with these flags."""
-    sized.clear()
+    recorded_sizes.clear()
     flags = {"max-running-requests": 4096, **args}
     plan = first(name, "h200", ref, args=flags, text_only=True)
-    footprint, sizes = sized[0]
+    footprint, sizes = recorded_sizes[0]
     assert plan.max_num_seqs.value == 4096
     return footprint.cache.states(sizes.memory.kv_bytes) // max(
         1, footprint.cache.states_per_request
     )
 
 
-def test_sglangs_flags_change_its_states(sized: list[tuple[Footprint, Sizes]]) -> None:
-    plain = states_of(SGLANG_REF, "qwen3.5-9b", sized)
+def test_sglangs_flags_change_its_states(recorded_sizes: list[tuple[Footprint, Sizes]]) -> None:
+    plain = states_of(SGLANG_REF, "qwen3.5-9b", recorded_sizes)
     share = {"mamba-full-memory-ratio": 0.45}
-    assert states_of(SGLANG_REF, "qwen3.5-9b", sized, **share) == pytest.approx(
+    assert states_of(SGLANG_REF, "qwen3.5-9b", recorded_sizes, **share) == pytest.approx(
         plain * (0.45 / 1.45) / (0.9 / 1.9), rel=0.02
     )
     unbuffered = {"mamba-radix-cache-strategy": "no_buffer"}
-    assert states_of(SGLANG_REF, "qwen3.5-9b", sized, **unbuffered) == pytest.approx(
+    assert states_of(SGLANG_REF, "qwen3.5-9b", recorded_sizes, **unbuffered) == pytest.approx(
         plain * 5 / 3, rel=0.02
     )
-    assert states_of(SGLANG_REF, "qwen3.5-9b", sized, **{"max-mamba-cache-size": 100}) == 20
+    assert (
+        states_of(SGLANG_REF, "qwen3.5-9b", recorded_sizes, **{"max-mamba-cache-size": 100}) == 20
+    )
 
 
 def test_a_cache_without_the_states_of_one_request_is_refused() -> None:
     """SGLang would end after it loaded: its cache is too small to serve any requests."""
     rejected = decision(CASES["granite-4.0-h-micro"], "3060", SGLANG_REF).rejected
-    reasons = [text for one in rejected for text in one.reasons if one.verdict == "no_memory"]
+    reasons = [
+        text
+        for rejection in rejected
+        for text in rejection.reasons
+        if rejection.verdict == "no_memory"
+    ]
     assert any("state blocks fit into" in text and "takes 5" in text for text in reasons)

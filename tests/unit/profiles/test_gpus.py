@@ -10,10 +10,10 @@ import pytest
 
 from gateway.engines.common.kernels.gpus import GpuTraits
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 
 TABLE = Profiles().gpus
-SNAPSHOTS = sorted(path.stem for path in (shipped() / "hardware").glob("*.json"))
+SNAPSHOTS = sorted(path.stem for path in (shipped_profiles() / "hardware").glob("*.json"))
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)

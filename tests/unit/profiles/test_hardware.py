@@ -11,14 +11,14 @@ import pytest
 
 from gateway.domain import Decision, Hardware
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.support.fake_nvml import MIB
 from tests.support.makers import spec, wish
 from tests.support.paths import ROOT
 from tests.support.planning import decide
 from tests.support.versions import NEWEST_VLLM
 
-FOLDER = shipped() / "hardware"
+FOLDER = shipped_profiles() / "hardware"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))
 WITH_GPUS = [name for name in NAMES if name != "cpu"]
 SMALL = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
@@ -82,7 +82,7 @@ def machine(name: str) -> Hardware:
     return Profiles().hardware(name)
 
 
-def decided(name: str, version: str = NEWEST_VLLM) -> Decision:
+def make_decision(name: str, version: str = NEWEST_VLLM) -> Decision:
     """Llama 3.2 1B in its config's bfloat16."""
     return decide(spec(**SMALL), machine(name), [Profiles().engine(f"vllm=={version}")], wish())
 
@@ -211,7 +211,7 @@ def test_gb10_shares_the_hosts_memory() -> None:
 
 @pytest.mark.parametrize("name", [name for name in WITH_GPUS if name != "v100"])
 def test_a_small_model_is_planned_on_every_machine(name: str) -> None:
-    best = decided(name).plans[0]
+    best = make_decision(name).plans[0]
     (gpu,) = [gpu for gpu in machine(name).gpus if gpu.uuid in best.gpus]
     assert best.verdict == "ok"
     assert best.memory.gpu_bytes == gpu.total_bytes
@@ -219,15 +219,15 @@ def test_a_small_model_is_planned_on_every_machine(name: str) -> None:
 
 
 def test_turing_computes_bfloat16_weights_in_float16() -> None:
-    dtype = decided("t4").plans[0].dtype
+    dtype = make_decision("t4").plans[0].dtype
     assert dtype.value == "float16"
     assert "7.5" in dtype.reason
 
 
 def test_an_engine_without_kernels_for_volta_is_refused_with_the_reason() -> None:
-    decision = decided("v100")
+    decision = make_decision("v100")
     assert not decision.plans
-    assert {one.verdict for one in decision.rejected} == {"no_kernel"}
+    assert {rejection.verdict for rejection in decision.rejected} == {"no_kernel"}
     assert decision.rejected[0].reasons == (
         (
             f"vllm=={NEWEST_VLLM} is compiled for compute capability 7.5, 8.0, 8.6, 8.9, 9.0, 10.0,"

@@ -11,12 +11,12 @@ from gateway.domain.value import TRUSTED
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.rule_sets import RuleSets, merged
-from gateway.profiles.tables import shipped
+from gateway.profiles.rule_sets import RuleSets, merge
+from gateway.profiles.tables import shipped_profiles
 from gateway.profiles.yaml_cache import Documents
 from tests.support.yaml_file import read_yaml
 
-RULES = shipped() / "engines"
+RULES = shipped_profiles() / "engines"
 FILES = sorted(
     f"{path.parent.parent.name}=={path.parent.name}/{path.stem}"
     for path in RULES.glob("*/*/*.yaml")
@@ -63,19 +63,19 @@ def test_sources_stand_beside_the_rules(name: str) -> None:
     ],
 )
 def test_a_change_is_merged(change: dict[str, Any], result: dict[str, Any]) -> None:
-    assert merged({"a": [1, 2, 3], "b": {"x": {"m": 1, "n": 2}}}, change) == result
+    assert merge({"a": [1, 2, 3], "b": {"x": {"m": 1, "n": 2}}}, change) == result
 
 
 def test_conditions_are_replaced_as_a_whole_for_they_have_an_order() -> None:
     base = {"kernels": {"k": {"requires": {"p": 1, "q": 2}}}}
     change = {"kernels": {"k": {"requires": {"q": 3}}}}
-    assert merged(base, change) == change
+    assert merge(base, change) == change
 
 
 def test_an_item_like_another_one() -> None:
     base = [{"name": "a", "x": 1, "y": 2}]
     change = [{"like": 1, "x": 3, "without": ["y"]}]
-    assert merged(base, change) == [{"name": "a", "x": 3}]
+    assert merge(base, change) == [{"name": "a", "x": 3}]
 
 
 def sets(folder: Path, files: dict[str, str]) -> RuleSets:

@@ -16,7 +16,7 @@ def test_a_missing_folder_of_profiles_is_said(
 ) -> None:
     monkeypatch.setattr(tables, "__file__", str(tmp_path / "gateway/profiles/tables.py"))
     with pytest.raises(SettingsError, match="The profiles of fitserve are missing") as refusal:
-        tables.shipped.__wrapped__()
+        tables.shipped_profiles.__wrapped__()
     assert "Install fitserve again" in (refusal.value.hint or "")
 
 

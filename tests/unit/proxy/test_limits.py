@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gateway.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, peer_closed
+from gateway.proxy.limits import STALL_S, ConnectionLimiter, Limits, Stall, has_peer_closed
 
 
 @pytest.mark.parametrize(
@@ -55,5 +55,5 @@ def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
         def get_write_buffer_size(self) -> int:
             return 1
 
-    assert not peer_closed(Lost())
+    assert not has_peer_closed(Lost())
     assert not Stall(Lost(), 0.0).is_over(2 * STALL_S)

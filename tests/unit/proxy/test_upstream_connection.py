@@ -43,13 +43,13 @@ class Transport:
         pass
 
 
-class Told:
-    """Stands for the exchange: what the link told it, and what it wrote to the client."""
+class RecordedExchange:
+    """An exchange, its answer and the writer to its client: keeps all that the link gives."""
 
-    keep, sse_head_sent, status = True, False, 0
+    keep_alive, sse_head_sent, status = True, False, 0
 
     def __init__(self) -> None:
-        self.client = self
+        self.answer = self.writer = self
         self.written = b""
         self.ended: list[str] = []
 
@@ -68,7 +68,7 @@ class Told:
         self.ended.append(f"end, reusable: {reusable}")
         link.exchange = None
 
-    def upstream_failed(self, link: UpstreamConnection, reason: str) -> None:
+    def take_failure(self, link: UpstreamConnection, reason: str) -> None:
         link.flush()
         self.ended.append("broke")
         link.exchange = None
@@ -87,17 +87,17 @@ def pool(clock: Clock) -> UpstreamPool:
     return UpstreamPool("http://127.0.0.1:1", cast("asyncio.AbstractEventLoop", clock))
 
 
-def answered(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[Any, ...]:
+def parse_answer(kind: type[UpstreamConnection], pieces: list[bytes]) -> tuple[Any, ...]:
     """What becomes of an answer that comes in these pieces."""
-    link, told = kind(pool(Clock())), Told()
+    link, exchange = kind(pool(Clock())), RecordedExchange()
     link.transport = cast("asyncio.Transport", Transport())
-    link.ask(cast("Any", told), b"", b"")
+    link.ask(cast("Any", exchange), b"", b"")
     for piece in pieces:
         link.data_received(piece)
-    return unframed(told.written), told.ended, link.sent, b"".join(link.tail)
+    return unframe(exchange.written), exchange.ended, link.sent, b"".join(link.tail)
 
 
-def unframed(data: bytes) -> tuple[bytes, bytes]:
+def unframe(data: bytes) -> tuple[bytes, bytes]:
     """What whole chunks hold that are framed as we do, and what comes behind them."""
     found = b""
     while (at := data.find(b"\r\n")) > 0:
@@ -126,7 +126,7 @@ def test_chunks_mean_the_same_however_they_are_cut(
         [*map(chunk, chunks), b"0\r\n\r\n"],
         [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)],
     ):
-        (found, rest), ended, sent, _ = answered(UpstreamConnection, [HEAD, *pieces])
+        (found, rest), ended, sent, _ = parse_answer(UpstreamConnection, [HEAD, *pieces])
         assert (found, rest, sent) == (b"".join(chunks), b"0\r\n\r\n", len(found))
         assert ended[-1] == "end, reusable: True"
 
@@ -161,19 +161,19 @@ ODD = [
 )
 def test_what_is_no_chunk_of_that_form_is_the_parser_s(pieces: list[bytes]) -> None:
     pieces = [HEAD, chunk(b"first"), *pieces]
-    assert answered(UpstreamConnection, pieces) == answered(Parsed, pieces)
+    assert parse_answer(UpstreamConnection, pieces) == parse_answer(Parsed, pieces)
 
 
 @pytest.mark.parametrize("odd", ODD)
 def test_each_of_them_is_the_parser_s(odd: bytes) -> None:
     pieces = [HEAD, chunk(b"first"), odd, chunk(b"last")]
-    assert answered(UpstreamConnection, pieces) == answered(Parsed, pieces)
+    assert parse_answer(UpstreamConnection, pieces) == parse_answer(Parsed, pieces)
 
 
 def test_a_plain_chunk_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[bytes] = []
     monkeypatch.setattr(UpstreamConnection, "on_body", lambda _, data: parsed.append(data))
-    answered(
+    parse_answer(
         UpstreamConnection,
         [
             HEAD,

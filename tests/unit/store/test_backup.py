@@ -21,7 +21,8 @@ from gateway.domain import Wish
 from gateway.domain.grant import Grant
 from gateway.errors import BadRequest, SettingsError, StoreError
 from gateway.store.backup import restore_backup, write_backup
-from gateway.store.database import _SCHEMA, VERSION, Database, foreign_part
+from gateway.store.database import Database, foreign_part
+from gateway.store.schema import SCHEMA, VERSION
 from gateway.store.store import Store
 
 
@@ -31,7 +32,7 @@ def data_folder(path: Path) -> tuple[Path, Store]:
     return path, Store(path / "fitserve.db")
 
 
-def archived(data: Path, file: Path) -> Path:
+def make_archive(data: Path, file: Path) -> Path:
     with file.open("wb") as into:
         write_backup(data, into, "1.2.3")
     return file
@@ -60,7 +61,7 @@ def test_a_backup_made_under_writes_is_one_moment_of_them(tmp_path: Path) -> Non
     try:
         for round_ in range(5):
             before = len(written)
-            archive = archived(data, tmp_path / f"{round_}.tar.gz")
+            archive = make_archive(data, tmp_path / f"{round_}.tar.gz")
             (empty := tmp_path / f"to{round_}").mkdir()
             back = restore_backup(empty, archive)
             again = Store(empty / "fitserve.db")
@@ -93,7 +94,7 @@ def test_what_comes_back_is_what_was_there_and_keys_are_digests(tmp_path: Path) 
     (data / "learned/engines/vllm/1.yaml").write_text("kind: vllm\n")
     (data / "logs").mkdir()
     (data / "logs/secret.log").write_text("words of a client")
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     with tarfile.open(archive) as entries:
         assert entries.getnames() == [
@@ -117,7 +118,7 @@ def test_what_comes_back_is_what_was_there_and_keys_are_digests(tmp_path: Path) 
 
 def test_a_folder_of_another_installation_is_left_alone(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     other, store = data_folder(tmp_path / "other")
     store.close()
@@ -127,7 +128,7 @@ def test_a_folder_of_another_installation_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in other.iterdir()) == ["fitserve.db", "installation"]
 
 
-def changed(archive: Path, **files: bytes | None) -> Path:
+def change_archive(archive: Path, **files: bytes | None) -> Path:
     """The archive with other contents of some files; None: without it."""
     made = archive.with_name("changed.tar.gz")
     with tarfile.open(archive) as old, tarfile.open(made, "w:gz") as new:
@@ -148,7 +149,7 @@ def changed(archive: Path, **files: bytes | None) -> Path:
 def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
     store.add_model(Wish(name="m", source="x/y"), 1.0)
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     whole = archive.read_bytes()
     (cut := tmp_path / "cut.tar.gz").write_bytes(whole[: len(whole) // 2])
@@ -162,7 +163,7 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
         (cut, BadRequest, "is not a complete backup"),
         (text, BadRequest, "is not a complete backup"),
         (tmp_path / "none", BadRequest, "cannot be read: No such file"),
-        (changed(archive, other=b""), BadRequest, "'../other' does not belong in one"),
+        (change_archive(archive, other=b""), BadRequest, "'../other' does not belong in one"),
     ]
     for path, kind, words in cases:
         with pytest.raises(kind, match=words):
@@ -193,7 +194,7 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
         ),
     ):
         with pytest.raises(kind, match=words):
-            restore_backup(data, changed(archive, **files))
+            restore_backup(data, change_archive(archive, **files))
     again = Store(data / "fitserve.db")
     assert [wish.name for wish, *_ in again.models()] == ["m"]
     again.close()
@@ -207,7 +208,7 @@ def test_what_is_no_whole_backup_changes_nothing(tmp_path: Path) -> None:
 def test_names_that_are_bombs_are_not_read(tmp_path: Path) -> None:
     """A header of an archive may be gigabytes, of which the archive itself has megabytes."""
     data, store = data_folder(tmp_path / "data")
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     with tarfile.open(tmp_path / "bomb.tar.gz", "w:gz") as made, tarfile.open(archive) as old:
         entry = tarfile.TarInfo("learned/a.yaml")
@@ -276,7 +277,7 @@ HOSTILE = {
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_entries_of_an_archive_are_refused_in_words(tmp_path: Path, kind: str) -> None:
     data, store = data_folder(tmp_path / "data")
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     with tarfile.open(tmp_path / "h.tar.gz", "w:gz") as made, tarfile.open(archive) as old:
         for one in old:
@@ -315,7 +316,7 @@ def test_few_bytes_that_stand_for_many_fill_no_disk(
     words: str,
 ) -> None:
     data, store = data_folder(tmp_path / "data")
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     with (
         tarfile.open(tmp_path / "h.tar.gz", "w:gz", compresslevel=1) as made,
@@ -347,19 +348,19 @@ def test_few_bytes_that_stand_for_many_fill_no_disk(
 )
 def test_a_database_that_runs_code_of_its_own_is_refused(tmp_path: Path, statement: str) -> None:
     data, store = data_folder(tmp_path / "data")
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     with contextlib.closing(sqlite3.connect(data / "fitserve.db")) as database:
         database.executescript(statement)
         database.commit()
         hostile = database.serialize()
     with pytest.raises(BadRequest, match="is not one of fitserve"):
-        restore_backup(data, changed(archive, fitserve=hostile))
+        restore_backup(data, change_archive(archive, fitserve=hostile))
 
 
 def test_a_disk_that_is_full_is_not_the_archives_fault(tmp_path: Path) -> None:
     data, store = data_folder(tmp_path / "data")
-    archive = archived(data, tmp_path / "a.tar.gz")
+    archive = make_archive(data, tmp_path / "a.tar.gz")
     store.close()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
@@ -374,7 +375,7 @@ def test_a_disk_that_is_full_is_not_the_archives_fault(tmp_path: Path) -> None:
 
 def test_without_a_database_there_is_nothing_to_keep(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="There is no database"):
-        archived(tmp_path, tmp_path / "a.tar.gz")
+        make_archive(tmp_path, tmp_path / "a.tar.gz")
 
 
 def test_what_a_killed_backup_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
@@ -388,7 +389,7 @@ def test_what_a_killed_backup_left_is_removed_by_the_next_one(tmp_path: Path) ->
     for path in (*left[:2], data / "restore-1"):
         os.utime(path, (days_ago := time.time() - 2 * 86_400, days_ago))
 
-    archived(data, tmp_path / "one.tar.gz")
+    make_archive(data, tmp_path / "one.tar.gz")
 
     assert not any(path.exists() for path in (*left, data / "restore-1"))
     assert all(path.exists() for path in at_work)
@@ -397,7 +398,7 @@ def test_what_a_killed_backup_left_is_removed_by_the_next_one(tmp_path: Path) ->
 def test_a_backup_of_an_older_version_is_none_of_others(tmp_path: Path) -> None:
     old = tmp_path / "old.db"
     with contextlib.closing(sqlite3.connect(old)) as database:
-        database.executescript(f"{_SCHEMA} PRAGMA user_version=2")
+        database.executescript(f"{SCHEMA} PRAGMA user_version=2")
         database.execute("INSERT INTO meta VALUES ('instance', 'x')")
         database.commit()
     assert foreign_part(old) is None

@@ -44,7 +44,7 @@ def alone(path: Path) -> Path:
     return path
 
 
-def damaged(path: Path) -> list[Path]:
+def damaged_files(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f"{path.name}.damaged-*"))
 
 
@@ -53,7 +53,7 @@ def test_a_sound_database_is_opened_and_may_be_changed(path: Path) -> None:
     store.changeable()
     assert [one.name for one, *_ in store.models()] == ["a"]
     store.close()
-    assert not damaged(path)
+    assert not damaged_files(path)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_damaged_one_is_set_aside_whole(alone: Path, content: bytes) -> None:
         path.with_name(path.name + ending).unlink(missing_ok=True)
     path.write_bytes(content)
     store = open_store(path)
-    (aside,) = damaged(path)
+    (aside,) = damaged_files(path)
     assert aside.read_bytes() == content
     assert not path.exists()
     assert store.problem is not None
@@ -92,7 +92,7 @@ def test_pages_that_contradict_each_other_are_damage(alone: Path) -> None:
     content[4096 * 6 : 4096 * 9] = b"\xa5" * 4096 * 3
     path.write_bytes(content)
     store = open_store(path)
-    assert damaged(path)
+    assert damaged_files(path)
     assert store.models() == []
 
 
@@ -101,7 +101,7 @@ def content(store: Store) -> list[object]:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[object]]:
+def killed_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], list[object]]:
     """The files of a database whose gateway was killed, by their names, and what was
     acknowledged."""
     made = tmp_path_factory.mktemp("killed") / "fitserve.db"
@@ -144,13 +144,13 @@ MIRROR = "fitserve.db.mirror"
 @pytest.mark.parametrize("part", range(4))
 def test_bytes_that_changed_anywhere_are_harmless_or_told(
     tmp_path: Path,
-    killed: tuple[dict[str, bytes], list[object]],
+    killed_files: tuple[dict[str, bytes], list[object]],
     victims: tuple[str, ...],
     part: int,
 ) -> None:
     """Nothing is lost in silence, and nothing is worse than a database that is set aside.
     DAMAGES=10000 in the environment: so many of each file."""
-    files, acknowledged = killed
+    files, acknowledged = killed_files
     told = 0
     for number in range(rounds := max(1, int(os.environ.get("DAMAGES", "60")) // 4)):
         chance = random.Random(f"{part} {number}")
@@ -177,7 +177,7 @@ def test_bytes_that_changed_anywhere_are_harmless_or_told(
                 assert (store.models(), store.grants(), store.attempts()) == ([], [], []), number
             else:
                 told += 1
-                assert damaged(folder / "fitserve.db") or "has version" in store.problem, (
+                assert damaged_files(folder / "fitserve.db") or "has version" in store.problem, (
                     store.problem
                 )
                 assert content(store) == [[], [], [], []]
@@ -200,7 +200,7 @@ def test_a_database_that_somebody_else_holds_is_not_taken_for_damaged(
         assert store.problem is not None
         assert "locked" in store.problem
         store.close()
-    assert not damaged(path)
+    assert not damaged_files(path)
     again = open_store(path)
     again.changeable()
     assert [one.name for one, *_ in again.models()] == ["a"]
@@ -215,7 +215,7 @@ def test_a_newer_one_is_left_alone(path: Path) -> None:
     assert store.problem is not None
     assert "version 99" in store.problem
     assert path.exists()
-    assert not damaged(path)
+    assert not damaged_files(path)
 
 
 def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,77 @@ def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.Mo
     assert [one.name for one, *_ in store.models()] == ["a"]
     assert store.problem is not None
     assert "readonly" in store.problem
-    assert not damaged(path)
+    assert not damaged_files(path)
+
+
+@pytest.fixture
+def unwritable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """No database can be written until the call."""
+
+    def refuse(self: Database) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Database, "_open", refuse)
+    return monkeypatch.undo
+
+
+def test_a_copy_is_written_into_its_file_as_soon_as_that_is_possible(
+    path: Path, unwritable: Callable[[], None]
+) -> None:
+    store = open_store(path)
+    store.look()
+    with pytest.raises(StoreError, match="Nothing can be changed now"):
+        store.changeable()
+    attempt = store.add_attempt("a", 0, plan(), 8000, 1.0)
+    unwritable()
+    store.look()
+    store.changeable()
+    assert store.problem is None
+    # A kill instead of an end: both are in the file itself, and in its mirror.
+    store.add_model(wish(name="b"), 2.0)
+    overwrite(path, 7)
+    again = open_store(path)
+    again.changeable()
+    assert [one.name for one, *_ in again.models()] == ["a", "b"]
+    assert [one.id for one in again.attempts()] == [attempt.id]
+    again.close()
+    store.close()
+
+
+def test_a_copy_replaces_no_rows_of_others(path: Path, unwritable: Callable[[], None]) -> None:
+    store = open_store(path)
+    store.add_attempt("a", 0, plan(), 8000, 1.0)
+    unwritable()
+    other = Store(path)
+    other.add_model(wish(name="b"), 2.0)
+    other.close()
+    store.look()
+    with pytest.raises(StoreError, match="Nothing can be changed now"):
+        store.changeable()
+    store.close()
+    again = open_store(path)
+    assert [one.name for one, *_ in again.models()] == ["a", "b"]
+    assert again.attempts() == []
+    again.close()
+
+
+def test_a_first_start_without_room_makes_its_database_later(
+    tmp_path: Path, unwritable: Callable[[], None]
+) -> None:
+    path = tmp_path / "fitserve.db"
+    store = open_store(path)
+    instance = store.instance
+    assert store.problem is not None
+    path.unlink(missing_ok=True)
+    unwritable()
+    store.look()
+    store.changeable()
+    store.add_model(wish(name="a"), 1.0)
+    store.close()
+    again = open_store(path)
+    assert again.instance == instance
+    assert [one.name for one, *_ in again.models()] == ["a"]
+    again.close()
 
 
 def test_the_installation_keeps_its_id_when_the_database_is_lost(path: Path) -> None:
@@ -329,7 +399,7 @@ def test_a_file_that_is_damaged_while_open_takes_no_change_and_loses_none(
     again = open_store(path)
     again.changeable()
     assert [one.name for one, *_ in again.models()] == [one.name for one, *_ in store.models()]
-    assert damaged(path) or damage == "removed"
+    assert damaged_files(path) or damage == "removed"
     store.close()
     again.close()
 

@@ -35,7 +35,7 @@ def test_the_oldest_starts_make_room(tmp_path: Path) -> None:
     store = Store(tmp_path / "fitserve.db")
     for number in range(MOST_STARTS + 2):
         store.starts.add(START.evolve(gpus=number))
-    assert [one.gpus for one in store.starts.rows()] == [*range(2, MOST_STARTS + 2)]
+    assert [row.gpus for row in store.starts.rows()] == [*range(2, MOST_STARTS + 2)]
     store.close()
 
 

@@ -290,8 +290,40 @@ def test_a_claim_that_was_told_in_tokens_is_forgotten(store: Store) -> None:
         db.execute("PRAGMA user_version=12")
     for _ in range(2):
         again = Store(store.path)
-        assert [one.plan.cap for one in again.attempts("a")] == [None, kept.cap]
+        assert [attempt.plan.cap for attempt in again.attempts("a")] == [None, kept.cap]
         again.close()
+
+
+def test_a_stored_context_refuses_no_plan_that_it_did_not_refuse_before(store: Store) -> None:
+    old = {
+        "a": wish(name="a", context=65536),
+        "b": wish(name="b", context=4096, min_context=8192),
+        "c": wish(name="c", context=65536, max_context=8192),
+        "d": wish(name="d", max_context=8192),
+    }
+    for one in old.values():
+        store.add_model(one, 1.0)
+    change = Change(wish=old["d"].evolve(context=65536), generation=1, at=2.0)
+    store.save_change(old["d"], 1, change)
+    store.close()
+    with contextlib.closing(sqlite3.connect(store.path, isolation_level=None)) as db:
+        db.execute("PRAGMA user_version=16")
+    for _ in range(2):
+        again = Store(store.path)
+        contexts = {
+            one.name: (one.least_context, one.context, one.most_context)
+            for one, *_ in again.models()
+        }
+        pending = again.changes()["d"][1]
+        again.close()
+        assert pending is not None
+        assert (pending.wish.least_context, pending.wish.context) == (1, 8192)
+        assert contexts == {
+            "a": (1, 65536, 65536),
+            "b": (8192, 8192, 8192),
+            "c": (1, 8192, 8192),
+            "d": (None, None, 8192),
+        }
 
 
 def test_a_database_without_times_of_starts_keeps_its_attempts_and_gets_room(
@@ -336,7 +368,7 @@ def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_
 ) -> None:
     store.add_model(wish(name="a"), 1.0)
 
-    def learned(value: int, figure: str = "stream") -> Fact:
+    def make_fact(value: int, figure: str = "stream") -> Fact:
         return Fact(
             kind="speed_ratio",
             scope={"figure": figure},
@@ -350,9 +382,9 @@ def test_measurements_are_kept_and_what_is_learned_again_takes_the_place_of_the_
     runs = [
         Bench(model="a", at=float(at), prompt=1, answer=1, stream=float(at)) for at in range(1, 61)
     ]
-    store.add_bench(runs[0], [learned(900), learned(800, "total")])
+    store.add_bench(runs[0], [make_fact(900), make_fact(800, "total")])
     for run in runs[1:]:
-        store.add_bench(run, [learned(round(1000 + run.at))])
+        store.add_bench(run, [make_fact(round(1000 + run.at))])
     assert store.benches("a") == runs[10:]
     assert [(fact.scope["figure"], fact.value) for fact in store.facts()] == [
         ("total", 800),
@@ -383,15 +415,15 @@ def test_what_was_measured_of_the_machine_takes_the_place_of_the_old_and_of_rati
             fact("speed_measured", 5, figure="stream"),
         ]
     )
-    store.keep_measured([])
+    store.keep_measurements([])
     assert len(store.facts()) == 3
-    store.keep_measured(
+    store.keep_measurements(
         [
             fact("machine_speed", 1, what="memory", gpus="a"),
             fact("machine_speed", 2, what="memory", gpus="b"),
         ]
     )
-    store.keep_measured([fact("machine_speed", 3, gpus="a", what="memory")])
+    store.keep_measurements([fact("machine_speed", 3, gpus="a", what="memory")])
     kept = [(one.kind, one.value) for one in store.facts()]
     assert kept == [
         ("max_context", 9),

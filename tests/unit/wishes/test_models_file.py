@@ -89,7 +89,7 @@ def laughs(kind: str) -> str:
         ),
         (
             "models:\n  a: {source: x/y, context: many}\n",
-            ["2:20: a.context: Input should be a valid integer"],
+            ["2:20: a.context: a number of tokens looks like 8192, 32k (32,768) or 1m"],
         ),
         (
             "models:\n  a:\n    source: x/y\n    policy:\n      keep_alive: soon\n",
@@ -173,7 +173,9 @@ def test_secrets_come_from_elsewhere_and_are_shown_nowhere(
     found = load(file(tmp_path, text))
     assert found.wishes["a"].env == {"NCCL_DEBUG": "s3cret!value"}
     assert found.wishes["a"].args == {"max-num-seqs": "8"}
-    assert found.references.hidden("NCCL_DEBUG s3cret!value") == "NCCL_DEBUG ${env:OF_THE_TEST}"
+    assert (
+        found.references.hide_values("NCCL_DEBUG s3cret!value") == "NCCL_DEBUG ${env:OF_THE_TEST}"
+    )
     for wrong in (
         "image: '${env:OF_THE_TEST}'",
         "endpoint: 'http://u:${env:OF_THE_TEST}@h'",
@@ -234,5 +236,9 @@ def test_the_schema_describes_what_is_read() -> None:
 def references(value: Any) -> list[str]:
     if isinstance(value, dict):
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-        return own + [found for one in value.values() for found in references(one)]
-    return [found for one in value for found in references(one)] if isinstance(value, list) else []
+        return own + [reference for one in value.values() for reference in references(one)]
+    return (
+        [reference for one in value for reference in references(one)]
+        if isinstance(value, list)
+        else []
+    )

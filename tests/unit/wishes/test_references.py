@@ -39,9 +39,9 @@ VALUES = (
 @pytest.mark.parametrize("value", VALUES)
 def test_no_part_of_a_value_is_shown(value: str, form: str) -> None:
     references = References(Path("/"), {"SECRET": value})
-    assert references.resolved(REFERENCE) == value
+    assert references.resolve(REFERENCE) == value
     told = CUTS[form](value)
-    shown = references.hidden(f"the image {told!s} is not allowed here")
+    shown = references.hide_values(f"the image {told!s} is not allowed here")
     assert REFERENCE in shown
     assert shown.startswith("the image ")
     assert shown.endswith(" is not allowed here")
@@ -53,10 +53,10 @@ def test_no_part_of_a_value_is_shown(value: str, form: str) -> None:
 @given(st.text(min_size=20, max_size=200), st.integers(0, 100), st.integers(20, 100))
 def test_no_cut_of_any_value_is_shown(value: str, start: int, size: int) -> None:
     references = References(Path("/"), {"SECRET": value})
-    references.resolved(REFERENCE)
+    references.resolve(REFERENCE)
     part = value[start : start + size]
     if len(part) >= 8:
-        assert part not in references.hidden(f"<{part}>")
+        assert part not in references.hide_values(f"<{part}>")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import Wish
 from gateway.errors import BadRequest
-from gateway.server.admin.model_routes import _merged
+from gateway.server.admin.model_routes import _merge
 from gateway.wishes.steps import Step, patch, steps
 
 PINNED = {"x/y": "0" * 40}
@@ -98,4 +98,4 @@ def test_the_patch_makes_one_of_the_other(old: dict[str, Any], new: dict[str, An
             else value
         )
 
-    assert whole(_merged(old, patch(old, new))) == whole(new)
+    assert whole(_merge(old, patch(old, new))) == whole(new)

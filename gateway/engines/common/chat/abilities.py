@@ -86,7 +86,7 @@ def _ask(text: str, limit: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "temperature": 0}
 
 
-def unasked(plan: Plan, why: str = _UNANSWERED) -> Abilities:
+def abilities_by_plan(plan: Plan, why: str = _UNANSWERED) -> Abilities:
     """Abilities that need no request, because the plan decides them."""
     if plan.model.task != "generate":
         return Abilities.uniform(
@@ -104,7 +104,7 @@ def unasked(plan: Plan, why: str = _UNANSWERED) -> Abilities:
     )
 
 
-def judged(name: str, parsed: ParsedAnswer) -> Ability:
+def judge(name: str, parsed: ParsedAnswer) -> Ability:
     """The verdict on one ability."""
     if name in ("tools", "required_tools"):
         problem = _call(parsed)
@@ -158,12 +158,13 @@ def fits(text: str, schema: dict[str, Any]) -> bool:
     if not isinstance(value, dict) or value.keys() != properties.keys():
         return False
     return all(
-        argument in properties[key].get("enum", (True, False)) and _typed(argument, properties[key])
+        argument in properties[key].get("enum", (True, False))
+        and _has_type(argument, properties[key])
         for key, argument in value.items()
     )
 
 
-def _typed(value: object, schema: dict[str, Any]) -> bool:
+def _has_type(value: object, schema: dict[str, Any]) -> bool:
     return isinstance(value, bool if schema["type"] == "boolean" else str)
 
 
@@ -192,7 +193,7 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
     return None
 
 
-def ended() -> Failure:
+def test_failure() -> Failure:
     """Of an engine that answers nothing more once it was asked."""
     return Failure(
         kind="verification_failed",

@@ -85,10 +85,10 @@ class Writing(FrozenRecord, frozen=True, eq=False):
     ) -> Choice[str]:
         key = engine.ref, engine.image, flag
         if key not in self._choices:
-            self._choices[key] = self._chosen(dialect, engine, flag, subject)
+            self._choices[key] = self._choice(dialect, engine, flag, subject)
         return self._choices[key]
 
-    def _chosen(
+    def _choice(
         self, dialect: Dialect | None, engine: Engine, flag: str, subject: str
     ) -> Choice[str]:
         spec, option = self.spec, engine.flags.get(flag)

@@ -44,7 +44,7 @@ class RepairTable(Value):
     repairs: tuple[Repair, ...] = ()
 
 
-def repaired(text: str, repairs: Iterable[Repair]) -> tuple[str, tuple[Repair, ...]]:
+def repair_template(text: str, repairs: Iterable[Repair]) -> tuple[str, tuple[Repair, ...]]:
     """The template without the faults that are known of it, and those."""
     result = tuple(item for item in repairs if item.applies(text))
     for item in result:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from gateway.domain import ChatTemplate, Choice, ModelSpec, StrChoice
-from gateway.engines.common.chat.repair import Repair, repaired
+from gateway.engines.common.chat.repair import Repair, repair_template
 
 # The flag that names its file, alike in all kinds of engines.
 FLAG = "chat-template"
@@ -28,7 +28,7 @@ class Chosen(NamedTuple):
     digest: str | None = None
 
 
-def chosen(
+def choose_template(
     spec: ModelSpec, user_template: ChatTemplate | None, repairs: Iterable[Repair] = ()
 ) -> Chosen:
     if user_template is not None:
@@ -44,7 +44,7 @@ def chosen(
             ),
             None,
         )
-    text, faults = repaired(spec.chat_template, repairs)
+    text, faults = repair_template(spec.chat_template, repairs)
     if faults:
         mended = ChatTemplate(text=text, name="repaired")
         reason = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from gateway.domain import Value
 from gateway.domain.base import Field, model_validator
 
-# How far apart two readings of one card's memory are at most: ECC takes 6 % of it.
+# How far apart two readings of one card's memory are at most: ECC takes 6 % of it. A card of 24 GB
+# may have 22.5 GiB, and one of 80 GB has 79.6.
 _SAME_MEMORY = 0.1
 
 
@@ -39,6 +40,13 @@ class Card(Value):
     pcie_lanes: int | None = Field(None, ge=1, le=16)
     sources: tuple[str, ...] = Field(min_length=1)
 
+    def has_memory(self, total_bytes: int) -> bool:
+        """Whether the card's own memory is this, as far as readings of one card differ."""
+        return (
+            self.memory_mib is not None
+            and abs(total_bytes / (self.memory_mib * 2**20) - 1) <= _SAME_MEMORY
+        )
+
     @model_validator(mode="after")
     def _whole(self) -> Card:
         if bool(self.nvlinks) != (self.nvlink_gb_s is not None):
@@ -57,21 +65,21 @@ class CardTable(Value):
     cards: tuple[Card, ...]
 
     @model_validator(mode="after")
-    def _sourced(self) -> CardTable:
+    def _check_sources(self) -> CardTable:
         unknown = {source for card in self.cards for source in card.sources} - set(self.sources)
         if unknown:
             raise ValueError(f"sources that are not described: {', '.join(sorted(unknown))}")
         return self
 
     def card(self, name: str, total_bytes: int | None) -> Card | None:
-        """The card of this name and memory; None: nobody has written it down. Cards of one name
+        """The card of this name and memory; None: not in the table. Cards of one name
         with less memory are other cards."""
         return next(
-            (card for card in self.cards if card.name == name and _fits(card, total_bytes)), None
+            (
+                card
+                for card in self.cards
+                if card.name == name
+                and (card.unified or total_bytes is None or card.has_memory(total_bytes))
+            ),
+            None,
         )
-
-
-def _fits(card: Card, total_bytes: int | None) -> bool:
-    if card.memory_mib is None or total_bytes is None:
-        return True
-    return abs(total_bytes / (card.memory_mib * 2**20) - 1) <= _SAME_MEMORY

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 
 from gateway.domain import Refusal, Value
 from gateway.domain.base import Field, model_validator
-from gateway.engines.common.kernels.preference import Move, preferred
+from gateway.engines.common.kernels.preference import Move, sort_by_preference
 from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.models.scheme import Kind, MoeShape, round_up
@@ -145,7 +145,7 @@ def choose_moe(
     installed = frozenset(rules.packages) if packages is None else packages
     subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
     if numbers(capability) is None:
-        return _unknown(f"{capability!r} is not a compute capability")
+        return _unknown_choice(f"{capability!r} is not a compute capability")
     if forced and (why := first_refusal(rules.forced_requires.get(forced, ()), subject)):
         refusal = Refusal(kernel=f"--moe-backend {forced}", reason=why)
         return MoeChoice(kernel=None, refused=(refusal,), status="none")
@@ -153,15 +153,15 @@ def choose_moe(
     method = next((m for m in methods if m.match.refusal(subject) is None), None)
     if method is None:
         origin = f" of {shape.origin}" if shape.origin else ""
-        return _unknown(
+        return _unknown_choice(
             f"these rules have no path for {shape.scheme.kind} experts{origin} like these"
         )
     if method.refuses:
         return _no_backend(method, Refusal(kernel="", reason=method.refuses))
-    names = preferred(method.backends, method.moves, subject)
+    names = sort_by_preference(method.backends, method.moves, subject)
     if forced and forced != "auto" and forced not in method.ignores and "*" not in method.ignores:
         if not method.forced:
-            return _unknown(
+            return _unknown_choice(
                 f"what --moe-backend {forced} does with these experts is not known here"
             )
         if forced not in method.forced:
@@ -177,7 +177,7 @@ def choose_moe(
             whole = first_refusal((*method.requires, *backend.then), subject)
             if whole:
                 return _no_backend(method, *refused, Refusal(kernel=short_name, reason=whole))
-            return _chosen(method, backend, short_name, shape, subject, tuple(refused))
+            return _choice(method, backend, short_name, shape, subject, tuple(refused))
         refused.append(Refusal(kernel=short_name, reason=why))
     return _no_backend(method, *refused)
 
@@ -192,14 +192,14 @@ def _whatever_the_routing(rules: MoeRules, shape: MoeShape, *arguments: Any) -> 
         choose_moe(rules, shape._replace(routing=routing), *arguments) for routing in _ROUTINGS
     ]
     if len({(choice.kernel, choice.status, choice.padded_to) for choice in choices}) > 1:
-        return _unknown(
+        return _unknown_choice(
             "the backend depends on how experts are chosen for a token, which is not known here of"
             " this family"
         )
     return choices[0]
 
 
-def _chosen(
+def _choice(
     method: ExpertMethod,
     backend: ExpertBackend,
     name: str,
@@ -207,7 +207,7 @@ def _chosen(
     subject: Subject,
     refused: tuple[Refusal, ...],
 ) -> MoeChoice:
-    padded = _padded(backend.pads, shape, subject)
+    padded = _padded_sizes(backend.pads, shape, subject)
     grown = shape._replace(hidden=padded[0], intermediate=padded[1]) if padded else shape
     crashes = []
     for label, product in (("w13", grown.w13), ("w2", grown.w2)) if backend.runs else ():
@@ -229,16 +229,16 @@ def _chosen(
     )
 
 
-def _padded(
+def _padded_sizes(
     pads: tuple[Rounding, ...], shape: MoeShape, subject: Subject
 ) -> tuple[int, int] | None:
     rounding = next((item for item in pads if item.when.refusal(subject) is None), None)
     if rounding is None:
         return None
-    group = max(shape.scheme.group, 1) if rounding.group else 1
+    group_size = max(shape.scheme.group, 1) if rounding.group else 1
     grown = (
         round_up(shape.hidden, rounding.hidden),
-        round_up(shape.intermediate, math.lcm(rounding.intermediate, group)),
+        round_up(shape.intermediate, math.lcm(rounding.intermediate, group_size)),
     )
     return None if grown == (shape.hidden, shape.intermediate) else grown
 
@@ -247,5 +247,5 @@ def _no_backend(method: ExpertMethod, *refused: Refusal) -> MoeChoice:
     return MoeChoice(kernel=None, method=method.name, refused=refused, status="none")
 
 
-def _unknown(reason: str) -> MoeChoice:
+def _unknown_choice(reason: str) -> MoeChoice:
     return MoeChoice(kernel=None, refused=(Refusal(kernel="", reason=reason),), status="unknown")

@@ -33,23 +33,23 @@ class GpuTable(Value):
         """Traits of the capability; None: it is in no table."""
         return self.capabilities.get(capability or "")
 
-    def multiplied(self, capability: str | None) -> frozenset[tuple[str, str]]:
+    def native_formats(self, capability: str | None) -> frozenset[tuple[str, str]]:
         """Schemes whose format this GPU multiplies, and the format."""
-        cached = self._multiplied.get(capability or "")
+        cached = self._native_formats.get(capability or "")
         return frozenset(self.schemes.items()) if cached is None else cached
 
     @cached_property
-    def _multiplied(self) -> dict[str, frozenset[tuple[str, str]]]:
+    def _native_formats(self) -> dict[str, frozenset[tuple[str, str]]]:
         return {
             capability: frozenset(
                 (kind, formats)
                 for kind, formats in self.schemes.items()
-                if not self.widened(kind, capability)
+                if not self.widened_format(kind, capability)
             )
             for capability in self.capabilities
         }
 
-    def widened(self, scheme: Kind, capability: str | None) -> Format | None:
+    def widened_format(self, scheme: Kind, capability: str | None) -> Format | None:
         """The format of these weights, where this GPU does not multiply it; None: it does, or that
         is not known."""
         traits, formats = self.traits(capability), self.schemes.get(scheme)

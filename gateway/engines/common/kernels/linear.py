@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, Self, get_args
 
 from gateway.domain import Refusal, Value
 from gateway.domain.base import Field, model_validator
-from gateway.engines.common.kernels.preference import Move, preferred
+from gateway.engines.common.kernels.preference import Move, sort_by_preference
 from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.models.scheme import Kind, LinearShape, round_up
@@ -129,19 +129,21 @@ def choose(
     if forced == "auto":
         forced = None
     if numbers(capability) is None:
-        return _unknown("", f"{capability!r} is not a compute capability")
+        return _unknown_choice("", f"{capability!r} is not a compute capability")
     if forced and forced not in rules.backends:
-        return _unknown("--linear-backend", f"this version has no backend {forced!r}")
+        return _unknown_choice("--linear-backend", f"this version has no backend {forced!r}")
     paths = rules.paths_of.get(shape.scheme.kind, ())
     path = next(
         (p for p in paths if not (p.automatic and forced) and p.match.refusal(subject) is None),
         None,
     )
     if path is None:
-        return _unknown("", f"these rules have no path for {shape.scheme.kind} layers like this")
+        return _unknown_choice(
+            "", f"these rules have no path for {shape.scheme.kind} layers like this"
+        )
     if path.refuses:
         return _no_kernel(Refusal(kernel="", reason=path.refuses))
-    names = preferred(path.kernels, path.moves, subject)
+    names = sort_by_preference(path.kernels, path.moves, subject)
     if forced:
         chosen = [name for name in names if name in rules.backends[forced]]
         if not chosen and rules.backend_without_kernel == "refuse":
@@ -160,21 +162,21 @@ def choose(
         if obstacle is None and name in disabled and path.disablable and kernel.disablable:
             obstacle = DISABLED
         if obstacle is None:
-            return _accepted(name, kernel, shape, subject, refused)
+            return _accepting_choice(name, kernel, shape, subject, refused)
         refused.append(
             Refusal(kernel=name, reason=obstacle, at_start=at_start and obstacle != DISABLED)
         )
     return _no_kernel(*refused)
 
 
-def _accepted(
+def _accepting_choice(
     name: str, kernel: LinearKernel, shape: LinearShape, subject: Subject, refused: list[Refusal]
 ) -> KernelChoice:
     """The choice of a kernel that accepts the layer; its first computation may still crash."""
     crash = first_refusal(kernel.runs, subject)
     return KernelChoice(
         kernel=name,
-        padded_to=_padded(kernel.pads, shape),
+        padded_to=_padded_sizes(kernel.pads, shape),
         refused=tuple(refused),
         status="crash" if crash else "ok",
         note=f"K={shape.k}, N={shape.n}: {crash}" if crash else kernel.slow,
@@ -185,16 +187,18 @@ def _no_kernel(*refused: Refusal) -> KernelChoice:
     return KernelChoice(kernel=None, refused=refused, status="none")
 
 
-def _unknown(subject: str, reason: str) -> KernelChoice:
+def _unknown_choice(subject: str, reason: str) -> KernelChoice:
     return KernelChoice(
         kernel=None, refused=(Refusal(kernel=subject, reason=reason),), status="unknown"
     )
 
 
-def _padded(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | None:
+def _padded_sizes(pads: Pads | None, shape: LinearShape) -> tuple[int, int] | None:
     if pads is None:
         return None
-    group = max(shape.scheme.group, 1)
-    grown = [(round_up(shape.k, math.lcm(k, group)), round_up(shape.n, n)) for k, n in pads.tiles]
+    group_size = max(shape.scheme.group, 1)
+    grown = [
+        (round_up(shape.k, math.lcm(k, group_size)), round_up(shape.n, n)) for k, n in pads.tiles
+    ]
     best = min(grown, key=lambda kn: (kn[0] * kn[1], kn[0] + kn[1]))
     return None if best == (shape.k, shape.n) else best

@@ -23,7 +23,7 @@ class Move(Value):
         return {self.name, self.before or self.name} <= set(names)
 
 
-def preferred(names: Sequence[str], moves: Iterable[Move], subject: Subject) -> list[str]:
+def sort_by_preference(names: Sequence[str], moves: Iterable[Move], subject: Subject) -> list[str]:
     """The list for this subject."""
     ordered = list(names)
     for move in moves:

@@ -25,6 +25,7 @@ from gateway.engines.common.quantization.block import (
     UnknownScheme,
 )
 from gateway.engines.common.quantization.floating import (
+    EXPERTS_BY_SIBLINGS,
     PLAIN_TOWERS,
     QUANTIZED_HEADS,
     WEIGHTS_BY_GROUPS,
@@ -32,7 +33,7 @@ from gateway.engines.common.quantization.floating import (
 from gateway.engines.common.quantization.parse import parse
 from gateway.errors import BadModel
 from gateway.models.families.blueprint import Blueprint, Built, Shard
-from gateway.models.families.registry import RENAMES, blueprint_of, varied
+from gateway.models.families.registry import RENAMES, blueprint_of, depends_on_version
 from gateway.models.scheme import Scheme
 
 # Traits are differences between engine versions. vLLM 0.26.0 and 0.33.0: GPTQ, AWQ and AutoRound
@@ -56,7 +57,7 @@ _ROUTERS = ("gate", "router", "shared_expert_gate")
 # The dtype of the scales of an output head, by its scheme; "": one scale for all of it.
 _HEAD_ITEMS = {"fp8_tensor": "", "fp8_token": "F32", "nvfp4": "F8_E4M3", "mxfp8": "U8"}
 
-_MODELOPT = {PLAIN_TOWERS, QUANTIZED_HEADS, WEIGHTS_BY_GROUPS}
+_MODELOPT = {EXPERTS_BY_SIBLINGS, PLAIN_TOWERS, QUANTIZED_HEADS, WEIGHTS_BY_GROUPS}
 _FLOATS = {"F16", "BF16", "F32"}
 # How far the elements of an unquantized checkpoint may be from those of the config before its
 # headers are believed instead.
@@ -65,7 +66,7 @@ _TOLERANCE = 0.005
 
 def relevant_traits(spec: ModelSpec, traits: Collection[str]) -> frozenset[str]:
     """The traits that this model's layers depend on: versions with the same ones build alike."""
-    if varied(spec.config):
+    if depends_on_version(spec.config):
         return frozenset(traits)
     recurrent = any(group.kind == "recurrent" for group in spec.attention)
     names = {PLAIN_ROUTERS, *((WHOLE_GATES, NARROW_DECAY, CUT_PACKED_MIXERS) if recurrent else ())}
@@ -85,10 +86,10 @@ def loaded_as(spec: ModelSpec, quantization: str) -> ModelSpec:
 def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     """`traits` are those of the engine version. Raises BadModel for fields of config.json that are
     missing or cannot be."""
-    quant = spec.quant and _frozen(spec.quant.model_dump(), spec.source)
+    quant = spec.quant and _cache_key(spec.quant.model_dump(), spec.source)
     traits = relevant_traits(spec, traits)
-    built = traits if varied(spec.config) else frozenset()
-    key = _Key(_frozen(spec.config, spec.source), spec.source, spec.structure, built)
+    built = traits if depends_on_version(spec.config) else frozenset()
+    key = _Key(_cache_key(spec.config, spec.source), spec.source, spec.structure, built)
     plan = _blueprint(key)
     headers = spec.tensors if spec.tensors_from == "headers" else ()
     if headers and (plan.guessed or (spec.quant is None and _contradicts(plan, spec, headers))):
@@ -100,12 +101,12 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     )
     grouped = traits & _MODELOPT
     schemes, quantization = _schemes(key, spec.model_type, quant, packed, grouped, bool(headers))
-    linears = _schemed(plan.linears, schemes, quantization, traits)
+    linears = _layers_by_scheme(plan.linears, schemes, quantization, traits)
     if headers and any(
         isinstance(layer.scheme, UnknownScheme) and layer.scheme.foreign for layer in linears
     ):
         return BuiltModel((), spec.tensors, spec.attention, is_known=False)
-    other_groups = tuple(_narrow_dtype(group, traits) for group in _loaded(plan, spec))
+    other_groups = tuple(_narrow_dtype(group, traits) for group in _loaded_tensors(plan, spec))
     if QUANTIZED_HEADS in traits:
         other_groups = tuple(
             part for group in other_groups for part in _head_parts(group, quantization)
@@ -115,7 +116,7 @@ def build(spec: ModelSpec, traits: Collection[str] = ()) -> BuiltModel:
     )
 
 
-def _frozen(value: Mapping[str, Any], source: str) -> str:
+def _cache_key(value: Mapping[str, Any], source: str) -> str:
     """JSON as text, which can be the key of a cache: engine versions and machines ask for the same
     models again."""
     try:
@@ -153,10 +154,10 @@ def _schemes(
     plan = _blueprint(key)
     block = None if quant is None else Quant.model_validate_json(quant)
     quantization = parse(block, RENAMES.get(model_type, ()), packed, headers_read, grouped)
-    return tuple(_numbered(item, quantization) for item in plan.linears), quantization
+    return tuple(_numbers_by_scheme(item, quantization) for item in plan.linears), quantization
 
 
-def _schemed(
+def _layers_by_scheme(
     layers: Iterable[Built],
     schemes: Iterable[Mapping[LayerScheme, Sequence[int]]],
     quantization: Quantization,
@@ -196,7 +197,7 @@ def _schemed(
     return tuple(sorted(result, key=lambda linear: (linear.name, -linear.count)))
 
 
-def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
+def _numbers_by_scheme(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
     """Numbers of this layer, by scheme."""
     if not item.quantizable:
         return {UNQUANTIZED: item.numbers}
@@ -211,7 +212,7 @@ def _numbered(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequ
     return dict.fromkeys(result, item.numbers) if not quantization.numbered else {**result}
 
 
-def _loaded(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
+def _loaded_tensors(plan: Blueprint, spec: ModelSpec) -> Iterable[TensorGroup]:
     """Pooling drops the output head."""
     return (
         group
@@ -250,5 +251,5 @@ def _contradicts(plan: Blueprint, spec: ModelSpec, headers: Iterable[TensorGroup
         len(item.numbers) * max(1, item.experts) * (item.k + item.bias) * sum(item.parts)
         for item in plan.linears
     )
-    expected += sum(group.count * math.prod(group.shape) for group in _loaded(plan, spec))
+    expected += sum(group.count * math.prod(group.shape) for group in _loaded_tensors(plan, spec))
     return abs(stored - expected) > _TOLERANCE * expected

@@ -33,7 +33,9 @@ def stage(
     built: BuiltModel, engine: Engine, kind: EngineKind, architecture: str, stages: int
 ) -> BuiltModel:
     """The fullest stage when the engine itself splits the layers."""
-    return fullest(built, layers_of(built, kind, stages), repeated(engine, architecture))
+    return fullest(
+        built, layers_of(built, kind, stages), parts_of_every_stage(engine, architecture)
+    )
 
 
 def layers_of(built: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ...]:
@@ -45,7 +47,7 @@ def layers_of(built: BuiltModel, kind: EngineKind, stages: int) -> tuple[int, ..
     return tuple(per_stage + (stage in longer) for stage in range(stages))
 
 
-def repeated(engine: Engine, architecture: str) -> frozenset[str]:
+def parts_of_every_stage(engine: Engine, architecture: str) -> frozenset[str]:
     """Parts that every stage has: embedding, head, towers."""
     return frozenset(
         part
@@ -54,11 +56,11 @@ def repeated(engine: Engine, architecture: str) -> frozenset[str]:
     )
 
 
-def unshared(built: BuiltModel, engine: Engine, architecture: str) -> str:
+def field_against_stages(built: BuiltModel, engine: Engine, architecture: str) -> str:
     """The engine's field that rules out stages for the model; "": none."""
     if architecture in engine.no_stages:
         return "no_stages"
-    if architecture in engine.no_tied_stages and _tied(built):
+    if architecture in engine.no_tied_stages and _has_tied_head(built):
         return "no_tied_stages"
     if architecture not in engine.no_layer_input_stages:
         return ""
@@ -95,7 +97,7 @@ def fullest(
 
 
 @lru_cache(maxsize=256)
-def dealt(
+def stage_model(
     built: BuiltModel, layers: tuple[int, ...], part: int, repeated_parts: frozenset[str]
 ) -> BuiltModel:
     """Stage number `part` of a split with this many layers each.
@@ -126,7 +128,7 @@ def _part(
         numbers = _numbers(layer, layers, part, repeated_parts)
         if numbers:
             linears.append(layer.part(numbers))
-    tied = _tied(built)
+    tied = _has_tied_head(built)
     for tensor in built.other_tensors:
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.is_known):
             changed = tensor.evolve(count=_share(tensor.count, layers, part))
@@ -145,7 +147,7 @@ def _part(
 
 
 @lru_cache(maxsize=64)
-def _tied(built: BuiltModel) -> bool:
+def _has_tied_head(built: BuiltModel) -> bool:
     return not any(tensor.name.endswith(_HEADS) for tensor in built.other_tensors)
 
 
@@ -220,7 +222,7 @@ def _size(
     size = towers if part == 0 or "towers" in repeated_parts else 0
     for numbers, bits in stacked:
         size += bits * len(_numbers_of_stage(numbers, layers, part))
-    tied = _tied(built)
+    tied = _has_tied_head(built)
     return size + sum(
         bits for tensor, bits in ends if _at_end(tensor, layers, part, repeated_parts, tied)
     )
@@ -228,7 +230,7 @@ def _size(
 
 @lru_cache(maxsize=64)
 def _depth(built: BuiltModel) -> int:
-    """How many layers it has; 0: nobody knows."""
+    """The number of its layers; 0: unknown."""
     return max(
         (layer.numbers[-1] + 1 for layer in built.linears if layer.name.startswith(_STACKS)),
         default=0,

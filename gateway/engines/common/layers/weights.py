@@ -159,10 +159,10 @@ def linear_bytes(
     if isinstance(scheme, UnknownScheme):
         return None
     cut = per_rank(layer, parts(layer, rank))
-    if cut is None or undivided(layer, scheme, *cut, traits):
+    if cut is None or indivisible_scale(layer, scheme, *cut, traits):
         return None
     k, n = padded_to or (
-        _grown(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut
+        _padded_sizes(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut
     )
     narrow = not layer.exact or rank.capability in _EXACT_KERNELS
     size = _matrix_bytes(layer, scheme, k, n, _ITEM[rank.dtype if narrow else "float32"], traits)
@@ -179,20 +179,24 @@ def kept_scale_bytes(built: BuiltModel, rank: Rank, names: Collection[str]) -> i
         if layer.name not in names or not layer.experts or not isinstance(layer.scheme, Scheme):
             continue
         if layer.scheme.layout == "mxfp4" and (cut := per_rank(layer, parts(layer, rank))):
-            k, n = _grown(layer, layer.scheme, *cut, rank.capability, ())
+            k, n = _padded_sizes(layer, layer.scheme, *cut, rank.capability, ())
             experts = round_up(layer.experts, rank.ep) // rank.ep
             total += k * n // layer.scheme.group * layer.count * experts
     return total
 
 
-def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()) -> str:
+def indivisible_scale(
+    layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str] = ()
+) -> str:
     """The scale that two ranks would share, if create_weights rejects that; "": none."""
-    group = scheme.group
+    group_size = scheme.group
     if scheme.kind in ("wna16", "w4a8", "mxfp8"):
         # GPTQ leaves it to the kernel to refuse the layer.
-        free = layer.experts > 0 or group < 1 or scheme.act_order or scheme.layout == "gptq"
+        free = layer.experts > 0 or group_size < 1 or scheme.act_order or scheme.layout == "gptq"
         return (
-            f"K={k} is not a multiple of the group size {group}" if not free and k % group else ""
+            f"K={k} is not a multiple of the group size {group_size}"
+            if not free and k % group_size
+            else ""
         )
     if scheme.kind != "fp8_block":
         return ""
@@ -205,10 +209,14 @@ def undivided(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[
         )
     # validate_fp8_block_shape in quantization/utils/fp8_utils.py; merged layers are let through
     # (layers/linear.py, _maybe_allow_fp8_block_shape_mismatch).
-    if k < layer.k and k % group:
-        return f"K={k} is not a multiple of the block size {group}"
+    if k < layer.k and k % group_size:
+        return f"K={k} is not a multiple of the block size {group_size}"
     single = n < layer.n and len(layer.parts) == 1
-    return f"N={n} is not a multiple of the block size {group}" if single and n % group else ""
+    return (
+        f"N={n} is not a multiple of the block size {group_size}"
+        if single and n % group_size
+        else ""
+    )
 
 
 def _block(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> int:
@@ -223,10 +231,10 @@ def _matrix_bytes(
     layer: Linear, scheme: Scheme, k: int, n: int, item: int, traits: Collection[str]
 ) -> int:
     """Bytes of one matrix with all that belongs to it."""
-    expert, kind, group = layer.experts > 0, scheme.kind, scheme.group
+    expert, kind, group_size = layer.experts > 0, scheme.kind, scheme.group
     if expert and kind == "wna16" and scheme.layout and not _marlin(layer, scheme, k, n, traits):
-        return k * n * scheme.bits // 8 + _repacked(layer, scheme, k, n, item)
-    size = n * item if _biased(layer, scheme, traits) else 0
+        return k * n * scheme.bits // 8 + _repacked_bytes(layer, scheme, k, n, item)
+    size = n * item if _has_bias(layer, scheme, traits) else 0
     if kind == "unquantized":
         return size + k * n * item
     size += k * n * scheme.bits // 8
@@ -234,7 +242,7 @@ def _matrix_bytes(
         # Where the order of inputs is free, every rank holds the scales of all
         # (marlin_repeat_scales_on_all_ranks).
         whole = layer.k if scheme.act_order else k
-        groups = whole // group if group > 0 else 1
+        groups = whole // group_size if group_size > 0 else 1
         size += groups * n * item
         size += n * _FLOAT_SCALE if expert and kind == "w4a8" and CHANNEL_SCALES in traits else 0
         return (
@@ -249,7 +257,7 @@ def _matrix_bytes(
         return size + round_up(k, block) // block * (round_up(n, block) // block) * _FLOAT_SCALE
     if kind == "bnb":
         return size + (k * n // _BNB_BLOCK if scheme.bits == 4 else n) * _FLOAT_SCALE
-    return size + (k // group * n if group > 0 else 0)
+    return size + (k // group_size * n if group_size > 0 else 0)
 
 
 def _marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[str]) -> bool:
@@ -265,13 +273,13 @@ def _marlin(layer: Linear, scheme: Scheme, k: int, n: int, traits: Collection[st
     return width % 128 == 0 and own_size % multiple == 0 and scheme.group in (-1, 32, 64, 128)
 
 
-def _repacked(layer: Linear, scheme: Scheme, k: int, n: int, item: int) -> int:
+def _repacked_bytes(layer: Linear, scheme: Scheme, k: int, n: int, item: int) -> int:
     """Bytes beside the weights of other experts, whose groups are halved until they fit:
     quantization/moe_wna16.py."""
-    group = scheme.group
-    while group > 1 and any(size % group for size in _sizes(layer, k, n)):
-        group //= 2
-    scales = k // max(group, 1) * n
+    group_size = scheme.group
+    while group_size > 1 and any(size % group_size for size in _sizes(layer, k, n)):
+        group_size //= 2
+    scales = k // max(group_size, 1) * n
     return scales * item + (
         0 if scheme.symmetric or scheme.layout == "gptq" else scales * scheme.bits // 8
     )
@@ -302,7 +310,7 @@ def _order(scheme: Scheme, k: int, expert: bool, traits: Collection[str]) -> int
     return 4 * k if scheme.layout == "gptq" or scheme.act_order else 0
 
 
-def _biased(layer: Linear, scheme: Scheme, traits: Collection[str]) -> bool:
+def _has_bias(layer: Linear, scheme: Scheme, traits: Collection[str]) -> bool:
     if layer.experts and scheme.layout == "gptq":
         return NO_GROUP_INDEX in traits
     if (
@@ -314,7 +322,7 @@ def _biased(layer: Linear, scheme: Scheme, traits: Collection[str]) -> bool:
     return layer.bias
 
 
-def _grown(
+def _padded_sizes(
     layer: Linear, scheme: Scheme, k: int, n: int, capability: str, traits: Collection[str]
 ) -> tuple[int, int]:
     """(k, n) of one expert, with the model's width and the expert's own at multiples that its

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.domain import Recurrent
+from gateway.domain import AttentionGroup, Recurrent
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 
 
@@ -18,3 +18,11 @@ def state_bytes(recurrent: Recurrent, tp: int, *, inputs: str, matrices: str) ->
     convolution = channels // tp * (recurrent.conv_kernel - 1) * ITEM_BYTES[inputs]
     values = recurrent.heads // tp * recurrent.rows * recurrent.columns
     return convolution + values * ITEM_BYTES.get(matrices, 4)
+
+
+def with_matrices(attention: tuple[AttentionGroup, ...], dtype: str) -> tuple[AttentionGroup, ...]:
+    """The groups, with matrices of recurrent layers in this dtype."""
+    return tuple(
+        group.evolve(recurrent=group.recurrent.evolve(dtype=dtype)) if group.recurrent else group
+        for group in attention
+    )

@@ -41,7 +41,7 @@ def make_scheme(kind: Kind, bits: int, group: int = -1, **more: Any) -> Scheme:
     return Scheme(kind=kind, bits=bits, group=group, **more)
 
 
-def unknown(reason: str) -> UnknownScheme:
+def unknown_scheme(reason: str) -> UnknownScheme:
     return UnknownScheme(reason=reason)
 
 
@@ -84,12 +84,14 @@ class Quantization(FrozenRecord, frozen=True):
         try:
             return self.rule(Layer(name, modules, experts))
         except Mixed:
-            return unknown(
+            return unknown_scheme(
                 f"the modules fused into {last or name} are quantized differently, which engines"
                 " refuse"
             )
         except (*MALFORMED, re.error) as error:
-            return unknown(f"its quantization block is not understood ({type(error).__name__})")
+            return unknown_scheme(
+                f"its quantization block is not understood ({type(error).__name__})"
+            )
 
 
 class Block(FrozenRecord, frozen=True):
@@ -106,7 +108,7 @@ class Block(FrozenRecord, frozen=True):
     headers_read: bool = False
     traits: frozenset[str] = frozenset()
 
-    def renamed(self, entry: str) -> str:
+    def engine_name(self, entry: str) -> str:
         """A path of the block as the engine's name. Regular expressions stay. Source:
         WeightsMapper, models/utils.py."""
         if entry.startswith("re:"):

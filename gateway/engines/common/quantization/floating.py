@@ -19,7 +19,7 @@ from gateway.engines.common.quantization.block import (
     all_or_none,
     make_scheme,
     number,
-    unknown,
+    unknown_scheme,
     words,
 )
 from gateway.engines.common.quantization.safe_regex import tame
@@ -34,6 +34,9 @@ PLAIN_TOWERS = "plain_modelopt_towers"
 # ModelOpt quantizes the output head where its block does not exclude it: vLLM from 0.26.0
 # (modelopt.py:209), SGLang from 0.5.23 (modelopt_quant.py:341).
 QUANTIZED_HEADS = "modelopt_heads"
+# Experts that a list of quantized layers has neither by name nor one by one take the first entry
+# beside them: vLLM from 0.26.0 (_resolve_quant_algo, modelopt.py:1794 of 0.33.0).
+EXPERTS_BY_SIBLINGS = "modelopt_experts_by_siblings"
 _TOWERS = ("vision_tower", "vision_model", "vit_large_projector")
 
 
@@ -44,11 +47,11 @@ def _matches(name: str, target: str, contains: bool = False) -> bool:
     return target.lower() in name.lower() if contains else target == name
 
 
-def compressed(block: Block) -> Quantization:
+def compressed_tensors(block: Block) -> Quantization:
     """compressed_tensors/compressed_tensors.py and utils.py."""
     config = block.config
     form = str(config.get("format", ""))
-    ignored = [block.renamed(entry) for entry in words(config, "ignore")]
+    ignored = [block.engine_name(entry) for entry in words(config, "ignore")]
     targets: dict[str, LayerScheme] = {}
     for group in (config.get("config_groups") or {}).values():
         scheme = _numeric_scheme(
@@ -56,7 +59,7 @@ def compressed(block: Block) -> Quantization:
         )
         for target in words(group, "targets"):
             if not (len(group["targets"]) == 1 and target.endswith("Attention")):
-                targets[block.renamed(target)] = scheme
+                targets[block.engine_name(target)] = scheme
     tame(entry[3:] for entry in (*ignored, *targets) if entry.startswith("re:"))
 
     def target_of(layer: Layer) -> LayerScheme | None:
@@ -81,11 +84,11 @@ def compressed(block: Block) -> Quantization:
     names = frozenset(ignored)
     expressions = [entry[3:] for entry in ignored if entry.startswith("re:")]
 
-    def skipped(name: str) -> bool:
+    def is_skipped(name: str) -> bool:
         return name in names or any(re.match(expression, name) for expression in expressions)
 
     def rule(layer: Layer) -> LayerScheme:
-        if layer.name in names or all_or_none(layer.modules, skipped):
+        if layer.name in names or all_or_none(layer.modules, is_skipped):
             return UNQUANTIZED
         return target_of(layer) or UNQUANTIZED
 
@@ -101,7 +104,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
         return (
             UNQUANTIZED
             if weights is None
-            else unknown("its weights are not described by an object")
+            else unknown_scheme("its weights are not described by an object")
         )
     bits, kind, strategy = (
         weights.get("num_bits", 8),
@@ -135,9 +138,9 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     elif kind == "float" and bits == 8 and strategy in ("tensor", "channel", "block"):
         size = _fp8_block_size(weights, strategy)
         return make_scheme(_FP8[strategy], 8, size, weight_only=True)
-    return unknown(
+    return unknown_scheme(
         f"no rules for compressed-tensors {form[:40]} with"
-        f" {_bits_or_unknown(bits)}-bit {str(kind)[:10]} weights"
+        f" {_bits_text(bits)}-bit {str(kind)[:10]} weights"
     )
 
 
@@ -169,7 +172,7 @@ def _fp8_block_size(weights: Mapping[str, Any], strategy: str) -> int:
     return number(weights["block_structure"][1]) if strategy == "block" else -1
 
 
-def _bits_or_unknown(bits: object) -> str:
+def _bits_text(bits: object) -> str:
     return str(bits) if isinstance(bits, int) and 0 < bits < 100 else "?"
 
 
@@ -210,20 +213,22 @@ def modelopt(block: Block) -> Quantization:
         entry[:-1] for entry in stars
     ]
     prefixes = [
-        block.renamed(entry) for entry in (*prefixes, *(f"{entry[:-1]}.*" for entry in stars))
+        block.engine_name(entry) for entry in (*prefixes, *(f"{entry[:-1]}.*" for entry in stars))
     ]
-    prefixed = [block.renamed(entry) for entry in exclusions]
+    prefixed = [block.engine_name(entry) for entry in exclusions]
     algorithm = _checkpoint_algorithm(block, str(fields["quant_algo"]).upper())
     size = fields.get("group_size")
     layer_schemes = {
-        block.renamed(str(name)): _algorithm(
+        block.engine_name(str(name)): _algorithm(
             str(item["quant_algo"]).upper(), item.get("group_size", size)
         )
         for name, item in (fields.get("quantized_layers") or {}).items()
     }
     base = None if algorithm == "MIXED_PRECISION" else _algorithm(algorithm, size)
+    by_expert = _schemes_by_expert(layer_schemes)
+    siblings = layer_schemes if EXPERTS_BY_SIBLINGS in block.traits else {}
 
-    def excluded(layer: Layer, skipped: list[str]) -> bool:
+    def is_excluded(layer: Layer, skipped: list[str]) -> bool:
         names = (layer.name,) if layer.experts else layer.modules
         return (
             all_or_none(names, lambda name: name in skipped)
@@ -232,12 +237,12 @@ def modelopt(block: Block) -> Quantization:
         )
 
     def rule(layer: Layer) -> LayerScheme:
-        if excluded(layer, prefixes):
+        if is_excluded(layer, prefixes):
             return UNQUANTIZED
         if PLAIN_TOWERS in block.traits and any(name in layer.name for name in _TOWERS):
             return UNQUANTIZED
-        if stars and excluded(layer, prefixed):
-            return unknown(
+        if stars and is_excluded(layer, prefixed):
+            return unknown_scheme(
                 "whether its `*` exclusions mean this layer depends on the engine version"
             )
         if base is not None:
@@ -248,21 +253,39 @@ def modelopt(block: Block) -> Quantization:
                 and base.kind in ("fp8_token", "fp8_block")
             )
             return make_scheme("fp8_tensor", 8, static_activation=True) if fp8 else base
-        return _listed(layer, layer_schemes)
+        if layer.experts and layer.name not in layer_schemes:
+            return by_expert.get(layer.name) or _sibling(layer.name, siblings)
+        return _scheme_by_list(layer, layer_schemes)
 
     return Quantization(rule)
 
 
-def _listed(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
+def _schemes_by_expert(schemes: Mapping[str, LayerScheme]) -> dict[str, LayerScheme]:
+    """The schemes of layers whose experts are listed one by one, whatever the names of their
+    projections."""
+    result: dict[str, LayerScheme] = {}
+    for name, scheme in schemes.items():
+        path, separator, _ = name.partition(".experts.")
+        if separator:
+            result.setdefault(f"{path}.experts", scheme)
+    return result
+
+
+def _sibling(name: str, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
+    parent = name.removesuffix("experts")
+    return next((schemes[key] for key in schemes if key.startswith(parent)), UNQUANTIZED)
+
+
+def _scheme_by_list(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
     """The scheme of a layer by the list of all quantized layers.
 
-    Source: ModelOptMixedPrecisionConfig._resolve_quant_algo (modelopt.py:1760 of 0.33.0).
+    Source: ModelOptMixedPrecisionConfig._resolve_quant_algo (modelopt.py:1748 of 0.33.0).
     """
     outer = ("lm_head",) if layer.name.endswith(".lm_head") else ()
     matches = [schemes[name] for name in (layer.name, *outer, *layer.modules) if name in schemes]
     if not matches:
         return UNQUANTIZED
-    if not layer.experts and layer.name not in schemes and len(set(matches)) > 1:
+    if layer.name not in schemes and len(set(matches)) > 1:
         raise Mixed
     return matches[0]
 
@@ -295,7 +318,7 @@ def _algorithm(name: str, group: object) -> LayerScheme:
     }
     scheme = schemes.get(name)
     if scheme is None:
-        return unknown(f"no rules for ModelOpt {name[:40]}")
+        return unknown_scheme(f"no rules for ModelOpt {name[:40]}")
     return (
         make_scheme("nvfp4", 4, number(group), weight_only=scheme.weight_only)
         if scheme.kind == "nvfp4" and group
@@ -307,7 +330,8 @@ def fp8(block: Block) -> Quantization:
     """fp8.py, and is_layer_skipped of utils/quant_utils.py."""
     config = block.config
     skipped = frozenset(
-        block.renamed(entry) for entry in words(config, "ignored_layers", "modules_to_not_convert")
+        block.engine_name(entry)
+        for entry in words(config, "ignored_layers", "modules_to_not_convert")
     )
     blocks = config.get("weight_block_size")
     static = config.get("activation_scheme") == "static"
@@ -326,6 +350,8 @@ def fp8(block: Block) -> Quantization:
             )
         # Source: get_quant_method of vllm/models/deepseek_v41/quant_config.py:251 of 0.33.0.
         four = layer.experts and config.get("expert_dtype") == "fp4"
-        return UNQUANTIZED if ignored else _MXFP4 if four else base
+        nvidia = str(config.get("moe_quant_algo", "")).upper() == "NVFP4"
+        narrow = make_scheme("nvfp4", 4, 16) if nvidia else _MXFP4
+        return UNQUANTIZED if ignored else narrow if four else base
 
     return Quantization(rule)

@@ -19,7 +19,7 @@ from gateway.engines.common.quantization.block import (
     all_or_none,
     make_scheme,
     number,
-    unknown,
+    unknown_scheme,
     words,
 )
 from gateway.engines.common.quantization.safe_regex import tame
@@ -40,7 +40,7 @@ def _integers(
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
-def _packed(layer: Layer, packed: set[str]) -> bool:
+def _is_packed(layer: Layer, packed: set[str]) -> bool:
     """Whether a checkpoint whose block does not say holds packed integers for `layer`: its headers
     tell.
 
@@ -65,7 +65,7 @@ def _silent(block: Block) -> Quantization | None:
     if block.packed or not block.headers_read:
         return None
     return Quantization(
-        lambda _: unknown(
+        lambda _: unknown_scheme(
             "the checkpoint's headers hold no packed layer, though config.json says quantized"
         )
     )
@@ -81,17 +81,17 @@ def gptq(block: Block) -> Quantization:
         config.get("sym", True),
         config.get("desc_act", False),
     )
-    listed = [block.renamed(entry) for entry in words(config, "modules_in_block_to_quantize")]
+    listed = [block.engine_name(entry) for entry in words(config, "modules_in_block_to_quantize")]
     if not listed and (silent := _silent(block)):
         return silent
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
     tame(pattern.lstrip("+-:") for pattern in dynamic)
-    head, packed = config.get("lm_head") is True, {block.renamed(name) for name in block.packed}
+    head, packed = config.get("lm_head") is True, {block.engine_name(name) for name in block.packed}
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name.endswith("lm_head") and not head:
             return UNQUANTIZED
-        if not listed and not _packed(layer, packed):
+        if not listed and not _is_packed(layer, packed):
             return UNQUANTIZED
         if (
             listed
@@ -132,15 +132,15 @@ def awq(block: Block) -> Quantization:
         config.get("group_size", config.get("q_group_size")),
     )
     base = _integers("awq", bits, group, not config.get("zero_point", True))
-    skipped = [block.renamed(entry) for entry in words(config, "modules_to_not_convert")]
+    skipped = [block.engine_name(entry) for entry in words(config, "modules_to_not_convert")]
     if not skipped and (silent := _silent(block)):
         return silent
-    head, packed = config.get("lm_head") is True, {block.renamed(name) for name in block.packed}
+    head, packed = config.get("lm_head") is True, {block.engine_name(name) for name in block.packed}
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name.endswith("lm_head") and not head:
             return UNQUANTIZED
-        if not skipped and not _packed(layer, packed):
+        if not skipped and not _is_packed(layer, packed):
             return UNQUANTIZED
         names = (layer.name,) if layer.experts else layer.modules
         return (
@@ -195,11 +195,11 @@ def auto_round(block: Block) -> Quantization:
     layout = _auto_round_layout(config)
     blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or []
     blocks = [
-        block.renamed(entry)
+        block.engine_name(entry)
         for entry in (blocks.split(",") if isinstance(blocks, str) else words({"b": blocks}, "b"))
     ]
     extra = {
-        block.renamed(str(name)): dict(changes)
+        block.engine_name(str(name)): dict(changes)
         for name, changes in (config.get("extra_config") or {}).items()
     }
     tame((name for name in extra if _SPECIAL & set(name)), anywhere=True)
@@ -217,7 +217,7 @@ def auto_round(block: Block) -> Quantization:
             return make_scheme("mxfp4" if width == 4 else "mxfp8", width, 32)
         if data in ("fp", "fp8") and width == 8 and isinstance(size, list) and len(size) == 2:
             return make_scheme("fp8_block", 8, number(size[1]))
-        return unknown(f"no rules for AutoRound with data_type {data[:40]}")
+        return unknown_scheme(f"no rules for AutoRound with data_type {data[:40]}")
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name in extra:
@@ -239,11 +239,15 @@ def auto_round(block: Block) -> Quantization:
 def bitsandbytes(block: Block) -> Quantization:
     """bitsandbytes.py of 0.26.0, which 0.33.0 does not have."""
     eight = block.config.get("load_in_8bit") is True
-    skipped = {block.renamed(entry) for entry in words(block.config, "llm_int8_skip_modules")}
+    skipped = {block.engine_name(entry) for entry in words(block.config, "llm_int8_skip_modules")}
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.experts:
-            return unknown("bitsandbytes has no 8-bit experts") if eight else make_scheme("bnb", 4)
+            return (
+                unknown_scheme("bitsandbytes has no 8-bit experts")
+                if eight
+                else make_scheme("bnb", 4)
+            )
         path = layer.name.split(".")
         # is_layer_skipped_bnb: an entry is one part of the path, or its beginning.
         whole = {".".join(path[: end + 1]) for end in range(len(path))}

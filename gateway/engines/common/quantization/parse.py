@@ -18,9 +18,9 @@ from gateway.engines.common.quantization.block import (
     UNQUANTIZED,
     Block,
     Quantization,
-    unknown,
+    unknown_scheme,
 )
-from gateway.engines.common.quantization.floating import compressed, fp8, modelopt, mxfp4
+from gateway.engines.common.quantization.floating import compressed_tensors, fp8, modelopt, mxfp4
 from gateway.engines.common.quantization.integer import auto_round, awq, bitsandbytes, gptq
 from gateway.engines.common.quantization.safe_regex import Untamed
 
@@ -42,16 +42,18 @@ def parse(
     method = quant.method.lower()
     reader = _METHODS.get(method)
     if reader is None:
-        return Quantization(lambda _: unknown(f"no rules for the quantization method {method}"))
+        return Quantization(
+            lambda _: unknown_scheme(f"no rules for the quantization method {method}")
+        )
     try:
         result = reader(Block(quant.config, renames, packed, headers_read, traits))
         return result.evolve(numbered=bool(packed) or any(map(tells_numbers, _texts(quant.config))))
     except Untamed as error:
         untamed = str(error)
-        return Quantization(lambda _: unknown(untamed))
+        return Quantization(lambda _: unknown_scheme(untamed))
     except MALFORMED as error:
         reason = f"the {method} block of config.json is not understood ({type(error).__name__})"
-        return Quantization(lambda _: unknown(reason))
+        return Quantization(lambda _: unknown_scheme(reason))
 
 
 # Entries that distinguish layers by number: a number between dots, or a pattern. Any other entry is
@@ -91,7 +93,7 @@ _METHODS: dict[str, _Reader] = {
     "auto_round": auto_round,
     "intel/auto-round": auto_round,
     "inc": auto_round,
-    "compressed-tensors": compressed,
+    "compressed-tensors": compressed_tensors,
     "mxfp4": mxfp4,
     "modelopt": modelopt,
     "modelopt_fp4": modelopt,

@@ -45,16 +45,16 @@ def _ways(pattern: str) -> float:
     repeats."""
     wide, ways = 0, 1.0
     choices = [1]  # of each open group
-    before = ""
+    previous = ""
     for part in _TOKEN.findall(pattern):
-        if part in _REPEATS and before not in _REPEATS:
-            if before == ")":
+        if part in _REPEATS and previous not in _REPEATS:
+            if previous == ")":
                 return math.inf
-            if _SHORT.fullmatch(before):
+            if _SHORT.fullmatch(previous):
                 ways *= _DIGITS
             else:
                 wide += 1
-        elif part == "?" and before not in ("(", *_REPEATS):
+        elif part == "?" and previous not in ("(", *_REPEATS):
             ways *= 2
         elif part == "(":
             choices.append(1)
@@ -62,6 +62,6 @@ def _ways(pattern: str) -> float:
             choices[-1] += 1
         elif part == ")" and len(choices) > 1:
             ways *= choices.pop()
-        before = part
+        previous = part
     # All wide repeats together match one name.
     return ways * math.prod(choices) * _NAME**wide / math.factorial(wide) if wide < 20 else math.inf

@@ -63,7 +63,7 @@ class Check(RootModel[dict[str, Any]]):
         return {name: _valid(str(name), value) for name, value in conditions.items()}
 
     @classmethod
-    def trusted(cls, conditions: dict[str, Any]) -> Self:
+    def from_valid(cls, conditions: dict[str, Any]) -> Self:
         """Of conditions that are known to be valid."""
         check: Self = bare(cls, {"root": conditions})
         return check
@@ -73,7 +73,7 @@ class Check(RootModel[dict[str, Any]]):
         """Of a file's data, in a lean process. Raises NeedsPydantic."""
         if not trusted or not isinstance(data, Mapping):
             refuse("conditions that no test has validated")
-        return cls.trusted({name: _immutable(value) for name, value in data.items()})
+        return cls.from_valid({name: _immutable(value) for name, value in data.items()})
 
     @cached_property
     def precondition(self) -> Check | None:
@@ -126,7 +126,7 @@ def _valid(name: str, condition: Any) -> Any:
         (near,) = difflib.get_close_matches(name, [*combining, *CONDITIONS], n=1, cutoff=0)
         raise ValueError(f"there is no condition `{name}`; the nearest is `{near}`")
     try:
-        adapter = combining[name] if name in combining else CONDITIONS[name].takes
+        adapter = combining[name] if name in combining else CONDITIONS[name].operand
         return adapter.validate_python(condition)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False, include_context=False)[0][
@@ -140,7 +140,7 @@ def _immutable(value: Any) -> Any:
     if type(value) is list:
         return tuple([_immutable(item) for item in value])
     if type(value) is dict:
-        return Check.trusted({name: _immutable(condition) for name, condition in value.items()})
+        return Check.from_valid({name: _immutable(condition) for name, condition in value.items()})
     return value
 
 

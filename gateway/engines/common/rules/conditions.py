@@ -19,8 +19,8 @@ from gateway.engines.common.rules.subject import (
     AttentionQuery,
     LayerKind,
     Subject,
+    is_of_family,
     numbers,
-    of_family,
 )
 from gateway.models.scheme import Kind, LinearShape, MoeShape
 
@@ -33,7 +33,7 @@ class Undecided(str):
 
 
 class Condition(FrozenRecord, frozen=True):
-    takes: TypeAdapter[Any]  # the type of its value in a profile
+    operand: TypeAdapter[Any]  # the type of its value in a profile
     test: Test
 
 
@@ -67,7 +67,7 @@ def _attention(read: Callable[[AttentionQuery], Any]) -> Read:
     return lambda subject: None if subject.attention is None else read(subject.attention)
 
 
-def _compared(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
+def _comparison(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test:
     """A test of one value. `reason` gets this value and the rule's."""
 
     def test(expected: Any, subject: Subject) -> str:
@@ -77,7 +77,7 @@ def _compared(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Test
     return test
 
 
-def _one_of(words: str, read: Read, takes: TypeAdapter[Any] = _NAMES) -> Condition:
+def _one_of(words: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
     def reason(value: Any, expected: tuple[Any, ...]) -> str:
         return (
             ""
@@ -85,27 +85,27 @@ def _one_of(words: str, read: Read, takes: TypeAdapter[Any] = _NAMES) -> Conditi
             else f"takes {words} {_alternatives(expected) or 'of its own'}, not {value}"
         )
 
-    return Condition(takes, _compared(words, read, reason))
+    return Condition(operand, _comparison(words, read, reason))
 
 
 def _is(words: str, read: Read) -> Condition:
     def reason(value: bool, expected: bool) -> str:
         return "" if value == expected else f"is {'' if expected else 'not '}for {words}"
 
-    return Condition(_YES_NO, _compared(words, read, reason))
+    return Condition(_YES_NO, _comparison(words, read, reason))
 
 
 def _multiple(words: str, read: Read, message: str = "{} {} is not a multiple of {}") -> Condition:
     def reason(value: int, expected: int) -> str:
         return message.format(words, value, expected, value % expected) if value % expected else ""
 
-    return Condition(_SIZE, _compared(words, read, reason))
+    return Condition(_SIZE, _comparison(words, read, reason))
 
 
 def _at_least(words: str, read: Read, message: str = "{} {} is below {}") -> Condition:
     return Condition(
         _NUMBER,
-        _compared(
+        _comparison(
             words,
             read,
             lambda value, expected: (
@@ -118,7 +118,7 @@ def _at_least(words: str, read: Read, message: str = "{} {} is below {}") -> Con
 def _at_most(words: str, read: Read, message: str = "{} {} is above {}") -> Condition:
     return Condition(
         _NUMBER,
-        _compared(
+        _comparison(
             words,
             read,
             lambda value, expected: (
@@ -153,18 +153,22 @@ _OVER, _BELOW = "{}={} is not a multiple of {} ({} over)", "{}={} is below {}"
 # --- conditions that need more than one comparison ---
 
 
-def _of_layer(reason: Callable[[LinearShape, Any], str], takes: TypeAdapter[Any]) -> Condition:
-    return Condition(takes, _compared("the layer", lambda subject: subject.layer, reason))
+def _layer_condition(
+    reason: Callable[[LinearShape, Any], str], operand: TypeAdapter[Any]
+) -> Condition:
+    return Condition(operand, _comparison("the layer", lambda subject: subject.layer, reason))
 
 
-def _of_experts(reason: Callable[[MoeShape, Any], str], takes: TypeAdapter[Any]) -> Condition:
+def _expert_condition(
+    reason: Callable[[MoeShape, Any], str], operand: TypeAdapter[Any]
+) -> Condition:
     return Condition(
-        takes, _compared("the layer of experts", lambda subject: subject.experts, reason)
+        operand, _comparison("the layer of experts", lambda subject: subject.experts, reason)
     )
 
 
 def _capabilities(expected: tuple[str, ...], subject: Subject) -> str:
-    matching = of_family(subject.capability, expected)
+    matching = is_of_family(subject.capability, expected)
     return (
         ""
         if matching
@@ -207,7 +211,7 @@ def _variable(expected: str, subject: Subject) -> str:
     return "" if expected in subject.variables else f"{expected}=1 is not set"
 
 
-def _enabled(expected: str, subject: Subject) -> str:
+def _kernel_refusal(expected: str, subject: Subject) -> str:
     return (
         f"the engine also wants {expected}, which VLLM_DISABLED_KERNELS disables"
         if expected in subject.disabled
@@ -239,33 +243,39 @@ def _act_order(layer: LinearShape, expected: str) -> str:
 
 
 def _group_is_full_k(layer: LinearShape, _: bool) -> str:
-    group, full_k = layer.scheme.group, _full_k(layer)
-    return "" if group == full_k else f"group size {group} is not the whole K={full_k}"
+    group_size, full_k = layer.scheme.group, _full_k(layer)
+    return "" if group_size == full_k else f"group size {group_size} is not the whole K={full_k}"
 
 
 def _whole_groups(layer: LinearShape, expected: str) -> str:
-    group, full_k = layer.scheme.group, _full_k(layer)
-    if group <= 0 or (expected == "rank unless one group" and group >= full_k):
+    group_size, full_k = layer.scheme.group, _full_k(layer)
+    if group_size <= 0 or (expected == "rank unless one group" and group_size >= full_k):
         return ""
     value = full_k if expected == "layer" else layer.k
-    return f"K={value} is not a multiple of the group size {group}" if value % group else ""
+    return (
+        f"K={value} is not a multiple of the group size {group_size}" if value % group_size else ""
+    )
 
 
 def _block_groups(layer: LinearShape, allowed: tuple[int, ...]) -> str:
     """Of the K that one block of the kernel takes: 128, or the next smaller multiple of the group
     that divides K."""
-    group = layer.scheme.group
-    if group <= 0 or layer.k % group:
+    group_size = layer.scheme.group
+    if group_size <= 0 or layer.k % group_size:
         return ""
     block = next(
-        (size for size in range(max(128 // group, 1) * group, 0, -group) if layer.k % size == 0),
-        group,
+        (
+            size
+            for size in range(max(128 // group_size, 1) * group_size, 0, -group_size)
+            if layer.k % size == 0
+        ),
+        group_size,
     )
-    if block // group in allowed:
+    if block // group_size in allowed:
         return ""
     return (
-        f"a block of {block} of K={layer.k} has {block // group} groups of {group}, and the kernel"
-        f" takes {_alternatives(allowed)}"
+        f"a block of {block} of K={layer.k} has {block // group_size} groups of {group_size},"
+        f" and the kernel takes {_alternatives(allowed)}"
     )
 
 
@@ -298,7 +308,7 @@ def _family(subject: Subject) -> str | None:
 
 _NOT_FAMILIES = Condition(
     _NAMES,
-    _compared(
+    _comparison(
         "the model",
         _family,
         lambda family, expected: f"is not used for {family} models" if family in expected else "",
@@ -307,22 +317,22 @@ _NOT_FAMILIES = Condition(
 
 
 def _whole_expert_groups(experts: MoeShape, _: bool) -> str:
-    group, size = experts.scheme.group, experts.intermediate
+    group_size, size = experts.scheme.group, experts.intermediate
     return (
-        f"intermediate size {size} is not a multiple of {group}"
-        if group > 0 and size % group
+        f"intermediate size {size} is not a multiple of {group_size}"
+        if group_size > 0 and size % group_size
         else ""
     )
 
 
 def _halved_groups(experts: MoeShape, least: int) -> str:
     """Groups that do not divide both sizes are halved until they do, down to `least`."""
-    group = group_size = experts.scheme.group
-    if group <= 0:
+    halved = group_size = experts.scheme.group
+    if halved <= 0:
         return f"takes groups of at least {least}, not one per channel"
-    while experts.intermediate % group or experts.hidden % group:
-        group //= 2
-        if group < least:
+    while experts.intermediate % halved or experts.hidden % halved:
+        halved //= 2
+        if halved < least:
             sizes = f"{experts.hidden} and {experts.intermediate}"
             return f"no half of the group size {group_size} down to {least} divides {sizes}"
     return ""
@@ -366,7 +376,7 @@ CONDITIONS: dict[str, Condition] = {
     "package": Condition(_NAME, _package),
     "variable": Condition(_NAME, _variable),  # an environment variable that is on
     "enabled": Condition(
-        _NAME, _enabled
+        _NAME, _kernel_refusal
     ),  # a kernel on which the engine insists beside the chosen one
     # The dtype of the computation.
     "dtypes": Condition(_NAMES, _dtypes),
@@ -388,16 +398,16 @@ CONDITIONS: dict[str, Condition] = {
         "checkpoints of", _origins
     ),  # the quantizing program: quant_method, or "online"
     "layouts": _one_of("weights packed as", _layer(lambda s: s.scheme.layout)),
-    "act_order": _of_layer(_act_order, _adapter(Literal["no", "yes", "unsharded"])),
+    "act_order": _layer_condition(_act_order, _adapter(Literal["no", "yes", "unsharded"])),
     "groups": _one_of(
         "group size", _layer(lambda s: s.scheme.group), _NUMBERS
     ),  # -1: one for all inputs
     "min_group": _at_least("group size", _layer(lambda s: s.scheme.group), _BELOW),
-    "group_is_full_k": _of_layer(_group_is_full_k, _YES),
-    "whole_groups": _of_layer(
+    "group_is_full_k": _layer_condition(_group_is_full_k, _YES),
+    "whole_groups": _layer_condition(
         _whole_groups, _adapter(Literal["layer", "rank", "rank unless one group"])
     ),
-    "block_groups": _of_layer(
+    "block_groups": _layer_condition(
         _block_groups, _NUMBERS
     ),  # groups in one block of K that a kernel takes
     # The sides of a product: K inputs, N outputs, on one rank; "full": before ranks cut the layer.
@@ -405,8 +415,8 @@ CONDITIONS: dict[str, Condition] = {
     "n_multiple": _multiple("N", _layer(lambda s: s.n), _OVER),
     "full_k_multiple": _multiple("K of the whole layer", _layer(_full_k), _OVER),
     "full_n_multiple": _multiple("N of the whole layer", _layer(lambda s: s.full_n or s.n), _OVER),
-    "cut_multiple": _of_layer(_cut_multiple, _SIZE),
-    "n_packs": _of_layer(_n_packs, _YES),
+    "cut_multiple": _layer_condition(_cut_multiple, _SIZE),
+    "n_packs": _layer_condition(_n_packs, _YES),
     "min_k": _at_least("K", _layer(lambda s: s.k), _BELOW),
     "min_n": _at_least("N", _layer(lambda s: s.n), _BELOW),
     # Experts. Sizes are those of one rank.
@@ -416,17 +426,18 @@ CONDITIONS: dict[str, Condition] = {
         "the activation function", _experts(lambda e: e.function)
     ),  # between the two products
     "routings": _one_of("routing", _experts(lambda e: e.routing)),
-    "gated": _is("gated experts", _experts(lambda e: e.gated)),
+    "gated": _is("gated experts", _experts(lambda e: e.is_gated)),
     "bias": _is("experts with bias", _experts(lambda e: e.bias)),
     "ep": _is("expert parallelism", _experts(lambda e: e.ep)),  # ranks hold whole experts
+    "clamped": _is("an activation with a limit", _experts(lambda e: e.clamped)),
     "dp": _is("data parallelism", _experts(lambda e: e.dp)),  # ranks have requests of their own
     "max_experts": _at_most(
         "experts", _experts(lambda e: e.experts), "takes at most {2} {0}, not {1}"
     ),
     "hidden_multiple": _multiple("hidden size", _experts(lambda e: e.hidden)),
     "intermediate_multiple": _multiple("intermediate size", _experts(lambda e: e.intermediate)),
-    "whole_expert_groups": _of_experts(_whole_expert_groups, _YES),
-    "halved_groups": _of_experts(_halved_groups, _SIZE),
+    "whole_expert_groups": _expert_condition(_whole_expert_groups, _YES),
+    "halved_groups": _expert_condition(_halved_groups, _SIZE),
     # Attention.
     "layers": _one_of(
         "layers of kind", _attention(lambda a: a.kind), _adapter(tuple[LayerKind, ...])

@@ -76,7 +76,7 @@ def numbers(capability: str) -> tuple[int, int] | None:
     )
 
 
-def of_family(capability: str, families: Iterable[str]) -> bool:
+def is_of_family(capability: str, families: Iterable[str]) -> bool:
     return any(
         capability == item or item == f"{capability.partition('.')[0]}.*" for item in families
     )

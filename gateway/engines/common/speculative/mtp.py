@@ -40,7 +40,7 @@ def drafting_layers(spec: ModelSpec, rules: Mtp) -> DraftingLayers | None:
                 },
                 spec.source,
             )
-            if inner.named(entry.field):
+            if inner.first_name(entry.field):
                 count = inner.integer(entry.field, minimum=0)
                 return DraftingLayers(count, f"{entry.field} in config.json")
             words = f"the engine's default of {entry.field} ({rules.source})"
@@ -68,7 +68,7 @@ def drafting_bytes(
     if spec.draft_tensors:
         heads = max((group.kv_heads for group in spec.attention), default=1)
         return sum(
-            other_bytes(_cut(tensor), rank.tp, rank.dtype, heads)
+            other_bytes(_shared_head(tensor), rank.tp, rank.dtype, heads)
             for tensor in spec.draft_tensors
             if tensor.shard != "vocab"
         )
@@ -87,7 +87,7 @@ def drafting_bytes(
     return layers * (layer_bytes + joined)
 
 
-def _cut(tensor: TensorGroup) -> TensorGroup:
+def _shared_head(tensor: TensorGroup) -> TensorGroup:
     """A shared head is cut like every head. Source: SharedHead in
     vllm/model_executor/models/deepseek_mtp.py."""
     return (

@@ -78,7 +78,7 @@ def speculate(
     if wanted_kind == "off":
         return _no_speculation("set by the user", "user")
     if rules is None:
-        return _dropped(
+        return _without_speculation(
             wanted_kind,
             engine,
             [_refusal(wanted_kind, f"what {engine.ref} can draft with is not known here")],
@@ -100,7 +100,7 @@ def drafter_bytes(drafter: Drafter, rank: Rank, build: Callable[[ModelSpec], Bui
 
 def _with_ngrams(wish: Wish, engine: Engine, rules: SpeculativeRules) -> Speculation:
     if "ngram" not in rules.methods:
-        return _dropped("ngram", engine, [_no_method("ngram", engine, rules)])
+        return _without_speculation("ngram", engine, [_no_method("ngram", engine, rules)])
     tokens = _tokens(
         wish, _NGRAM, "as many as the n-grams that are looked up are long", rules.methods["ngram"]
     )
@@ -142,7 +142,7 @@ def _with_own_layers(
             "; ".join(refusal.reason for refusal in failed), rules.mtp.source, tuple(failed)
         )
     if failed:
-        return _dropped("mtp", engine, failed)
+        return _without_speculation("mtp", engine, failed)
     size = drafting_bytes(spec, layers, target.rank, target.build)
     why = (
         "the checkpoint has layers that draft" if wish.speculative == "auto" else "set by the user"
@@ -158,7 +158,7 @@ def _with_own_layers(
         weights_bytes=size or 0,
         groups=groups,
         attention=rows,
-        warnings=(*_own_layer_warnings(spec, tokens.value, layers, size), *_unknown(rows)),
+        warnings=(*_own_layer_warnings(spec, tokens.value, layers, size), *_backend_warnings(rows)),
     )
 
 
@@ -215,7 +215,7 @@ def _with_drafter(
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if failed:
-        return _dropped(drafter.source, engine, failed, rows)
+        return _without_speculation(drafter.source, engine, failed, rows)
     config = {
         "method": drafter.method,
         "model": drafter.source,
@@ -236,7 +236,7 @@ def _with_drafter(
         groups=drafter.attention,
         attention=rows,
         slots=(tokens.value - 1 if ahead else 0) + (1 if drafter.method == "draft_model" else 0),
-        warnings=_unknown(rows),
+        warnings=_backend_warnings(rows),
     )
 
 
@@ -356,7 +356,7 @@ def _no_method(method: str, engine: Engine, rules: SpeculativeRules) -> Refusal:
     )
 
 
-def _unknown(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
+def _backend_warnings(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
     if all(row.status == "ok" for row in rows):
         return ()
     return ("Which backend computes the drafter's attention is not known; the start will tell.",)
@@ -365,7 +365,7 @@ def _unknown(rows: tuple[LayerAttention, ...]) -> tuple[str, ...]:
 def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculation:
     """The model without its drafter, because of the drafter's memory."""
     method = speculation.method.value
-    return _dropped(
+    return _without_speculation(
         speculation.config.get("model", method),
         engine,
         [_refusal(method, reason)],
@@ -373,7 +373,7 @@ def left_out(speculation: Speculation, engine: Engine, reason: str) -> Speculati
     )
 
 
-def _dropped(
+def _without_speculation(
     subject: str, engine: Engine, failed: list[Refusal], rows: tuple[LayerAttention, ...] = ()
 ) -> Speculation:
     """The model alone, and why each way to draft is closed."""

@@ -120,7 +120,7 @@ def _nearest(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
         ]
         same_scope = [fact for fact in same_scope if not _is_served(fact)] or same_scope
         if same_scope:
-            logs = [math.log(bounded((fact.value or 0) / _THOUSAND)) for fact in same_scope]
+            logs = [math.log(clamp_ratio((fact.value or 0) / _THOUSAND)) for fact in same_scope]
             exact = names == _NEAR[0]
             part = 1.0 if exact else len(logs) / (len(logs) + 1)
             return Ratio(math.exp(part * sum(logs) / len(logs)), words)
@@ -132,7 +132,7 @@ def _is_served(fact: Fact) -> bool:
     return "fingerprint" in fact.scope
 
 
-def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
+def correct_by_measurement(plan: Plan, facts: Iterable[Fact]) -> Plan:
     """facts: about this plan. The figures of another number of replicas, or of requests at once,
     are none of its own."""
     facts = tuple(facts)
@@ -144,9 +144,9 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
         if fact.kind == "speed_measured" and _is_same_load(plan, fact)
     }
     if not {"stream", "total", "first_token_2k_s"} <= result.keys():
-        return _served(plan, facts)
+        return _correct_by_traffic(plan, facts)
     values = {figure: (fact.value or 0) / _THOUSAND for figure, fact in result.items()}
-    figures = {figure: banded(value, _BAND) for figure, value in values.items()}
+    figures = {figure: estimate(value, _BAND) for figure, value in values.items()}
     runs = f"fitserve bench, {result['stream'].samples or 1} times"
     speed = plan.speed
     if speed is None:
@@ -171,7 +171,7 @@ def measured(plan: Plan, facts: Iterable[Fact]) -> Plan:
     return plan.evolve(speed=measured_speed)
 
 
-def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
+def _correct_by_traffic(plan: Plan, facts: Iterable[Fact]) -> Plan:
     """The plan with its expected figures, corrected by traffic of its clients under other loads."""
     speed = plan.speed
     if speed is None:
@@ -188,7 +188,7 @@ def _served(plan: Plan, facts: Iterable[Fact]) -> Plan:
     if not ratios:
         return plan
     served_figures = {
-        figure: banded(base[figure] * ratio, _SERVED_BAND) for figure, ratio in ratios.items()
+        figure: estimate(base[figure] * ratio, _SERVED_BAND) for figure, ratio in ratios.items()
     }
     source = speed.source.partition(_SERVED)[0] + _SERVED
     return plan.evolve(
@@ -207,11 +207,11 @@ def _is_same_load(plan: Plan, fact: Fact) -> bool:
     return all(fact.scope.get(name) == value for name, value in load_here.items())
 
 
-def learned(
+def learn_from_bench(
     plan: Plan, bench: Bench, earlier_facts: Iterable[Fact], time_s: float
 ) -> tuple[Fact, ...]:
     """Facts about the plan, and about similar plans. The new ones include `earlier_facts`."""
-    before = {
+    earlier_by_scope = {
         tuple(sorted(fact.scope.items())): fact
         for fact in earlier_facts
         if fact.kind in ("speed_ratio", "speed_measured")
@@ -225,7 +225,7 @@ def learned(
             "speed_measured",
             {**whole, **scopes.get(figure, {}), "figure": figure},
             value,
-            before,
+            earlier_by_scope,
             time_s,
         )
         for figure, value in values.items()
@@ -239,8 +239,8 @@ def learned(
             plan,
             "speed_ratio",
             {**scope, "figure": figure},
-            bounded(values[figure] / base[figure]),
-            before,
+            clamp_ratio(values[figure] / base[figure]),
+            earlier_by_scope,
             time_s,
         )
         for figure in values.keys() & base.keys()
@@ -275,12 +275,12 @@ def _fact(
     kind: str,
     scope: dict[str, str],
     value: float,
-    before: Mapping[tuple[tuple[str, str], ...], Fact],
+    earlier_by_scope: Mapping[tuple[tuple[str, str], ...], Fact],
     time_s: float,
 ) -> Fact:
     """The fact merged with an earlier one under the same driver and image: a geometric mean that
     favours new values."""
-    old = before.get(tuple(sorted(scope.items())))
+    old = earlier_by_scope.get(tuple(sorted(scope.items())))
     samples = 1
     if old is not None and old.kind == kind and old.under == plan.under and old.value:
         samples = (old.samples or 1) + 1
@@ -312,16 +312,18 @@ def _base(speed: Speed | None) -> dict[str, float]:
     }
 
 
-def banded(value: float, band: float) -> Estimate:
+def estimate(value: float, band: float) -> Estimate:
     """Three digits, and the band around them."""
     return Estimate(
-        value=_rounded(value), low=_rounded(value / (1 + band)), high=_rounded(value * (1 + band))
+        value=_round_digits(value),
+        low=_round_digits(value / (1 + band)),
+        high=_round_digits(value * (1 + band)),
     )
 
 
-def _rounded(value: float) -> float:
+def _round_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def bounded(ratio: float) -> float:
+def clamp_ratio(ratio: float) -> float:
     return min(MOST, max(LEAST, ratio))

@@ -51,7 +51,7 @@ def work_with(
     """The work of a model with the kernels of a plan. Plans with equal work share one object, also
     across engine versions with equally fast kernels."""
     kernels = tuple([(row.layer, row.scheme, row.kernel or "") for row in rows])
-    formats = gpus.multiplied(rank.capability) if gpus else frozenset()
+    formats = gpus.native_formats(rank.capability) if gpus else frozenset()
     model, known_traits = Model(spec.hidden, spec.vocab, spec.experts), frozenset(traits) & TRAITS
     return work_of(model, stage, rank, kernels, formats, known_traits, table.names)
 
@@ -152,7 +152,7 @@ def _product(
         bytes=size,
         flops=2.0 * k * n * layer.count * experts_read,
         passed=float((k + n) * item * layer.count * experts_read),
-        multiplied=multiplied(scheme, kernel, formats, rank.dtype),
+        multiplied=product_format(scheme, kernel, formats, rank.dtype),
         kernel=names.group(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
         experts=layer.experts,
         per_token=per_token if layer.experts else 0,
@@ -160,7 +160,7 @@ def _product(
     )
 
 
-def multiplied(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtype: str) -> str:
+def product_format(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtype: str) -> str:
     """The format of the products: that of the activations where weights are widened first."""
     widened = scheme.weight_only or "marlin" in kernel.lower() or "emulat" in kernel.lower()
     return dtype if widened else formats.get(scheme.kind, dtype)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.domain import Estimate, Plan, Speed
-from gateway.engines.common.speed.correction import Ratio, banded
+from gateway.engines.common.speed.correction import Ratio, estimate
 from gateway.engines.common.speed.step import StepClock
 
 # Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
@@ -37,11 +37,14 @@ class PlanLoad(NamedTuple):
 
 def lengths(context: int) -> tuple[int, int]:
     """Tokens that each of the many reads and writes, where requests have this much context."""
-    read = min(PROMPT_TOKENS, context * PROMPT_TOKENS // (PROMPT_TOKENS + ANSWER_TOKENS))
+    part = context * PROMPT_TOKENS // (PROMPT_TOKENS + ANSWER_TOKENS)
+    read = max(1, min(PROMPT_TOKENS, part))  # a context of one token has a prompt too
     return read, max(1, min(ANSWER_TOKENS, context - read))
 
 
-def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | None = None) -> Speed:
+def expected_speed(
+    load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | None = None
+) -> Speed:
     """The expected speed. ratios: by figure, measured speed relative to expected speed of similar
     plans."""
     limit, band, ratios = load.tokens, clock.table.band, ratios or {}
@@ -61,7 +64,9 @@ def expected(load: PlanLoad, clock: StepClock, ratios: Mapping[str, Ratio] | Non
     figures |= {"first_token_32k_s": clock.first_token_s(_LONG, limit)} if long else {}
     known_ratios = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
     figures_told = {
-        figure: banded(value * (known_ratios[figure].value if figure in known_ratios else 1), band)
+        figure: estimate(
+            value * (known_ratios[figure].value if figure in known_ratios else 1), band
+        )
         for figure, value in figures.items()
     }
     why = (

@@ -1,6 +1,6 @@
 """Speed of a GPU and its links, and the share of it that engines reach. Pure.
 
-machine_of(group, links, pace, measured, direct=...) -> Machine
+machine_of(gpus, links, pace, measured, direct=...) -> Machine
 
 Shares were fitted to the peaks of data sheets. A measurement on this machine replaces a peak,
 scaled to the share that the reference card reached (`Reference`).
@@ -223,7 +223,7 @@ NOTHING = Measured()
 
 
 def machine_of(
-    group: Sequence[Gpu],
+    gpus: Sequence[Gpu],
     links: Mapping[frozenset[int], Link],
     pace: SpeedKnowledge,
     measured: Measured = NOTHING,
@@ -231,37 +231,37 @@ def machine_of(
     direct: bool,
 ) -> Machine | None:
     """The slowest of the GPUs: ranks wait for each other. direct: they read each other's memory.
-    None: of one of them nobody knows the speed."""
+    None: the speed of one of them is unknown."""
     # Without a measurement of each card, cards of one model count as equal.
     kinds: dict[tuple[str, int | None], Gpu] = {}
-    for gpu in group:
+    for gpu in gpus:
         kinds.setdefault((gpu.name, gpu.total_bytes), gpu)
-    peaks = [_peaks(gpu, pace, measured) for gpu in (group if measured else kinds.values())]
+    peaks = [_peaks(gpu, pace, measured) for gpu in (gpus if measured else kinds.values())]
     known_peaks = [item for item in peaks if item is not None]
     if len(known_peaks) < max(1, len(peaks)):
         return None
     slowest = min(known_peaks, key=lambda item: item.memory)
     joined = all(
         link is not None and link.nvlinks
-        for link in (links.get(_ends(*pair)) for pair in combinations(group, 2))
+        for link in (links.get(_ends(*pair)) for pair in combinations(gpus, 2))
     )
     reference, reduce = (
         pace.table.reference,
-        measured.all_reduce(group, links) if len(group) > 1 else None,
+        measured.all_reduce(gpus, links) if len(gpus) > 1 else None,
     )
     if reduce is not None and (
         not (reference and reference.nvlink)
         if joined
-        else not direct and "P2P" in reach(group, links)
+        else not direct and "P2P" in reach(gpus, links)
     ):
         # not on the scale of the parts; or measured with P2P, and these ranks must do without
         reduce = None
     wire = (
-        _wire(group, pace.table, reduce, slowest.card, joined=joined, direct=direct)
-        if len(group) > 1
+        _wire(gpus, pace.table, reduce, slowest.card, joined=joined, direct=direct)
+        if len(gpus) > 1
         else None
     )
-    launch = measured.number(group[0], "launch")
+    launch = measured.number(gpus[0], "launch")
     slower = launch.value / reference.launch_s if launch and reference else 1.0
     days = {**slowest.measured, **({"all-reduce": reduce.day} if reduce else {})}
     return Machine(slowest.memory, slowest.flops, wire, _source(slowest, days, wire), slower)
@@ -326,7 +326,7 @@ _FORMATS: Mapping[str, tuple[str, ...]] = {
 
 def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured: Measured) -> _Peaks | None:
     card, reference = pace.cards.card(gpu.name, gpu.total_bytes), pace.table.reference
-    flops = _promised(card) if card else {}
+    flops = _peak_rates(card) if card else {}
     days: dict[str, str] = {}
 
     memory = card.memory_gb_s * 1e9 if card else None
@@ -347,7 +347,7 @@ def _peaks(gpu: Gpu, pace: SpeedKnowledge, measured: Measured) -> _Peaks | None:
     return _Peaks(memory, flops, card, days) if memory is not None and "float16" in flops else None
 
 
-def _promised(card: Card) -> dict[str, float]:
+def _peak_rates(card: Card) -> dict[str, float]:
     peaks = {
         "bfloat16": card.bf16_tflops or card.fp16_tflops,
         "float16": card.fp16_tflops,
@@ -371,7 +371,7 @@ def _source(peaks: _Peaks, days: Mapping[str, str], wire: Wire | None) -> str:
 
 
 def _wire(
-    group: Sequence[Gpu],
+    gpus: Sequence[Gpu],
     table: SpeedTable,
     reduce: Reduce | None,
     card: Card | None,
@@ -390,7 +390,7 @@ def _wire(
         # The measurement is of the whole group. Fewer ranks reach less, as elsewhere over the
         # host's memory.
         host_factor = 0.0 if direct else table.host.more_s / table.host.latency_s
-        latency = reduce.latency_s / (1 + host_factor * (len(group) - 2))
+        latency = reduce.latency_s / (1 + host_factor * (len(gpus) - 2))
         return Wire(reduce.bytes_s, latency, host_factor * latency)
     if joined and card is not None and card.nvlink_gb_s:
         return Wire(
@@ -398,7 +398,7 @@ def _wire(
         )
     part = table.p2p if direct else table.host
     return Wire(
-        min(_pcie_bytes_s(gpu, card) for gpu in group) * part.part, part.latency_s, part.more_s
+        min(_pcie_bytes_s(gpu, card) for gpu in gpus) * part.part, part.latency_s, part.more_s
     )
 
 

@@ -2,7 +2,7 @@
 
 measured = Measured(facts)
 measured.number(gpu, what)          of one GPU; None: it was not measured
-measured.all_reduce(group, links)   of GPUs together, or of others of the machine that are like them
+measured.all_reduce(gpus, links)    of GPUs together, or of others of the machine that are like them
 """
 
 from __future__ import annotations
@@ -62,24 +62,22 @@ class Measured:
         return self._numbers.get((quantity, gpu.uuid))
 
     def all_reduce(
-        self, group: Sequence[Gpu], links: Mapping[frozenset[int], Link]
+        self, gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]
     ) -> Reduce | None:
-        same_group = (
-            self._reduces.get((cards(group), reach(group, links))) if self._reduces else None
-        )
+        same_group = self._reduces.get((cards(gpus), reach(gpus, links))) if self._reduces else None
         if same_group is None:
             return None
-        sizes = same_group.get(uuids(group)) or next(
-            (item for gpus, item in same_group.items() if gpus.count(",") == len(group) - 1), None
+        sizes = same_group.get(uuids(gpus)) or next(
+            (item for names, item in same_group.items() if names.count(",") == len(gpus) - 1), None
         )
-        return None if sizes is None or len(sizes) < 2 else fitted(sizes, len(group))
+        return None if sizes is None or len(sizes) < 2 else fit_reduce(sizes, len(gpus))
 
 
 SECONDS = ("all_reduce", "launch", "peer_latency")
 """Quantities in seconds; all others are in bytes/s or FLOP/s."""
 
 
-def fitted(sizes: Mapping[int, Number], count: int) -> Reduce | None:
+def fit_reduce(sizes: Mapping[int, Number], count: int) -> Reduce | None:
     """The least size tells the latency, the others bytes/s, each as much."""
     (_, first), *larger = sorted(sizes.items())
     moved = [
@@ -92,21 +90,21 @@ def fitted(sizes: Mapping[int, Number], count: int) -> Reduce | None:
     return Reduce(first.value, math.exp(sum(map(math.log, moved)) / len(moved)), first.day)
 
 
-def uuids(group: Iterable[Gpu]) -> str:
-    return ",".join(sorted(gpu.uuid for gpu in group))
+def uuids(gpus: Iterable[Gpu]) -> str:
+    return ",".join(sorted(gpu.uuid for gpu in gpus))
 
 
-def cards(group: Iterable[Gpu]) -> str:
-    return ", ".join(sorted(gpu.name for gpu in group))
+def cards(gpus: Iterable[Gpu]) -> str:
+    return ", ".join(sorted(gpu.name for gpu in gpus))
 
 
-def reach(group: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
+def reach(gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> str:
     """The connection between GPUs, as far as it determines their bandwidth."""
     return " + ".join(
         sorted(
             {
                 _connection(a, b, links.get(frozenset((a.index, b.index))))
-                for a, b in combinations(group, 2)
+                for a, b in combinations(gpus, 2)
             }
         )
     )

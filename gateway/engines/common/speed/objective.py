@@ -12,7 +12,8 @@ from typing import NamedTuple
 from gateway.domain import Memory, Speed, Wish
 from gateway.domain.wish import Goal
 
-# Twice as many GPUs have to give so much more, where nobody else needs them: 2 ** 0.15 is a ninth.
+# Twice as many GPUs have to give so much more, where no other model needs them: 2 ** 0.15 is a
+# ninth.
 FREE_GPU_DISCOUNT = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
 SHARED = 1.0
@@ -54,7 +55,7 @@ def plan_outcome(
 
 # Requests that have their whole context at the same time.
 LONG_AT_ONCE = 4
-# Requests at once where nobody said how many.
+# Requests at once where the wish names no number.
 _CONCURRENCY: dict[Goal, int] = {"latency": 1, "balanced": 32, "context": 4, "throughput": 256}
 
 

@@ -12,7 +12,7 @@ from gateway.engines.common.speed.objective import gpu_discount, plan_outcome, s
 EXPECTED_GAIN = 1.15
 # The same where both were measured.
 MEASURED_GAIN = 1.05
-# As the planner has it where nobody said what context is wanted.
+# The planner's own value where no context was requested.
 _CONTEXT = 32768
 
 
@@ -47,7 +47,7 @@ def is_no_worse(plan: Plan, running: Plan, wish: Wish) -> bool:
     context = min(running.max_model_len.value, wish.context or _CONTEXT)
     return (
         plan.max_model_len.value >= context
-        and (running.halved or not plan.halved)
+        and (running.quantizes_weights or not plan.quantizes_weights)
         and (running.verdict == "degraded" or plan.verdict == "ok")
         and (bool(running.advice) or not plan.advice)
     )

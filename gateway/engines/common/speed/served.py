@@ -19,7 +19,7 @@ from gateway.engines.common.kernels.gpus import GpuTable
 from gateway.engines.common.kind import EngineKind
 from gateway.engines.common.layers.build import build, loaded_as, relevant_traits
 from gateway.engines.common.layers.stages import stage
-from gateway.engines.common.speed.correction import bounded, measurement_scope
+from gateway.engines.common.speed.correction import clamp_ratio, measurement_scope
 from gateway.engines.common.speed.count import work_with
 from gateway.engines.common.speed.machine import SpeedKnowledge, machine_of
 from gateway.engines.common.speed.measured import Measured
@@ -47,7 +47,7 @@ _CHANGED = 0.03
 _THOUSAND = 1000
 
 
-def counted(text: bytes, names: Mapping[str, str]) -> Counts | None:
+def sum_series(text: bytes, names: Mapping[str, str]) -> Counts | None:
     """The sums of the series that `names` names, over all their labels. None for a text that no
     engine writes.
 
@@ -132,12 +132,12 @@ def clock_of(
 
     Raises BadModel.
     """
-    gpus, pace, facts = tables
+    gpu_table, pace, facts = tables
     by_uuid = {gpu.uuid: gpu for gpu in machine.gpus}
-    group = [by_uuid[uuid] for uuid in plan.gpus if uuid in by_uuid]
+    gpus = [by_uuid[uuid] for uuid in plan.gpus if uuid in by_uuid]
     if (
-        len({gpu.name for gpu in group}) != 1
-        or len(group) < len(plan.gpus)
+        len({gpu.name for gpu in gpus}) != 1
+        or len(gpus) < len(plan.gpus)
         or plan.speed is None
         or "kv_cache_dtype" not in plan.scope
     ):
@@ -146,15 +146,15 @@ def clock_of(
     dp = plan.data_parallel.value
     ep = tp * dp if plan.expert_parallel.value else 1
     stored = plan.scope["kv_cache_dtype"]
-    rank = Rank(tp, pp, ep, plan.dtype.value, stored, group[0].capability or "", dp)
+    rank = Rank(tp, pp, ep, plan.dtype.value, stored, gpus[0].capability or "", dp)
     built = build(
         loaded_as(spec, plan.scope.get("quantization", "")), relevant_traits(spec, engine.traits)
     )
     item = stage(built, engine, kind, spec.architecture, pp)
-    work = work_with(spec, item, rank, plan.kernels, gpus, engine.traits, pace.table)
+    work = work_with(spec, item, rank, plan.kernels, gpu_table, engine.traits, pace.table)
     links = {frozenset((link.a, link.b)): link for link in machine.links}
     local_machine = machine_of(
-        group, links, pace, Measured(facts), direct=plan.custom_all_reduce.value
+        gpus, links, pace, Measured(facts), direct=plan.custom_all_reduce.value
     )
     graphs = pace.table.graphs(
         engine.kind, engine.version, plan.max_num_seqs.value, eager=plan.enforce_eager.value
@@ -166,7 +166,7 @@ def clock_of(
     )
 
 
-def learned(
+def learn_from_traffic(
     plan: Plan,
     windows: Sequence[Served],
     clock: StepClock,
@@ -180,7 +180,7 @@ def learned(
     """
     if plan.speed is None or plan.speculation.value != "none":
         return ()
-    before = {
+    earlier_by_scope = {
         tuple(sorted(fact.scope.items())): fact
         for fact in earlier_facts
         if fact.kind == "speed_ratio"
@@ -198,7 +198,7 @@ def learned(
         if len(values) < LEAST_STRETCHES or not _steady(values):
             continue
         value, scope = round(_THOUSAND * _quarter(values, 2)), {**ratio_scope, "figure": figure}
-        old = before.get(tuple(sorted(scope.items())))
+        old = earlier_by_scope.get(tuple(sorted(scope.items())))
         if (
             old is None
             or old.under != plan.under
@@ -250,7 +250,7 @@ def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
         )
         figure = "stream" if at_once < math.sqrt(planned) else "total"
         result[figure] = expected_s / (served.reading_s + served.writing_s)
-    return {figure: bounded(ratio) for figure, ratio in result.items()}
+    return {figure: clamp_ratio(ratio) for figure, ratio in result.items()}
 
 
 def _steady(values: list[float]) -> bool:

@@ -172,13 +172,17 @@ class StepClock:
         is wanted.
         """
         work, table = self.work, self.table
-        seconds, gathered = 0.0, self._gathered(tokens)
+        seconds, gathered = 0.0, self._tokens_of_all_groups(tokens)
         for item, (memory, flops, least_s) in zip(work.products, self._product_rates, strict=True):
             # Of what all tokens take the same, nothing is asked: most layers are such, and this is
             # the innermost loop of planning.
             count, read_bytes, limit = tokens, item.bytes, 1.0
             if item.experts:
-                count, read_bytes, limit = gathered, item.read(gathered), item.busiest(gathered)
+                count, read_bytes, limit = (
+                    gathered,
+                    item.bytes_of_step(gathered),
+                    item.busiest(gathered),
+                )
             seconds += max(
                 (read_bytes + item.passed * count) / memory,
                 item.flops * count * limit / flops,
@@ -203,7 +207,7 @@ class StepClock:
         message_s = wire.latency_s + 2 * tokens * self.work.hidden_bytes / wire.bytes_s
         return self.machine.crossings * message_s
 
-    def _gathered(self, tokens: float) -> float:
+    def _tokens_of_all_groups(self, tokens: float) -> float:
         """Tokens that meet in the layers with experts, where each group of ranks has so many. A
         lone request has no company."""
         return tokens * self.work.dp if tokens > 1 else tokens

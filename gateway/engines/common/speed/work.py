@@ -34,7 +34,7 @@ class Product(NamedTuple):
         drawn = tokens * self.per_token / self.dealt
         return 1 + math.sqrt(2 * math.log(self.dealt) / drawn) if self.dealt > 1 and drawn else 1.0
 
-    def read(self, tokens: float) -> float:
+    def bytes_of_step(self, tokens: float) -> float:
         """Bytes of weights that a batch of so many tokens reads: those of experts that no token
         takes are left alone."""
         if not self.experts:

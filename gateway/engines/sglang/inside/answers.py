@@ -18,7 +18,7 @@ from ...inside.meta import folder_of, of_stages
 from . import layers as sglang_layers
 from .attention import Backends, backends_of, record_backends
 from .cache import cache
-from .model import Configured, arguments_of, configured_of, meta, model_of, resolved
+from .model import Configured, arguments_of, configured_of, meta, model_of, resolve_argument
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -32,7 +32,7 @@ def answer_of(files: Mapping[str, bytes], argv: Sequence[str]) -> dict[str, Any]
     record_backends()
     with folder_of(files) as folder:
         stages = []
-        for stage in range(int(resolved(arguments_of(folder, argv), "pp_size"))):
+        for stage in range(int(resolve_argument(arguments_of(folder, argv), "pp_size"))):
             configured = configured_of(arguments_of(folder, argv), stage)
             stages.append(answer(configured))
     return of_stages(stages)
@@ -53,23 +53,23 @@ def answer(configured: Configured) -> dict[str, Any]:
         "attention": attended,
         "weights": weights,
         "kv": cache(configured, whole, memory),
-        "settled": settled(configured, dtype),
+        "settled": settings_of(configured, dtype),
     }
 
 
-def settled(configured: Configured, dtype: str) -> dict[str, Any]:
+def settings_of(configured: Configured, dtype: str) -> dict[str, Any]:
     arguments, model = configured.arguments, configured.model
     return {
         "architecture": model.hf_config.architectures[0],
         "dtype": dtype,
         "quantization": model.quantization or "",
-        "kv_cache_dtype": resolved(arguments, "kv_cache_dtype"),
+        "kv_cache_dtype": resolve_argument(arguments, "kv_cache_dtype"),
         "max_model_len": model.context_len,
-        "max_num_seqs": resolved(arguments, "max_running_requests") or 0,
-        "max_num_batched_tokens": resolved(arguments, "chunked_prefill_size") or 0,
-        "enforce_eager": bool(resolved(arguments, "disable_cuda_graph")),
+        "max_num_seqs": resolve_argument(arguments, "max_running_requests") or 0,
+        "max_num_batched_tokens": resolve_argument(arguments, "chunked_prefill_size") or 0,
+        "enforce_eager": bool(resolve_argument(arguments, "disable_cuda_graph")),
         "runner": "generate" if model.is_generation else "pooling",
-        "static_fraction": resolved(arguments, "mem_fraction_static"),
+        "static_fraction": resolve_argument(arguments, "mem_fraction_static"),
     }
 
 
@@ -132,7 +132,7 @@ def attention(whole: Any, configured: Configured, backends: Backends) -> list[di
     towers: Any = importlib.import_module("sglang.srt.layers.attention.vision").QKV_BACKEND_IMPL
     latent = configured.model.attention_arch == models.AttentionArch.MLA
     rank = configured.model.kv_lora_rank + configured.model.qk_rope_head_dim if latent else 0
-    name = _joined(backends.prefill, backends.decode)
+    name = _join_names(backends.prefill, backends.decode)
     result: collections.Counter[tuple[str, int, str]] = collections.Counter()
     for module in whole.modules():
         if isinstance(module, paged):
@@ -164,7 +164,7 @@ def attention(whole: Any, configured: Configured, backends: Backends) -> list[di
             getattr(whole, "start_layer", 0),
             getattr(whole, "end_layer", configured.model.num_hidden_layers),
         )
-        result["recurrent", 0, _joined(*backends.recurrent[1:])] += sum(
+        result["recurrent", 0, _join_names(*backends.recurrent[1:])] += sum(
             layer in stage for layer in states
         )
     return [
@@ -179,7 +179,7 @@ def attention(whole: Any, configured: Configured, backends: Backends) -> list[di
     ]
 
 
-def _joined(prefill: str, decode: str) -> str:
+def _join_names(prefill: str, decode: str) -> str:
     return prefill if prefill == decode else f"{prefill}/{decode}"
 
 

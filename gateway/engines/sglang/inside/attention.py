@@ -12,7 +12,7 @@ import pkgutil
 from typing import Any, NamedTuple
 
 from ...inside.meta import StandIn
-from .model import bare_runner, resolved
+from .model import bare_runner, resolve_argument
 
 
 class Backends(NamedTuple):
@@ -54,13 +54,13 @@ def record_backends() -> None:
 def backends_of(arguments: Any, model: Any) -> Backends:
     """Backends of resolved and published ServerArgs and ModelConfig. Raises the engine's errors."""
     return (
-        _resolved(arguments, model)
+        _backends_by_view(arguments, model)
         if hasattr(arguments, "resolve_once")
-        else _filled(arguments, model)
+        else _backends_by_arguments(arguments, model)
     )
 
 
-def _filled(arguments: Any, model: Any) -> Backends:
+def _backends_by_arguments(arguments: Any, model: Any) -> Backends:
     """Up to 0.5.15 at least ServerArgs fills itself."""
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     linear: Any = importlib.import_module("sglang.srt.layers.attention.linear.utils")
@@ -78,7 +78,7 @@ def _filled(arguments: Any, model: Any) -> Backends:
     return Backends(prefill, decode, arguments.page_size, recurrent, runner.mambaish_config or None)
 
 
-def _resolved(arguments: Any, model: Any) -> Backends:
+def _backends_by_view(arguments: Any, model: Any) -> Backends:
     """Later versions: ServerArgs stays as given, and has a view of the resolved values."""
     setup: Any = importlib.import_module(
         "sglang.srt.model_executor.model_runner_components.attention_backend_setup"
@@ -100,8 +100,10 @@ def _resolved(arguments: Any, model: Any) -> Backends:
     configured = setup.get_attention_backend(model_runner=runner)
     linear = getattr(runner, "linear_attn_backends", None)
     kernels = [linear.prefill.value, linear.decode.value] if linear else []
-    recurrent = _recurrent(configured, kernels, resolved(arguments, "mamba_backend"))
-    return Backends(prefill, decode, resolved(arguments, "page_size"), recurrent, hybrid or None)
+    recurrent = _recurrent(configured, kernels, resolve_argument(arguments, "mamba_backend"))
+    return Backends(
+        prefill, decode, resolve_argument(arguments, "page_size"), recurrent, hybrid or None
+    )
 
 
 def _recurrent(configured: Recorded, kernels: list[str], mamba: str | None) -> list[str] | None:

@@ -168,7 +168,7 @@ def boot(
     )  # 0.5.13 to 0.5.15 look whether Triton made the kernel, and here it is a stand-in
 
 
-def boot_installed(
+def boot_installation(
     capability: tuple[int, int] | None,
     memory_bytes: int = 24 * GIB,
     count: int = 8,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...inside.meta import StandIn, fit
-from .model import Configured, bare_runner, resolved
+from .model import Configured, bare_runner, resolve_argument
 
 _GIB = 1 << 30
 # More than any GPU has: a refusal at this size has another reason.
@@ -25,7 +25,7 @@ def cache(configured: Configured, whole: Any, memory_bytes: int) -> dict[str, An
     """The answer's `kv`: bytes of a page of tokens, bytes that no token gets, and bytes for a pool
     of so many tokens."""
     page, longest = (
-        int(resolved(configured.arguments, "page_size")),
+        int(resolve_argument(configured.arguments, "page_size")),
         int(configured.model.context_len),
     )
     count = _counter(configured, whole, memory_bytes)
@@ -109,7 +109,9 @@ def _counter(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
 
 def _slack(configured: Configured, memory_bytes: int) -> float:
     """GiB that the share of memory leaves free."""
-    return float(memory_bytes / _GIB * (1 - resolved(configured.arguments, "mem_fraction_static")))
+    return float(
+        memory_bytes / _GIB * (1 - resolve_argument(configured.arguments, "mem_fraction_static"))
+    )
 
 
 def _state(module: Any, memory: float) -> None:
@@ -191,7 +193,7 @@ def _of_configurator(
         "sglang.srt.speculative.spec_info"
     ).SpeculativeAlgorithm
     dtypes: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_dtype")
-    cache_dtype = resolved(arguments, "kv_cache_dtype")
+    cache_dtype = resolve_argument(arguments, "kv_cache_dtype")
     name, dtype = fit(
         dtypes.configure_kv_cache_dtype, server_args_kv_cache_dtype=cache_dtype, model=whole,
         model_dtype=model.dtype, is_draft_worker=False, is_dflash=False,
@@ -209,7 +211,7 @@ def _of_configurator(
         "device": "cuda", "gpu_id": 0, "attn_dp_size": 1, "pp_size": 1, "pp_group": None,
         "model": whole, "model_config": model, "server_args": arguments, "kv_cache_dtype": dtype,
         "kv_cache_dtype_str": name or cache_dtype, "model_dtype": model.dtype,
-        "page_size": resolved(arguments, "page_size"), "sliding_window_size": window,
+        "page_size": resolve_argument(arguments, "page_size"), "sliding_window_size": window,
         "spec_algorithm": plain, "is_draft_worker": False,
         "spec_aux_config": StandIn(draft_model_config=None, dflash_draft_num_layers=None),
         "post_capture_kv_active": fit(

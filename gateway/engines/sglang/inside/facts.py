@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...inside.compiled import common, compiled, cuda_major
-from ...inside.installed import config_classes, installed
+from ...inside.compiled import common, compiled_architectures, cuda_major
+from ...inside.installed import config_classes, installed_packages
 
 # A flag whose action only warns that it does nothing any more.
 _RETIRED = "DeprecatedAction"
@@ -40,7 +40,7 @@ def facts() -> dict[str, Any]:
         "compiled": (
             common(
                 capabilities
-                for name, capabilities in compiled(kernels).items()
+                for name, capabilities in compiled_architectures(kernels).items()
                 if name.endswith("common_ops")
             )
             if kernels
@@ -48,7 +48,7 @@ def facts() -> dict[str, Any]:
         ),
         "cuda_runtime": cuda_major(kernels) if kernels else None,
         **config_classes(_configs()),
-        **installed(),
+        **installed_packages(),
     }
 
 
@@ -77,9 +77,9 @@ def _method(name: str, kind: Any) -> dict[str, Any]:
     """
     item = object.__new__(kind)
     item.use_mxfp8 = name == "mxfp8"
-    minimum = _called(kind.get_min_capability, item)
+    minimum = _call(kind.get_min_capability, item)
     dtypes = sorted(
-        str(dtype).removeprefix("torch.") for dtype in _called(kind.get_supported_act_dtypes, item)
+        str(dtype).removeprefix("torch.") for dtype in _call(kind.get_supported_act_dtypes, item)
     )
     limits: dict[str, Any] = (
         {"min_capability": f"{minimum // 10}.{minimum % 10}"} if minimum > 0 else {}
@@ -107,7 +107,7 @@ def _online(name: str) -> bool:
             return False
 
 
-def _called(function: Any, item: Any) -> Any:
+def _call(function: Any, item: Any) -> Any:
     try:
         return function()
     except TypeError:

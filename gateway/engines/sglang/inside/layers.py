@@ -67,7 +67,7 @@ class Reached(BaseException):
 
 
 def _raising(name: str) -> Callable[..., Any]:
-    def reached(*_: Any, **__: Any) -> Any:
+    def stop_at_kernel(*_: Any, **__: Any) -> Any:
         if name != "fp4_gemm":
             raise Reached(name)
         backend = importlib.import_module(
@@ -75,7 +75,7 @@ def _raising(name: str) -> Callable[..., Any]:
         ).get_fp4_gemm_runner_backend()
         raise Reached(f"fp4_gemm {backend.value}")
 
-    return reached
+    return stop_at_kernel
 
 
 @functools.cache
@@ -89,7 +89,7 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
             scales, dtype=torch.float32
         )
 
-    def scaled(
+    def quantize(
         x: Any, scale: Any = None, *_: Any, use_per_token_if_dynamic: bool = False, **__: Any
     ) -> tuple[Any, Any]:
         return eight(x, (x.shape[0], 1) if scale is None and use_per_token_if_dynamic else (1,))
@@ -101,7 +101,7 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
         scales = torch.empty(x.shape[0], x.shape[1] // 16, dtype=torch.float8_e4m3fn)
         return torch.empty(x.shape[0], x.shape[1] // 2, dtype=torch.uint8), scales
 
-    def unchanged(*weights: Any, **named: Any) -> Any:
+    def first_weight(*weights: Any, **named: Any) -> Any:
         return weights[0] if weights else named["b_q_weight"]
 
     return {name: _raising(name) for name in DENSE} | {
@@ -109,7 +109,7 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
         "static_quant_fp8": lambda x, *_, repeat_scale=False, **__: eight(
             x, (x.shape[0], 1) if repeat_scale else (1,)
         ),
-        "scaled_fp8_quant": scaled,
+        "scaled_fp8_quant": quantize,
         "sglang_per_token_group_quant_fp8": group,
         "sglang_per_token_group_quant_fp8_row_padded": group,
         "per_token_group_quant_fp8": group,
@@ -122,11 +122,11 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
         ),
         "requant_block_scale_ue8m0_for_deepgemm": lambda *_, **__: None,
         "requant_weight_ue8m0_inplace": lambda *_, **__: None,
-        "gptq_marlin_repack": unchanged,
-        "awq_marlin_repack": unchanged,
-        "marlin_zero_points": unchanged,
-        "awq_to_marlin_zero_points": unchanged,
-        "unpack_cols": unchanged,
+        "gptq_marlin_repack": first_weight,
+        "awq_marlin_repack": first_weight,
+        "marlin_zero_points": first_weight,
+        "awq_to_marlin_zero_points": first_weight,
+        "unpack_cols": first_weight,
     }
 
 
@@ -170,7 +170,7 @@ def _folder(config: str) -> str:
     return folder
 
 
-def configured(
+def configure(
     config: dict[str, Any],
     dtype: str,
     tp: int = 1,
@@ -229,7 +229,7 @@ def of_a_stand_in(error: BaseException) -> bool:
     return "Anything" in str(error) or "meta" in str(error)
 
 
-def refused(answer: str, error: BaseException) -> str:
+def refusal_text(answer: str, error: BaseException) -> str:
     """The answer for a refusal of the engine."""
     if of_a_stand_in(error):
         raise error

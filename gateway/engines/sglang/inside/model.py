@@ -61,7 +61,7 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(server_args)
 
 
-def resolved(arguments: Any, name: str) -> Any:
+def resolve_argument(arguments: Any, name: str) -> Any:
     """The resolved value of an argument. Up to 0.5.10 ServerArgs resolves itself; later versions
     keep it as given."""
     if hasattr(arguments, "resolved_dict"):
@@ -88,9 +88,9 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
         server_args
     )
     _ranks(
-        resolved(server_args, "tp_size"),
-        resolved(server_args, "ep_size"),
-        resolved(server_args, "pp_size"),
+        resolve_argument(server_args, "tp_size"),
+        resolve_argument(server_args, "ep_size"),
+        resolve_argument(server_args, "pp_size"),
         stage,
         _groups(server_args),
         _size(server_args, "attn_cp_size"),
@@ -113,15 +113,17 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
 def _groups(server_args: Any) -> int:
     """Groups of ranks with attention for requests of their own."""
     if hasattr(server_args, "attn_dp_size"):
-        return int(resolved(server_args, "attn_dp_size"))
+        return int(resolve_argument(server_args, "attn_dp_size"))
     return (
-        int(resolved(server_args, "dp_size")) if resolved(server_args, "enable_dp_attention") else 1
+        int(resolve_argument(server_args, "dp_size"))
+        if resolve_argument(server_args, "enable_dp_attention")
+        else 1
     )
 
 
 def _size(server_args: Any, name: str) -> int:
     """The size of a group; versions without such groups have one rank in it."""
-    return int(resolved(server_args, name) or 1) if hasattr(server_args, name) else 1
+    return int(resolve_argument(server_args, name) or 1) if hasattr(server_args, name) else 1
 
 
 def _ranks(
@@ -240,7 +242,7 @@ def meta(dtype: str) -> Iterator[None]:
 def model_of(configured: Configured) -> Any:
     """The whole model; call this within `meta`. Raises the engine's errors."""
     whole = loader()._initialize_model(configured.model, load(), configured.quantization)
-    staged = int(resolved(configured.arguments, "pp_size")) > 1
+    staged = int(resolve_argument(configured.arguments, "pp_size")) > 1
     if staged and "pp_proxy_tensors" not in inspect.signature(whole.forward).parameters:
         raise AssertionError(
             "Pipeline Parallel is not compatible with this model."

@@ -17,13 +17,13 @@ from ...inside.stages import Start
 from .answers import kernels
 from .attention import backends_of, record_backends
 from .cache import pool_tokens
-from .model import arguments_of, configured_of, meta, model_of, resolved
+from .model import arguments_of, configured_of, meta, model_of, resolve_argument
 
 # Of this engine these stages are never run.
 _LEFT_OUT = ("constructors of attention backends", "capture of CUDA graphs")
 
 
-def rehearsed(
+def rehearse(
     files: Mapping[str, bytes],
     argv: Sequence[str],
     kv_bytes: int,
@@ -46,7 +46,7 @@ def rehearsed(
         start.run("checks", server_args.check_server_args)
         configured = start.run("configuration", lambda: configured_of(server_args))
         if configured is not None:
-            start.run("", lambda: _built(start, configured, kv_bytes))
+            start.run("", lambda: _build(start, configured, kv_bytes))
     return start.answer
 
 
@@ -58,7 +58,7 @@ def _resolve(server_args: Any) -> bool:
     return True
 
 
-def _built(start: Start, configured: Any, kv_bytes: int) -> None:
+def _build(start: Start, configured: Any, kv_bytes: int) -> None:
     torch: Any = importlib.import_module("torch")
     dtype = str(configured.model.dtype).removeprefix("torch.")
     memory = int(torch.cuda.get_device_properties(0).total_memory)
@@ -70,6 +70,8 @@ def _built(start: Start, configured: Any, kv_bytes: int) -> None:
     if whole is not None and kv_bytes:
         tokens = start.run("cache", lambda: pool_tokens(configured, whole, memory, kv_bytes))
         start.results |= {"tokens": tokens} if tokens is not None else {}
-    sizes = start.run("graphs", lambda: resolved(configured.arguments, "cuda_graph_bs_decode"))
+    sizes = start.run(
+        "graphs", lambda: resolve_argument(configured.arguments, "cuda_graph_bs_decode")
+    )
     if isinstance(sizes, list):
         start.results["graph_sizes"] = [int(size) for size in sizes]

@@ -328,14 +328,16 @@ def set_aside(
     configured.model_config.max_model_len = length
     for blocks in range(4):
         try:
-            planned(plans, configured, specs, groups, bytes_needed + blocks * block_bytes(groups))
+            plan_cache(
+                plans, configured, specs, groups, bytes_needed + blocks * block_bytes(groups)
+            )
         except ValueError:
             continue
         return blocks
     return 4
 
 
-def planned(plans: Any, configured: Any, specs: dict[str, Any], groups: Any, memory: int) -> Any:
+def plan_cache(plans: Any, configured: Any, specs: dict[str, Any], groups: Any, memory: int) -> Any:
     """The cache that the engine's own planner makes of so many bytes. Raises ValueError where the
     longest request does not fit."""
     arguments = [configured, [specs], [memory]]

@@ -145,7 +145,7 @@ BROUGHT = {
 _B12X_SINCE = (0, 7, 2)
 
 
-def required(sources: str) -> set[str]:
+def required_packages(sources: str) -> set[str]:
     """Optional packages beside an installation of these sources, by the wheel's requirements and
     content."""
     result = set()
@@ -176,7 +176,7 @@ def boot(
 
     present: optional packages that are installed beside it; None: those that it requires.
     """
-    installed = required(sources) if present is None else {*present}
+    installed = required_packages(sources) if present is None else {*present}
     os.environ.update(
         VLLM_LOGGING_LEVEL="ERROR", VLLM_NO_USAGE_STATS="1", VLLM_TARGET_DEVICE="cuda"
     )
@@ -216,7 +216,7 @@ def imagine(capability: tuple[int, int], memory_bytes: int, count: int, name: st
     logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
-def boot_installed(
+def boot_installation(
     capability: tuple[int, int] | None,
     memory_bytes: int = 24 * GIB,
     count: int = 8,
@@ -267,7 +267,7 @@ def _forget_package(name: str) -> None:
             del sys.modules[module]
 
 
-def configured(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManager[Any]:
+def configure(dtype: str = "bfloat16", **overrides: Any) -> AbstractContextManager[Any]:
     """A current VllmConfig, with only the fields of a model that selection reads;
     `linear_backend="marlin"` sets a kernel option."""
     torch: Any = importlib.import_module("torch")

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ...inside.compiled import common, compiled, cuda_major
-from ...inside.installed import config_classes, installed
+from ...inside.compiled import common, compiled_architectures, cuda_major
+from ...inside.installed import config_classes, installed_packages
 from . import boot as vllm_boot
-from .model import built, parser, prepare
+from .model import build_from_config, parser, prepare
 
 GIB = 1024**3
 
@@ -44,7 +44,7 @@ def facts() -> dict[str, Any]:
         "environment": _environment(),
         "compiled": common(
             capabilities
-            for name, capabilities in compiled(package).items()
+            for name, capabilities in compiled_architectures(package).items()
             if name.startswith(("_C", "_moe_C"))
         ),
         "cuda_runtime": cuda_major(package),
@@ -52,7 +52,7 @@ def facts() -> dict[str, Any]:
         "default_utilization": cache().gpu_memory_utilization,
         "default_batched_tokens": batched[usage],
         "default_seqs": seqs[usage],
-        **installed(),
+        **installed_packages(),
     }
     if device == "cuda":
         answer["block_size"] = cache.DEFAULT_BLOCK_SIZE
@@ -211,7 +211,7 @@ def _builds(model_type: str, architecture: str) -> bool:
             for name, value in plain.items()
         }
         for fields in (plain, sparse):
-            with suppress(Exception), built(fields, 1, max_model_len=128):
+            with suppress(Exception), build_from_config(fields, 1, max_model_len=128):
                 return True
     return False
 

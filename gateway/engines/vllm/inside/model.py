@@ -101,7 +101,7 @@ def _refuse(message: str) -> None:
     raise ValueError(message)  # argparse's own way is to print and to exit
 
 
-def parsed(folder: str, argv: Sequence[str]) -> Any:
+def parse_arguments(folder: str, argv: Sequence[str]) -> Any:
     """The command line by the engine's own parser, whose defaults are objects that the engine
     changes: a copy of them. Raises its errors."""
     parses = parser()
@@ -123,7 +123,7 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
 def given_arguments(folder: str, argv: Sequence[str]) -> Any:
     """EngineArgs of a command line, with its weights and its tokenizer. Raises their errors."""
     engine: Any = importlib.import_module("vllm.engine.arg_utils").AsyncEngineArgs
-    return engine.from_cli_args(parsed(folder, argv))
+    return engine.from_cli_args(parse_arguments(folder, argv))
 
 
 @contextmanager
@@ -163,7 +163,7 @@ def built_of(arguments: Any, stage: int = 0, *, served: bool = True) -> Iterator
 
 
 @contextmanager
-def built(
+def build_from_config(
     config: Mapping[str, Any], tp: int, headers: bytes | None = None, **arguments: Any
 ) -> Iterator[tuple[Any, Any]]:
     """`built_of` a config.json and EngineArgs by name. `headers` is a safetensors file without its

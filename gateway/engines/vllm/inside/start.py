@@ -17,7 +17,7 @@ from typing import Any
 from ...inside.meta import fit, folder_of
 from ...inside.stages import Start
 from . import answers
-from .model import arguments_of, built_of, given_arguments, parsed, prepare
+from .model import arguments_of, built_of, given_arguments, parse_arguments, prepare
 
 # Of this engine these stages are never run.
 _LEFT_OUT = ("measurement of memory", "capture of CUDA graphs")
@@ -25,7 +25,7 @@ _LEFT_OUT = ("measurement of memory", "capture of CUDA graphs")
 _SOUND = ("soundfile", "av", "soxr")
 
 
-def rehearsed(
+def rehearse(
     files: Mapping[str, bytes],
     argv: Sequence[str],
     kv_bytes: int,
@@ -44,13 +44,13 @@ def rehearsed(
         start.run("tokenizer", lambda: _tokenizer(folder, argv))
         arguments = start.run("parser", lambda: arguments_of(folder, argv))
         if arguments is not None:
-            start.run("", lambda: _built(start, arguments, kv_bytes))
+            start.run("", lambda: _build(start, arguments, kv_bytes))
     return start.answer
 
 
 def _serve_arguments(folder: str, argv: Sequence[str]) -> None:
     """The API server's checks of its own flags, before an engine."""
-    arguments = parsed(folder, argv)
+    arguments = parse_arguments(folder, argv)
     for name in ("openai", "launchers", "common"):
         try:
             module: Any = importlib.import_module(f"vllm.entrypoints.{name}.cli_args")
@@ -76,7 +76,7 @@ def _tokenizer(folder: str, argv: Sequence[str]) -> None:
         registry.TokenizerRegistry.load_tokenizer_cls(mode)
 
 
-def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
+def _build(start: Start, arguments: Any, kv_bytes: int) -> None:
     with built_of(arguments) as (configured, _):
         start.ran += ["configuration", "model"]
         start.run("", lambda: hear(start, configured.model_config))
@@ -90,7 +90,7 @@ def _built(start: Start, arguments: Any, kv_bytes: int) -> None:
         if groups is None or not kv_bytes:
             return
         cache = start.run(
-            "cache", lambda: answers.planned(plans, configured, cache_layers, groups, kv_bytes)
+            "cache", lambda: answers.plan_cache(plans, configured, cache_layers, groups, kv_bytes)
         )
         if cache is None:
             return

@@ -37,7 +37,7 @@ class ForkedEngine:
 
 
 class ForkClient:
-    """A connection to a prepared process, which lives as long as somebody is connected."""
+    """A connection to a prepared process, which lives as long as a client is connected."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError or ValueError if no prepared process answers in this folder."""
@@ -89,6 +89,7 @@ class ForkClient:
             "cwd": start.cwd,
             "log": start.log,
             "exit_file": start.exit_file,
+            "forked_calls": start.forked_calls,
         }
         connection = connect(self._folder)
         try:

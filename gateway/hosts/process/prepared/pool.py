@@ -3,9 +3,10 @@
     DATA/prepared/SLOT/    one for each environment of an engine, as inside/prepared_engine.py says.
                            `order.json` also has the engine and its environment, without a key
 
-The slots of the last starts are prepared, at most `most` of them, and only while all engines listen
-and memory is free. A start whose environment does not agree, or that gets no answer in time, is a
-plain start. So is the next start of a model whose forked engine ended before it listened.
+The slots of the last starts, and of announced ones, are prepared: at most `most` of them, and only
+while all engines listen and memory is free. A start whose environment does not agree, or that gets
+no answer in time, is a plain start. So is the next start of a model whose forked engine ended
+before it listened.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ IDLE_S = 300
 TEND_S = 1.0
 IMPORT_S = 900.0
 """Seconds that an import may take."""
+WAIT_S = 2.0
+"""Seconds that a start waits for the end of its process's imports."""
+POLL_S = 0.05
 RESTART_S = 10.0
 """Seconds between two processes of one slot."""
 FREE_TO_PREPARE = 4 * GIB
@@ -89,20 +93,31 @@ class PreparedEngines:
         """Slots whose process ended by itself."""
         self._distrusted: set[str] = set()
         """Models whose forked engine ended before it listened."""
-        self._listened: set[str] = set()
-        """Names of forked engines that have listened."""
+        self._judged: set[tuple[str, int | None]] = set()
+        """Names and pids of engines that have listened, or ended before."""
+
+    def expect(self, start: ProcessStart) -> None:
+        """Have a process prepared for this start by the next `tend`."""
+        if start.module is None:
+            return
+        with self._lock:
+            slot = self._agreeing(start)
+            if slot is None:
+                self._note(start)
+            else:
+                self._touch(slot)
 
     def fork(self, start: ProcessStart) -> ForkedEngine | None:
         """An engine forked for this start; None: a plain start is due."""
         if start.module is None:
             return None
+        self._await_import(start)
         with self._lock:
             slot = self._agreeing(start)
             if slot is None:
                 self._note(start)
                 return None
-            with suppress(OSError):
-                os.utime(self._folder / slot / "order.json")
+            self._touch(slot)
             if start.model in self._distrusted:
                 self._distrusted.discard(start.model)
                 return None
@@ -119,14 +134,10 @@ class PreparedEngines:
         if time.monotonic() - self._tended_at < TEND_S:
             return
         self._tended_at = time.monotonic()
-        listening = procfs.listening_ports()
-        is_calm = True
-        for record in records:
-            listens = not record.exited and record.port in listening
-            is_calm &= listens or record.exited
-            self._judge(record, listens=listens)
+        is_calm = self._judge(records)
         with self._lock, suppress(OSError):
-            self._tend(identities(), is_calm=is_calm)
+            if self._slots() or self._importing:
+                self._tend(identities(), is_calm=is_calm)
 
     def views(self) -> tuple[PreparedView, ...]:
         """The processes that answer."""
@@ -166,6 +177,21 @@ class PreparedEngines:
 
     # --- starts ---
 
+    def _await_import(self, start: ProcessStart) -> None:
+        """Wait while the process of this start imports, for a moment."""
+        slot, deadline = start.slot(program_identity()), time.monotonic() + WAIT_S
+        while time.monotonic() < deadline:
+            with self._lock:
+                process = self._importing.get(slot)
+                if process is None or process.poll() is not None or self._connect(slot):
+                    return
+            time.sleep(POLL_S)
+
+    def _touch(self, slot: str) -> None:
+        """Note a use of the slot. The last used ones are kept."""
+        with suppress(OSError):
+            os.utime(self._folder / slot / "order.json")
+
     def _agreeing(self, start: ProcessStart) -> str | None:
         """The slot whose process may become this engine."""
         wanted_slot = start.slot(program_identity())
@@ -201,16 +227,21 @@ class PreparedEngines:
                 self._broken.discard(slot)
                 path = self._folder / slot / "order.json"
                 atomic_file.write(path, order.model_dump_json().encode())
-            os.utime(self._folder / slot / "order.json")
+        self._touch(slot)
 
-    def _judge(self, record: Record, *, listens: bool) -> None:
-        if not record.forked:
-            return
-        if listens:
-            self._listened.add(record.name)
-        elif record.exited and record.name not in self._listened:
-            self._distrusted.add(record.model)
-            self._listened.add(record.name)
+    def _judge(self, records: Iterable[Record]) -> bool:
+        """Whether all engines listen. Models whose forked engine ended before are distrusted."""
+        engines = {(record.name, record.pid): record for record in records}
+        self._judged &= engines.keys()
+        new = {key: record for key, record in engines.items() if key not in self._judged}
+        # The kernel lists the ports of all connections of the machine too.
+        listening = procfs.listening_ports() if new else set()
+        for key, record in new.items():
+            if record.exited and record.forked:
+                self._distrusted.add(record.model)
+            if record.exited or record.port in listening:
+                self._judged.add(key)
+        return engines.keys() <= self._judged
 
     # --- processes ---
 
@@ -222,7 +253,7 @@ class PreparedEngines:
                 process.wait()
             if process.poll() is not None:
                 del self._importing[slot]
-                # A process that somebody killed, as Linux does for memory, may do better later.
+                # A killed process, such as by Linux for lack of memory, may do better later.
                 if is_late or process.returncode != -signal.SIGKILL:
                     self._broken.add(slot)
                 log.warning("prepared.failed", slot=slot, code=process.returncode)
@@ -292,7 +323,7 @@ class PreparedEngines:
         order, folder = self._order(slot), self._folder / slot
         if order is None:
             return
-        names = _learned(folder)
+        names = _learned_modules(folder)
         (folder / "learned").write_text("".join(f"{name}\n" for name in names))
         (folder / "used").write_text(str(len(names)))
         (folder / "socket").unlink(missing_ok=True)
@@ -327,10 +358,10 @@ class PreparedEngines:
             last_use = int((folder / "used").read_text())
         except (OSError, ValueError):
             return False
-        return len(_learned(folder)) >= last_use + MANY_NEW_MODULES
+        return len(_learned_modules(folder)) >= last_use + MANY_NEW_MODULES
 
 
-def _learned(folder: Path) -> list[str]:
+def _learned_modules(folder: Path) -> list[str]:
     """The modules that engines imported after their fork, each once."""
     try:
         names = (folder / "learned").read_text().split()

@@ -19,7 +19,8 @@ class ProcessStart:
     """One start of an engine process.
 
     identity: changes when the environment is installed anew. key_env: the variable with the
-    engine's key, which only the engine gets. exit_file: for its exit code.
+    engine's key, which only the engine gets. exit_file: for its exit code. forked_calls: as
+    LaunchSpec has them.
     """
 
     engine: str
@@ -31,6 +32,7 @@ class ProcessStart:
     cwd: str
     log: str
     exit_file: str
+    forked_calls: tuple[str, ...] = ()
 
     @property
     def module(self) -> str | None:

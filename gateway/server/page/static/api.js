@@ -2,8 +2,10 @@
 import { askKey } from "./parts/key_dialog.js";
 
 const KEPT = "fitserve.key";
+// Seconds before a reading is repeated whose connection was lost.
+const RESTS_S = [0.3, 1, 2];
 
-/** An answer that is no success, in the gateway's own words. */
+/** An answer that is no success, in the gateway's own words; status 0: no answer, or half of one. */
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
@@ -38,7 +40,7 @@ export async function* pieces(method, path, body, options = {}) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await connected(reader.read());
       if (done) return;
       yield value;
     }
@@ -67,13 +69,37 @@ async function request(method, path, body, { signal } = {}) {
   for (;;) {
     const key = sessionStorage.getItem(KEPT);
     const headers = { ...(key && { authorization: `Bearer ${key}` }), ...(body !== undefined && { "content-type": "application/json" }) };
-    const answer = await fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store", redirect: "error" });
+    const send = () => connected(fetch(path, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body), cache: "no-store", redirect: "error" }));
+    const answer = await (method === "GET" ? repeated(send) : send());
     if (answer.ok) return answer;
     const error = await refusal(answer);
     if (answer.status !== 401) throw error;
     // Another call may have asked meanwhile.
     if (sessionStorage.getItem(KEPT) === key) useKey(await askKey(key === null ? "" : error.message));
   }
+}
+
+/** What a lost connection means, instead of the browser's own words for it. */
+async function connected(promise) {
+  try {
+    return await promise;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The connection to the gateway was lost: it ended, or the network changed. Try again.");
+  }
+}
+
+/** A reading has no effect, so it is sent again when its connection was lost. */
+async function repeated(send) {
+  for (const rest of RESTS_S) {
+    try {
+      return await send();
+    } catch (error) {
+      if (error.status !== 0) throw error;
+      await new Promise((go) => setTimeout(go, rest * 1000));
+    }
+  }
+  return send();
 }
 
 async function refusal(answer) {

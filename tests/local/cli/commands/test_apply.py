@@ -44,7 +44,7 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
         assert (await gateway.until("a", "ready"))["wish"]["env"] == {"OMP_NUM_THREADS": "17171"}
         await gateway.add("b", tmp_path / "tiny")
         await gateway.until("b", "ready")
-        assert await apply() == f"1 models match {path}\n"
+        assert await apply() == f"The gateway matches {path}: 1 model\n"
         path.write_text(f"models:\n  a: {{{one}, aliases: [c]}}\n")
         assert "a: would be changed" in await apply("--diff")
         done = json.loads(await apply("--json", "--prune"))
@@ -52,9 +52,37 @@ async def test_a_gateway_is_brought_to_a_file_and_only_where_it_is_otherwise(
             ("b", "remove"),
             ("a", "change"),
         ]
-        await gateway.gone("b")
+        # The name of a new model is free once the model that has the alias is gone.
+        while (await gateway.until("a", "ready"))["wish"]["aliases"] != ["c"]:
+            await asyncio.sleep(0.01)
+        aliased = path.read_text()
+        path.write_text(f"models:\n  c: {{{one}}}\n")
+        renamed = await apply("--diff", "--prune")
+        assert renamed == "a: would be removed\nc: would be added\n"
+        assert "already a name of the model a" in await apply("--diff", code=1)
+        path.write_text(aliased)
+        await gateway.wait_until_gone("b")
+        # The diff refuses as the act does: sources without weights, or with no plan.
+        (tmp_path / "bare").mkdir()
+        (tmp_path / "bare/config.json").write_bytes((tmp_path / "tiny/config.json").read_bytes())
+        path.write_text(
+            f"models:\n  a: {{{one}}}\n  d: {{source: ./gone}}\n  e: {{source: ./bare}}\n"
+        )
+        refused = await apply("--diff", code=1)
+        assert "no folder" in refused or "There is no" in refused
+        assert "There are no weights in" in refused
+        path.write_text(f"models:\n  f: {{{one}, min_context: 9999999}}\n")
+        assert "f: would be added\n  No plan.\n  A context of at least" in await apply("--diff")
         path.write_text(f"models:\n  a: {{{one}, contex: 8}}\n")
         assert f"{path}:2:" in await apply(code=2)
+
+
+def config_warnings(folder: Path, source: str) -> str:
+    """The warnings of the check of a file with one model."""
+    (folder / "one.yaml").write_text(f"models:\n  m: {{source: {source}}}\n")
+    done = fitserve("config", "check", str(folder / "one.yaml"))
+    assert (done.returncode, "1 model, and" in done.stdout) == (0, True)
+    return done.stderr
 
 
 def test_files_are_checked_without_a_gateway(tmp_path: Path) -> None:
@@ -63,6 +91,8 @@ def test_files_are_checked_without_a_gateway(tmp_path: Path) -> None:
     assert (done.returncode, "5 models, and the settings are valid" in done.stdout) == (0, True), (
         done.stderr
     )
+    assert "m: there is no folder /srv/m on this machine" in config_warnings(tmp_path, "/srv/m")
+    assert config_warnings(tmp_path, str(tmp_path)) == ""
     unset = fitserve("config", "check", FITSERVE_MODELS_FILE=example)
     assert unset.returncode == 2
     assert "the variable NCCL_SUBSYS_HERE is not set" in unset.stderr

@@ -75,7 +75,7 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(
         )
         for size, took in (("16384", 30_000), ("67108864", 9_000_000))
     ]
-    store.keep_measured(kept)
+    store.keep_measurements(kept)
     store.close()
     planner = OfflinePlanner.from_environment()
     source = str(model_folder(tmp_path / "model", hidden_size=1024))
@@ -116,7 +116,7 @@ def test_the_doctor_names_a_card_of_which_nothing_is_known(
     (tmp_path / "data").mkdir(exist_ok=True)
     store = open_store(tmp_path / "data/fitserve.db")
     about = {"what": "bfloat16", "gpus": gpu.uuid}
-    store.keep_measured(
+    store.keep_measurements(
         [Fact(kind="machine_speed", scope=about, value=10**12, grade="verified", source="x")]
     )
     store.close()

@@ -94,3 +94,28 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
         assert "up to date" in (await run("update", "m")).stdout
         assert (await run("set", "m")).returncode == 2
         assert (await run("set", "m", "--gpus", "2", "--gpu", "0")).returncode == 2
+
+
+async def test_the_effect_of_a_context_is_shown_before_the_change(tmp_path: Path) -> None:
+    async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
+
+        async def run(*arguments: str) -> Any:
+            return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
+
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        view = await gateway.until("m", "ready")
+        limit = view["plan"]["max_model_len"]["value"]
+        shorter = await run("set", "m", "--context", "1k", "--dry-run")
+        assert shorter.returncode == 0, shorter.stderr
+        assert f"max model len {limit} 1024" in " ".join(shorter.stdout.split())
+        beyond = await run("set", "m", "--context", "99999999", "--dry-run")
+        assert beyond.returncode == 3
+        assert f"the model's own limit is {limit}" in " ".join(beyond.stdout.split())
+        refused = await run("set", "m", "--context", "99999999")
+        assert refused.returncode == 3
+        assert f"the model's own limit is {limit}" in " ".join(refused.stderr.split())
+        without = await run("set", "m", "--max-context", "99999999", "--dry-run")
+        assert f"max model len stays {limit}" in " ".join(without.stdout.split())
+        known = await run("set", "m", "--dtype", "auto")
+        assert "no change" in known.stdout
+        assert "BEFORE" not in known.stdout

@@ -12,7 +12,7 @@ from tests.local.cli.test_main import fitserve
 
 
 @cache
-def printed(shell: str) -> str:
+def print_output(shell: str) -> str:
     done = fitserve("completion", shell)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -34,7 +34,7 @@ TYPED = [
 def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
     typed = " ".join(f"'{word}'" for word in words)
     asked = (
-        f"{printed('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
+        f"{print_output('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
         ' _fitserve; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(["bash", "-u", "-c", asked], capture_output=True, text=True, check=True)
@@ -44,10 +44,10 @@ def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_read_what_is_printed(shell: str) -> None:
-    assert "kubernetes" in printed(shell)
+    assert "kubernetes" in print_output(shell)
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not here")
-    subprocess.run([shell, "-n"], input=printed(shell), text=True, check=True)
+    subprocess.run([shell, "-n"], input=print_output(shell), text=True, check=True)
 
 
 def test_an_unknown_shell_is_told() -> None:

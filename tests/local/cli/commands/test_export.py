@@ -17,7 +17,8 @@ import yaml
 from tests.contract.process_harness import free_port
 from tests.local.cli.test_main import fitserve
 from tests.support import fake_engine
-from tests.support.patience import HANG_S, hang_s
+from tests.support.paths import ROOT
+from tests.support.patience import hang_s
 from tests.support.process_engines import running_processes
 from tests.support.running import model_folder
 
@@ -50,7 +51,7 @@ async def test_the_command_line_starts_the_engine_by_itself(tmp_path: Path) -> N
         deployment, _ = yaml.safe_load_all(await export("--format", "kubernetes"))
         assert deployment["kind"] == "Deployment"
         assert not any(key in command or key in str(words) for key in keys(tmp_path))
-    await asyncio.to_thread(answered, command, port)
+    await asyncio.to_thread(check_command, command, port)
 
 
 def keys(folder: Path) -> list[str]:
@@ -63,7 +64,7 @@ def keys(folder: Path) -> list[str]:
     return found
 
 
-def answered(command: str, port: int) -> None:
+def check_command(command: str, port: int) -> None:
     """A shell runs the command, and the engine answers."""
     keep = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     with subprocess.Popen(
@@ -82,8 +83,44 @@ def answered(command: str, port: int) -> None:
                     )
                     break
                 except httpx.ConnectError:
-                    assert time.monotonic() - began < HANG_S
+                    assert time.monotonic() - began < hang_s()
                     time.sleep(0.05)
             assert said.json()["choices"][0]["message"]["content"]
         finally:
             engine.terminate()
+
+
+def machines(folder: Path, hardware: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "config.json").write_text((ROOT / "tests/models/glm-4.5-air.json").read_text())
+    return fitserve(
+        "export", str(folder), "--format", "kubernetes", "--hardware", hardware, *options
+    )
+
+
+def test_a_plan_over_machines_is_a_group_of_pods_without_a_gateway(tmp_path: Path) -> None:
+    done = machines(tmp_path, "2xgb10", "--network", "200gbit,2us,roce")
+    assert done.returncode == 0, done.stderr
+    group, service = yaml.safe_load_all(done.stdout)
+    assert (group["kind"], service["kind"]) == ("LeaderWorkerSet", "Service")
+    template = group["spec"]["leaderWorkerTemplate"]
+    (worker,) = template["workerTemplate"]["spec"]["containers"]
+    assert template["size"] == 2
+    assert "--master-addr=$(LWS_LEADER_ADDRESS)" in worker["command"]
+
+
+def test_a_plan_on_each_machine_is_a_deployment_with_copies(tmp_path: Path) -> None:
+    done = machines(tmp_path, "2x(8xh100)", "--engine", "vllm", "--json")
+    assert done.returncode == 0, done.stderr
+    kinds = {document["kind"]: document for document in json.loads(done.stdout)}
+    replicas = kinds["Deployment"]["spec"]["replicas"]
+    assert kinds.keys() == {"Deployment", "Service"}
+    assert replicas > 1
+
+
+def test_machines_are_for_kubernetes_and_several(tmp_path: Path) -> None:
+    alone = machines(tmp_path, "3090")
+    assert alone.returncode == 2
+    assert "several machines" in alone.stderr
+    argv = fitserve("export", str(tmp_path), "--hardware", "2xgb10")
+    assert argv.returncode == 2
+    assert "--format kubernetes" in argv.stderr

@@ -30,12 +30,12 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
             json={"model": "m", "messages": [{"role": "user", "content": "a"}]},
         )
 
-        async def printed(*arguments: str, **environment: str) -> str:
+        async def print_output(*arguments: str, **environment: str) -> str:
             done = await asyncio.to_thread(fitserve, *arguments, **environment)
             assert done.returncode == 0, done.stderr
             return done.stdout
 
-        head, row = (await printed("ps", FITSERVE_URL=gateway.url)).splitlines()
+        head, row = (await print_output("ps", FITSERVE_URL=gateway.url)).splitlines()
         columns = [head.index(word) for word in head.split()] + [None]
         cells = {
             head.split()[at]: row[columns[at] : columns[at + 1]].strip()
@@ -52,11 +52,21 @@ async def test_models_are_listed_with_what_runs_of_them_and_what_they_are(tmp_pa
         # The gateway's address in its three forms.
         port = gateway.url.rpartition(":")[2]
         for place in (("--host", gateway.url), ("--host", f"127.0.0.1:{port}"), ("--port", port)):
-            (listed,) = json.loads(await printed(*place, "list", "--json"))["data"]
+            (listed,) = json.loads(await print_output(*place, "list", "--json"))["data"]
             assert (listed["name"], listed["source"], listed["bytes"]) == ("m", str(source), 0)
-        assert str(source) in await printed("--port", port, "list")
+        assert str(source) in await print_output("--port", port, "list")
         wrong = await asyncio.to_thread(fitserve, "--host", "a/b", "ps")
         assert (wrong.returncode, "not the address of a gateway" in wrong.stderr) == (2, True)
+
+
+async def test_a_gateway_without_models_says_how_to_add_one(tmp_path: Path) -> None:
+    async with running(tmp_path, script) as gateway:
+        for command in ("ps", "list"):
+            shown = await asyncio.to_thread(fitserve, command, FITSERVE_URL=gateway.url)
+            assert "NAME  STATE" not in shown.stdout
+            assert "`fitserve add NAME SOURCE` adds one" in shown.stdout
+        requests = await asyncio.to_thread(fitserve, "ps", "--requests", FITSERVE_URL=gateway.url)
+        assert requests.stdout == "No request is running.\n"
 
 
 async def test_a_narrow_terminal_gets_whole_words(tmp_path: Path) -> None:
@@ -75,15 +85,15 @@ async def test_three_copies_wished_for_on_two_gpus(
 ) -> None:
     """The third has no room: what is listed says so, and that is told once, however often it is
     planned again."""
-    monkeypatch.setattr("gateway.controller.steps.replica_steps.REPLAN_S", 0.05)
+    monkeypatch.setattr("gateway.controller.fleet.managed_model.REPLAN_S", 0.05)
     planned: list[int] = []
     plan = PlanSteps.plan
 
-    def counted(steps: Any, model: Any, replica: Any, *rest: Any) -> Any:
+    def count(steps: Any, model: Any, replica: Any, *rest: Any) -> Any:
         planned.append(replica.index)
         return plan(steps, model, replica, *rest)
 
-    monkeypatch.setattr(PlanSteps, "plan", counted)
+    monkeypatch.setattr(PlanSteps, "plan", count)
     async with running(tmp_path, script, hardware=Profiles().hardware("2x3090")) as gateway:
         source = model_folder(tmp_path / "model")
         await gateway.add("r", source, engines=[SGLANG_REF], replicas=3, gpus=2, check=False)

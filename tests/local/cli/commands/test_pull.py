@@ -43,11 +43,11 @@ async def test_a_repository_is_brought_here_and_a_second_pull_finds_it(
         assert code == 0, err
         assert f"downloaded, at commit {COMMIT}" in out
         assert (tmp_path / f"cache/models--org--name/snapshots/{COMMIT}/{SHARD}").is_file()
-        sent = server.sent()
+        sent = server.sent_bytes()
         code, out, _ = await pull("org/name", "--json")
         assert json.loads(out)["commit"] == COMMIT
         assert len(server.gets(SHARD)) == 1
-        assert server.sent() - sent < 64 * 1024
+        assert server.sent_bytes() - sent < 64 * 1024
         code, _, err = await pull("org/other")
         assert code != 0
         assert "There is no model repository org/other" in err
@@ -63,7 +63,7 @@ async def test_a_terminal_shows_a_bar_and_ctrl_c_ends_the_download(
         tmp_path, script, hf_endpoint=server.url(), models_dir=tmp_path / "cache"
     ) as gateway:
 
-        def watched() -> None:
+        def watch_download() -> None:
             with TypingTerminal(
                 "pull", "org/name", FITSERVE_URL=gateway.url, columns=100
             ) as terminal:
@@ -71,9 +71,9 @@ async def test_a_terminal_shows_a_bar_and_ctrl_c_ends_the_download(
                 assert server.stalled.wait(30)
                 terminal.until("KiB")
                 terminal.type("\x03")
-                assert terminal.ended() != 0
+                assert terminal.wait_for_exit() != 0
 
-        await asyncio.to_thread(watched)
+        await asyncio.to_thread(watch_download)
         server.resume.set()
         done = await asyncio.to_thread(fitserve, "pull", "org/name", FITSERVE_URL=gateway.url)
         assert done.returncode == 0, done.stderr

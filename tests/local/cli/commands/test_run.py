@@ -35,18 +35,18 @@ def script(spec: LaunchSpec, **does: object) -> EngineScript:
     return EngineScript(model=spec.model, **does)  # type: ignore[arg-type]
 
 
-def piped(url: str, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_with_pipe(url: str, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return forked.run(["run", *arguments], {**os.environ, "FITSERVE_URL": url}, text)
 
 
-async def threaded(call: Callable[..., T], *arguments: object, **named: object) -> T:
+async def run_in_thread(call: Callable[..., T], *arguments: object, **named: object) -> T:
     return await asyncio.to_thread(partial(call, *arguments, **named))
 
 
 async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     async with running(tmp_path, script) as gateway:
-        done = await threaded(piped, gateway.url, "", str(folder), "Hello", *ENGINE)
+        done = await run_in_thread(run_with_pipe, gateway.url, "", str(folder), "Hello", *ENGINE)
         assert done.returncode == 0, done.stderr
         assert SAID in done.stdout
         assert "\x1b" not in done.stdout
@@ -55,9 +55,11 @@ async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Pa
             one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]
         ] == ["tiny"]
         # The source names the model too; a pipe is the prompt, or goes with it.
-        again = await threaded(piped, gateway.url, "of a pipe", str(folder), "Tell me", "--json")
+        again = await run_in_thread(
+            run_with_pipe, gateway.url, "of a pipe", str(folder), "Tell me", "--json"
+        )
         assert SAID in json.loads(again.stdout)["content"]
-        nothing = await threaded(piped, gateway.url, "", "tiny")
+        nothing = await run_in_thread(run_with_pipe, gateway.url, "", "tiny")
         assert nothing.returncode == 2
         assert "There is no prompt" in nothing.stderr
 
@@ -65,19 +67,31 @@ async def test_a_model_that_is_not_there_is_planned_added_and_asked(tmp_path: Pa
 async def test_what_cannot_be_served_is_not_added(tmp_path: Path) -> None:
     folder = model_folder(tmp_path / "tiny")
     async with running(tmp_path, script) as gateway:
-        done = await threaded(
-            piped, gateway.url, "Hello", str(folder), *ENGINE, "--min-context", "999999"
+        done = await run_in_thread(
+            run_with_pipe, gateway.url, "Hello", str(folder), *ENGINE, "--min-context", "999999"
         )
         assert done.returncode == 3
         assert "No plan" in done.stdout
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
 
 
+async def test_names_that_people_bring_are_understood_or_explained(tmp_path: Path) -> None:
+    async with running(tmp_path, script) as gateway:
+        await gateway.add("tiny", model_folder(tmp_path / "model"))
+        await gateway.until("tiny", "ready")
+        tagged = await run_in_thread(run_with_pipe, gateway.url, "Hello", "tiny:latest")
+        assert (tagged.returncode, SAID in tagged.stdout) == (0, True), tagged.stderr
+        near = await run_in_thread(run_with_pipe, gateway.url, "Hello", "tyny")
+        assert "Did you mean tiny?" in near.stderr
+        foreign = await run_in_thread(run_with_pipe, gateway.url, "Hello", "qwen3:8b")
+        assert "qwen3:8b is Qwen/Qwen3-8B" in foreign.stderr
+
+
 async def test_a_repository_is_downloaded_before_it_is_added(tmp_path: Path) -> None:
     with FakeHub({"org/name": FakeRepo(model())}) as hub:
         places: dict[str, Any] = {"hf_endpoint": hub.url(), "models_dir": tmp_path / "cache"}
         async with running(tmp_path, script, **places) as gateway:
-            done = await threaded(piped, gateway.url, "Hello", "org/name", *ENGINE)
+            done = await run_in_thread(run_with_pipe, gateway.url, "Hello", "org/name", *ENGINE)
             assert done.returncode == 0, done.stderr
             assert "org/name: " in done.stderr
             assert "(100 %)" in done.stderr
@@ -101,11 +115,11 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
             at = terminal.until(">>> ", terminal.until("cleared", at))
             terminal.type("/nothing\n")
             at = terminal.until(">>> ", terminal.until("There is no command /nothing", at))
-            at = terminal.until(">>> ", terminal.interrupted("/bye leaves", at))
+            at = terminal.until(">>> ", terminal.press_interrupt("/bye leaves", at))
             terminal.type("Anew\n")
             terminal.until(">>> ", terminal.until("still has much", at))
             terminal.type("\x04")
-            assert terminal.ended() == 0
+            assert terminal.wait_for_exit() == 0
             return terminal.seen
 
     async with running(tmp_path, thinking) as gateway:
@@ -118,7 +132,7 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
         for line in record.read_text().splitlines()
         if '"stream":true' in line.replace(" ", "")
     ]
-    asked = [[one["content"] for one in json.loads(body)["messages"]] for body in bodies]
+    asked = [[message["content"] for message in json.loads(body)["messages"]] for body in bodies]
     assert [texts[-1] for texts in asked] == ["Hello there", "first\nsecond", "Anew"]
     assert [len(texts) for texts in asked] == [1, 3, 1]
 
@@ -141,7 +155,7 @@ async def test_ctrl_c_stops_the_answer_and_not_the_conversation(tmp_path: Path) 
             terminal.type("Again\n")
             terminal.until(">>> ", terminal.until("still has much", at))
             terminal.type("/bye\n")
-            assert terminal.ended() == 0
+            assert terminal.wait_for_exit() == 0
 
     async with running(tmp_path, slow) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -155,14 +169,14 @@ async def test_a_model_that_was_stopped_is_started(tmp_path: Path) -> None:
     async with running(tmp_path, script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
-        await threaded(fitserve, "stop", "m", FITSERVE_URL=gateway.url)
+        await run_in_thread(fitserve, "stop", "m", FITSERVE_URL=gateway.url)
         await gateway.until("m", "stopped")
-        done = await threaded(piped, gateway.url, "Hello", "m")
+        done = await run_in_thread(run_with_pipe, gateway.url, "Hello", "m")
         assert done.returncode == 0, done.stderr
         assert SAID in done.stdout
         # What does not serve says why, and nobody waits for ever.
         body = {"name": "away", "endpoint": "http://127.0.0.1:9/v1"}
         assert (await gateway.client.post("/admin/models", json=body)).status_code == 202
-        away = await threaded(piped, gateway.url, "Hello", "away")
+        away = await run_in_thread(run_with_pipe, gateway.url, "Hello", "away")
         assert away.returncode == 3, away.stdout + away.stderr
         assert "away" in away.stderr

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.controller.events.event_log import EventLog
 from gateway.domain.facts import Event
+from gateway.store.event_table import Bounds
 from gateway.store.recovery import open_store
 from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder, running
@@ -47,12 +48,34 @@ async def test_a_gateway_tells_events_on_its_event_loop_alone(
 ) -> None:
     tell, threads = EventLog.tell, set()
 
-    def told(log: EventLog, events: Iterable[Event]) -> None:
+    def note_call(log: EventLog, events: Iterable[Event]) -> None:
         threads.add(threading.current_thread())
         tell(log, events)
 
-    monkeypatch.setattr(EventLog, "tell", told)
+    monkeypatch.setattr(EventLog, "tell", note_call)
     async with running(tmp_path, lambda spec: EngineScript(model=spec.model)) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
     assert threads == {threading.current_thread()}
+
+
+async def test_an_event_that_comes_during_a_reading_is_given_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path / "fitserve.db")
+    store.events.add([Event(at=0.0, kind="gateway.started", words="It starts.")] * 2, 0.0)
+    log = EventLog(store)
+    await log.begin()
+    bounds = log.bounds
+
+    async def bounds_before_an_event() -> Bounds:
+        found = await bounds()
+        store.events.add([Event(at=0.0, kind="gateway.stopped", words="It stops.")], 0.0)
+        return found
+
+    monkeypatch.setattr(log, "bounds", bounds_before_an_event)
+    batch = await log.events_after(log.newest - 1)
+    assert [event.event.kind for event in batch.events] == ["gateway.started", "gateway.stopped"]
+    assert batch.number == batch.events[-1].event.id
+    await log.close()
+    store.close()

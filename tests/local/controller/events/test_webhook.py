@@ -7,12 +7,20 @@ import base64
 import hashlib
 import hmac
 import json
+import os
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.controller.events.event_log import EventLog
+from gateway.controller.events.webhook import Webhook
 from gateway.domain import LaunchSpec
+from gateway.domain.facts import Event
+from gateway.secret import Secret
+from gateway.store.recovery import open_store
 from tests.support.memory_host import World
 from tests.support.patience import hang_s
 from tests.support.running import model_folder, running
@@ -59,6 +67,11 @@ class Receiver:
         self.taken.append(json.loads(call.body))
         self.ids.append(headers["webhook-id"])
         await call.reply(b"")
+
+    async def count(self, number: int) -> None:
+        async with asyncio.timeout(hang_s()):
+            while len(self.taken) < number:
+                await asyncio.sleep(0.02)
 
     async def until(self, kind: str) -> None:
         async with asyncio.timeout(hang_s()):
@@ -160,3 +173,50 @@ async def test_a_receiver_that_is_gone_is_asked_no_more_and_no_secret_is_logged(
     assert "a webhook wants no more events" in said
     assert "hook?a=1" not in said
     assert SECRET not in said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system of its own")
+async def test_events_of_a_full_disk_are_told_in_order_once_it_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.controller.events.event_log._RETRY_S", 0.05)
+    disk, receiver = tmp_path / "disk", Receiver()
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+    store = open_store(disk / "fitserve.db")
+    log = EventLog(store)
+    await log.begin()
+    try:
+        async with Upstream(receiver) as upstream:
+            url = Secret(f"{upstream.url}/hook?a=1")
+            webhook = Webhook(url, Secret(SECRET), ("*",), log, store)
+            log.tell([large_event(0)])
+            await receiver.count(1)
+            (disk / "filler").write_bytes(bytes(free_bytes(disk)))
+            for number in range(1, 40):
+                log.tell([large_event(number)])
+            async with asyncio.timeout(hang_s()):
+                while not log._failing:
+                    await asyncio.sleep(0.02)
+            (disk / "filler").unlink()
+            await receiver.count(40)
+            await webhook.close()
+        assert [one["data"]["words"][:2] for one in receiver.taken] == [
+            large_event(number).words[:2] for number in range(40)
+        ]
+        assert len(set(receiver.ids)) == 40
+    finally:
+        await log.close()
+        store.close()
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", str(disk)], check=False)
+
+
+def free_bytes(disk: Path) -> int:
+    counts = os.statvfs(disk)
+    return counts.f_bavail * counts.f_frsize
+
+
+def large_event(number: int) -> Event:
+    """An event that takes much room."""
+    return Event(at=time.time(), kind="model.state", words=f"{number:02}" + "x" * 4000)

@@ -19,7 +19,7 @@ from tests.support.makers import LLAMA_8B, machine
 from tests.support.patience import HANG_S, hang_s
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
-from tests.support.served import served
+from tests.support.served import serve_models
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -64,7 +64,7 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
 
     async with Upstream(engine) as upstream:
         fill(tmp_path / "data", upstream.url, KEYS, MODELS)
-        begun = served(tmp_path, {}, ADMIN)
+        begun = serve_models(tmp_path, {}, ADMIN)
         gateway = await asyncio.to_thread(begun.__enter__)
         try:
             async with httpx.AsyncClient(
@@ -131,8 +131,8 @@ async def test_a_model_alone_takes_all_gpus_that_help_and_the_next_one_says_who_
         await gateway.add("second", source, engines=["vllm==0.26.0"])
         view = await gateway.until("second", "stopped")
         assert (
-            "first holds 22.96 GiB of GPU 0, 22.96 GiB of GPU 1. Make first smaller (`fitserve set"
-            " first" in view["detail"]
+            "first holds 22.96 GiB of GPU 0, 22.96 GiB of GPU 1. Without that there is a plan:"
+            " `fitserve stop first`." in view["detail"]
         )
         assert view["detail"].endswith(
             "A request loads it by this: first is unloaded, until it is asked again"
@@ -156,7 +156,7 @@ async def test_beside_another_model_one_gpu_is_taken_and_each_copy_takes_as_many
         )
         view = await gateway.until("third", "ready")
         async with asyncio.timeout(hang_s()):
-            while [one["state"] for one in view["replicas"]] != ["ready", "ready"]:
+            while [replica["state"] for replica in view["replicas"]] != ["ready", "ready"]:
                 await asyncio.sleep(0.05)
                 view = (await gateway.client.get("/admin/models/third")).json()
         used = [gpu for engine in gateway.world.engines.values() for gpu in engine.spec.gpus]

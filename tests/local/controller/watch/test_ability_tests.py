@@ -55,7 +55,7 @@ def doing(
     return lambda spec: EngineScript(model=spec.model, does=does, record=record, **script)
 
 
-async def added(
+async def add_model(
     gateway: Running, folder: Path, template: str = TEMPLATE, state: str = "ready", **fields: Any
 ) -> Any:
     await gateway.add("m", chat_model(folder, template), engines=[ENGINE], **fields)
@@ -70,7 +70,7 @@ async def test_what_an_engine_shows_is_told_in_every_listing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with running(tmp_path, doing(ALL), hardware=machine("3090")) as gateway:
-        view = await added(gateway, tmp_path / "m")
+        view = await add_model(gateway, tmp_path / "m")
         assert states(view) == dict.fromkeys(ALL, "proven")
         [listed] = (await gateway.client.get("/admin/models")).json()["data"]
         assert states(listed) == states(view)
@@ -89,7 +89,7 @@ async def test_what_an_engine_shows_is_told_in_every_listing(
 
 async def test_a_model_that_does_nothing_for_apps_serves_and_says_so(tmp_path: Path) -> None:
     async with running(tmp_path, doing(frozenset()), hardware=machine("3090")) as gateway:
-        view = await added(gateway, tmp_path / "m")
+        view = await add_model(gateway, tmp_path / "m")
         assert len(view["attempts"]) == 1
         assert view["abilities"]["tools"]["evidence"].startswith(
             "it called no tool, and said: ' an engine"
@@ -109,7 +109,7 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
     async with running(
         tmp_path, doing(frozenset({"json_schema"}), record), hardware=machine("3090")
     ) as gateway:
-        view = await added(gateway, tmp_path / "m", PLAIN)
+        view = await add_model(gateway, tmp_path / "m", PLAIN)
         assert states(view) == {**dict.fromkeys(ALL, "not proven"), "json_schema": "proven"}
         before = record.read_bytes().count(b"POST")
         client = AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
@@ -153,7 +153,7 @@ async def test_tools_for_a_model_without_a_parser_are_refused_by_the_gateway(
 async def test_a_plan_that_was_asked_once_is_not_asked_at_its_next_start(tmp_path: Path) -> None:
     world, record = World(), tmp_path / "record"
     async with running(tmp_path, doing(ALL, record), world, machine("3090")) as gateway:
-        await added(gateway, tmp_path / "m")
+        await add_model(gateway, tmp_path / "m")
         assert record.read_bytes().count(b"get_weather") == 2
         for engine in world.engines.values():
             engine.kill()
@@ -179,7 +179,7 @@ async def test_an_engine_serves_while_it_is_asked_what_takes_long(
     monkeypatch.setattr("gateway.controller.steps.proof_steps.probe_abilities", slow)
     world = World()
     async with running(tmp_path, doing(ALL), world, machine("3090")) as gateway:
-        view = await added(gateway, tmp_path / "m")
+        view = await add_model(gateway, tmp_path / "m")
         assert states(view)["json_schema"] == "unknown"
         shown.set()
         async with asyncio.timeout(hang_s()):
@@ -193,7 +193,7 @@ async def test_an_engine_serves_while_it_is_asked_what_takes_long(
 
 async def test_an_engine_that_dies_of_the_question_serves_without_it(tmp_path: Path) -> None:
     async with running(tmp_path, doing(ALL, crash_tools=True), hardware=machine("3090")) as gateway:
-        view = await added(gateway, tmp_path / "m")
+        view = await add_model(gateway, tmp_path / "m")
         first, second = view["attempts"]
         assert (first["state"], second["state"]) == ("failed", "ready")
         assert first["fingerprint"] == second["fingerprint"], "the plan has not failed"

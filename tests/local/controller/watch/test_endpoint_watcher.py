@@ -123,7 +123,7 @@ async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, wh
             assert view["detail"].isprintable()
             assert len(view["detail"]) < 4000
             assert (await gateway.client.delete("/admin/models/alias")).status_code == 202
-            await gateway.gone("alias")
+            await gateway.wait_until_gone("alias")
             await gateway.until("good", "ready")
     assert "unexpected error" not in {event["event"] for event in logged}
 
@@ -143,7 +143,7 @@ async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(
         await gateway.until("m", "ready")
         assert "1 of 64 endpoints answer" in (await gateway.show("m"))["detail"]
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
 
 
 async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(
         await gateway.until("bad", "ready")
         broken = True
         assert (await gateway.client.delete("/admin/models/bad")).status_code == 202
-        await gateway.gone("bad")
+        await gateway.wait_until_gone("bad")
 
 
 async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(
@@ -307,7 +307,7 @@ async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_p
         Upstream(another_gateway("ready")) as serves,
     ):
 
-        def asked(one: Upstream) -> int:
+        def count_questions(one: Upstream) -> int:
             return sum(request.startswith(b"POST") for request in one.requests)
 
         await gateway.client.post(
@@ -319,13 +319,13 @@ async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_p
             assert (
                 await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
             ).status_code == 200
-        assert (asked(sleeps), asked(serves)) == (0, 10)
+        assert (count_questions(sleeps), count_questions(serves)) == (0, 10)
         await gateway.client.patch("/admin/models/m", json={"endpoints": [sleeps.url]})
         await gateway.until("m", "asleep")
         assert (
             await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
         ).status_code == 200
-        assert (asked(sleeps), asked(serves)) == (1, 10)
+        assert (count_questions(sleeps), count_questions(serves)) == (1, 10)
 
 
 async def test_what_another_gateway_refuses_with_comes_through_whole(tmp_path: Path) -> None:
@@ -355,23 +355,25 @@ async def test_what_another_gateway_refuses_with_comes_through_whole(tmp_path: P
             )
             assert answer.headers["x-request-id"] == "mine"
             # The watcher asks for the models meanwhile.
-            sent = [one for one in rear.requests if one.startswith(b"POST")][-1]
+            sent = [request for request in rear.requests if request.startswith(b"POST")][-1]
             assert b"\r\nx-request-id: mine\r\n" in sent
             assert b"\r\ntraceparent: 00-a\r\n" in sent
 
 
 async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Path) -> None:
-    async with running(tmp_path / "a", healthy, access_log=True) as one:
-        await one.client.post("/admin/models", json={"name": "m", "endpoint": f"{one.url}/v1"})
-        await says(one, "m", "it is starting there")
+    async with running(tmp_path / "a", healthy, access_log=True) as gateway:
+        await gateway.client.post(
+            "/admin/models", json={"name": "m", "endpoint": f"{gateway.url}/v1"}
+        )
+        await says(gateway, "m", "it is starting there")
         for _ in range(3):
-            answer = await one.client.post(
+            answer = await gateway.client.post(
                 "/v1/completions", json={"model": "m", "prompt": "hi"}, headers={"via": "1.1 proxy"}
             )
             assert answer.status_code == 508, answer.text
             assert answer.json()["error"]["code"] == "loop_detected"
             assert "endpoints of m" in answer.json()["error"]["message"]
-        ended = (await one.client.get("/metrics")).text
+        ended = (await gateway.client.get("/metrics")).text
         # Each was asked once by its client, and four times by the gateway itself.
         count = sum(
             float(line.rpartition(" ")[2])

@@ -61,7 +61,7 @@ async def drips(call: Call) -> None:
         await asyncio.sleep(0.01)
 
 
-async def asked(
+async def ask_engine(
     script: Script, within_s: float = HANG_S, most_bytes: int = SMALL_BYTES
 ) -> EngineResponse:
     """The answer. However it ends, nothing of the call is left open."""
@@ -114,13 +114,13 @@ UNUSABLE: dict[str, tuple[Script, str]] = {
 async def test_an_answer_that_cannot_be_used_is_an_error_in_words(what: str) -> None:
     script, words = UNUSABLE[what]
     with pytest.raises(NoAnswerError, match=words):
-        await asked(script)
+        await ask_engine(script)
 
 
 @pytest.mark.parametrize("script", [never_answers, drips], ids=["silent", "drips"])
 async def test_an_answer_has_so_much_time_in_all(script: Script) -> None:
     with pytest.raises(NoAnswerError, match="within"):
-        await asked(script, within_s=0.3)
+        await ask_engine(script, within_s=0.3)
 
 
 async def test_whom_nobody_reaches_does_not_answer() -> None:
@@ -134,7 +134,9 @@ async def test_whom_nobody_reaches_does_not_answer() -> None:
 
 async def test_a_redirect_is_an_answer_and_not_followed() -> None:
     async with Upstream(never_answers) as other:
-        answer = await asked(replies(b"", "307 Temporary Redirect", f"location: {other.url}/\r\n"))
+        answer = await ask_engine(
+            replies(b"", "307 Temporary Redirect", f"location: {other.url}/\r\n")
+        )
         assert answer.status == 307
         assert not other.calls
 
@@ -156,7 +158,7 @@ async def test_a_redirect_is_an_answer_and_not_followed() -> None:
     ids=["length", "chunks", "until it closes", "after an interim answer"],
 )
 async def test_a_good_answer_is_read_however_it_is_framed(data: bytes) -> None:
-    answer = await asked(says(data))
+    answer = await ask_engine(says(data))
     assert (await answer.read(Wanted)).names == ["x"]
 
 
@@ -188,7 +190,7 @@ async def test_what_is_asked_is_plain() -> None:
     ],
 )
 async def test_json_of_another_kind_is_an_error_in_words(body: bytes) -> None:
-    answer = await asked(replies(body), most_bytes=MIB)
+    answer = await ask_engine(replies(body), most_bytes=MIB)
     with pytest.raises(NoAnswerError, match="unexpected answer") as refused:
         await answer.read(Wanted)
     str(refused.value).encode()
@@ -214,11 +216,11 @@ def test_what_is_shown_of_an_answer_is_fit_for_a_terminal() -> None:
 async def test_so_many_calls_are_made_at_once_and_the_time_of_others_begins_with_theirs() -> None:
     free = asyncio.Event()
 
-    async def held(call: Call) -> None:
+    async def hold_answer(call: Call) -> None:
         await free.wait()
         await call.reply(b"")
 
-    async with Upstream(held) as upstream:
+    async with Upstream(hold_answer) as upstream:
         client = EngineClient(3)
         calls = [
             asyncio.create_task(client.get(f"{upstream.url}/health", HANG_S)) for _ in range(10)

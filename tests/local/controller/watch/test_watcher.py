@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from gateway.diagnosis.log_reader import LogReader
 from gateway.domain import LaunchSpec
-from tests.support.paths import FAKE_ENGINE
+from tests.support.paths import FAKE_ENGINE, LOGS
 from tests.support.patience import HANG_S, hang_s
 from tests.support.process_engines import running_processes
 from tests.support.running import Running, model_folder, running
@@ -44,7 +45,7 @@ async def processes(
 
 async def until_replicas(gateway: Running, *states: str) -> None:
     async with asyncio.timeout(hang_s()):
-        while [one["state"] for one in (await gateway.show("m"))["replicas"]] != [*states]:
+        while [replica["state"] for replica in (await gateway.show("m"))["replicas"]] != [*states]:
             await asyncio.sleep(0.02)
 
 
@@ -191,3 +192,29 @@ async def test_a_prompt_that_is_read_for_long_at_full_load_costs_no_engine_its_p
         assert (await asking).status_code == 200
         assert states == {"ready"}
         assert any(b"/metrics" in line for line in engine.log)
+
+
+async def test_the_lines_after_a_failure_do_not_have_it_described_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each description reads the cures: a long log after an error would stop the gateway."""
+    describe, described = vars(LogReader)["failure"].fget, list[LogReader]()
+
+    def count(reader: LogReader) -> object:
+        described.append(reader)
+        return describe(reader)
+
+    monkeypatch.setattr(LogReader, "failure", property(count))
+    words = (LOGS / "failed-oom-load-0.19.1.log").read_text().splitlines()
+    lines = tuple((0.0, line) for line in words + ["INFO the end is near"] * 500)
+
+    def fails(spec: LaunchSpec) -> EngineScript:
+        return EngineScript(model=spec.model, lines=lines, exit_code=1, serve=False)
+
+    async with running(tmp_path, fails, backoff_s=HANG_S, backoff_max_s=HANG_S) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        async with asyncio.timeout(hang_s()):
+            while not (failed := (await gateway.show("m"))["attempts"]) or not failed[0]["failure"]:
+                await asyncio.sleep(0.02)
+    assert failed[0]["failure"]["kind"] == "gpu_oom"
+    assert len(described) < 2 * len(words)

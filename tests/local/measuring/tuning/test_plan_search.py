@@ -3,7 +3,6 @@ and taken by word only."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import sqlite3
 from pathlib import Path
@@ -15,7 +14,7 @@ from gateway.domain import LaunchSpec
 from gateway.measuring.tuning import plan_search
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
-from tests.support.patience import hang_s
+from tests.support.patience import wait_until
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.versions import VLLM_REF
@@ -35,7 +34,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_search, "_MEASURED_S", 0.01)
 
 
-def paced(*fast: str, **of_fast: Any) -> Any:
+def paced_script(*fast: str, **of_fast: Any) -> Any:
     """Engines with one of these flags are fast, all others slow."""
 
     def script(spec: LaunchSpec) -> EngineScript:
@@ -50,11 +49,11 @@ def paced(*fast: str, **of_fast: Any) -> Any:
     return script
 
 
-def tuned(tmp_path: Path, script: Any, name: str = "2x3090", world: World | None = None) -> Any:
+def tune(tmp_path: Path, script: Any, name: str = "2x3090", world: World | None = None) -> Any:
     return running(tmp_path, script, world, hardware=machine(name))
 
 
-async def added(gateway: Running, tmp_path: Path, **wish: Any) -> Any:
+async def add_model(gateway: Running, tmp_path: Path, **wish: Any) -> Any:
     # A short context has short prompts and answers.
     folder = model_folder(tmp_path / "model", **{**LLAMA_8B, "max_position_embeddings": 32})
     fields = {"engines": [VLLM_REF], "gpus": 1, "replicas": 1, "concurrency": 2, "check": False}
@@ -63,49 +62,42 @@ async def added(gateway: Running, tmp_path: Path, **wish: Any) -> Any:
     return view["attempts"][0]
 
 
-async def begun(gateway: Running, status: int = 202, **body: Any) -> Any:
+async def begin_search(gateway: Running, status: int = 202, **body: Any) -> Any:
     answer = await gateway.client.post("/admin/models/m/tune", json=body)
     assert answer.status_code == status, answer.text
     return answer.json()
 
 
-async def ended(gateway: Running) -> Any:
+async def wait_for_end(gateway: Running) -> Any:
     """The report of the search once it has ended."""
-    report: Any = None
-    try:
-        async with asyncio.timeout(hang_s()):
-            while True:
-                report = (await gateway.client.get("/admin/models/m/tune")).json()
-                if report["state"] != "running":
-                    return report
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(report) from None
+
+    async def look() -> Any:
+        report = (await gateway.client.get("/admin/models/m/tune")).json()
+        return None if report["state"] == "running" else report
+
+    return await wait_until("the search has ended", look)
 
 
 async def alone(gateway: Running) -> Any:
     """The one live attempt, once it serves and no other engine runs."""
-    live: list[Any] = []
-    try:
-        async with asyncio.timeout(hang_s()):
-            while True:
-                view = await gateway.show("m")
-                live = [one for one in view["attempts"] if one["state"] in ("starting", "ready")]
-                if view["state"] == "ready" and [*gateway.world.engines] == [
-                    one["instance"] for one in live
-                ]:
-                    return live[0]
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError((live, [*gateway.world.engines])) from None
+
+    async def look() -> Any:
+        view = await gateway.show("m")
+        live = [
+            attempt for attempt in view["attempts"] if attempt["state"] in ("starting", "ready")
+        ]
+        is_alone = [*gateway.world.engines] == [one["instance"] for one in live]
+        return live[0] if view["state"] == "ready" and is_alone else None
+
+    return await wait_until("one engine serves", look)
 
 
 async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced("--max-num-batched-tokens=4096")) as gateway:
-        old = await added(gateway, tmp_path)
+    async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096")) as gateway:
+        old = await add_model(gateway, tmp_path)
         assert USUAL in (await gateway.show("m"))["plan"]["argv"]
-        await begun(gateway)
-        report = await ended(gateway)
+        await begin_search(gateway)
+        report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         best = report["tried"][report["best"]]
         assert "--max-num-batched-tokens=4096" in best["argv"]
@@ -118,10 +110,12 @@ async def test_the_flag_that_makes_it_fast_is_found_and_taken_by_word_only(tmp_p
         assert (await gateway.show("m"))["wish"]["args"] == {}
         answer = await gateway.client.post("/admin/models/m/tune/apply")
         assert answer.status_code == 202, answer.text
-        async with asyncio.timeout(hang_s()):
-            while (await alone(gateway))["id"] == old["id"]:
-                await asyncio.sleep(0.02)
-        serving = await alone(gateway)
+
+        async def look() -> Any:
+            serving = await alone(gateway)
+            return None if serving["id"] == old["id"] else serving
+
+        serving = await wait_until("another engine serves", look)
         assert serving["fingerprint"] == best["fingerprint"]
         # It is taken once.
         again = await gateway.client.post("/admin/models/m/tune/apply")
@@ -150,10 +144,10 @@ async def test_where_nothing_is_faster_the_search_stops_early(tmp_path: Path) ->
         pace = FAST if _without_port(spec.argv) == _without_port(first[0]) else SLOW
         return EngineScript(model=spec.model, max_model_len=400_000, tokens_per_second=pace)
 
-    async with tuned(tmp_path, script) as gateway:
-        old = await added(gateway, tmp_path)
-        await begun(gateway)
-        report = await ended(gateway)
+    async with tune(tmp_path, script) as gateway:
+        old = await add_model(gateway, tmp_path)
+        await begin_search(gateway)
+        report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert len(report["tried"]) < 12
         assert report["wish"] is None
@@ -165,12 +159,12 @@ async def test_where_nothing_is_faster_the_search_stops_early(tmp_path: Path) ->
 async def test_without_memory_for_two_it_wants_a_word_and_the_served_plan_comes_back(
     tmp_path: Path,
 ) -> None:
-    async with tuned(tmp_path, paced("--max-num-batched-tokens=4096"), "3090") as gateway:
-        old = await added(gateway, tmp_path)
-        refused = await begun(gateway, 409)
+    async with tune(tmp_path, paced_script("--max-num-batched-tokens=4096"), "3090") as gateway:
+        old = await add_model(gateway, tmp_path)
+        refused = await begin_search(gateway, 409)
         assert refused["error"]["param"] == "offline"
-        await begun(gateway, offline=True)
-        report = await ended(gateway)
+        await begin_search(gateway, offline=True)
+        report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert "--max-num-batched-tokens=4096" in report["tried"][report["best"]]["argv"]
         serving = await alone(gateway)
@@ -181,56 +175,55 @@ async def test_without_memory_for_two_it_wants_a_word_and_the_served_plan_comes_
 async def test_a_machine_that_was_busy_at_first_has_no_faster_plan(tmp_path: Path) -> None:
     """All plans are equally fast. The first engine alone was slow, for a reason outside of it."""
     started: list[str] = []
+    # A busy machine brings fast engines near to SLOW, and no engine above its own pace.
+    slowest = SLOW / 5
 
     def script(spec: LaunchSpec) -> EngineScript:
         started.append(spec.name)
-        pace = SLOW if len(started) == 1 else FAST
+        pace = slowest if len(started) == 1 else FAST
         return EngineScript(model=spec.model, max_model_len=400_000, tokens_per_second=pace)
 
-    async with tuned(tmp_path, script, "3090") as gateway:
-        old = await added(gateway, tmp_path)
-        await begun(gateway, offline=True)
-        report = await ended(gateway)
+    async with tune(tmp_path, script, "3090") as gateway:
+        old = await add_model(gateway, tmp_path)
+        await begin_search(gateway, offline=True)
+        report = await wait_for_end(gateway)
         assert report["state"] == "done", report
-        assert report["tried"][0]["speed"]["stream"]["value"] > 2 * SLOW
+        assert report["tried"][0]["speed"]["stream"]["value"] > 2 * slowest, report
         assert all((one["worth"] or 0.0) < 2.0 for one in report["tried"]), report["tried"]
         assert len(report["tried"]) > 1
         now = await alone(gateway)
         assert now["fingerprint"] == old["fingerprint"]
 
 
+def has_trial(world: World) -> bool:
+    return any(
+        "--max-num-batched-tokens=4096" in engine.spec.argv for engine in world.engines.values()
+    )
+
+
 @pytest.mark.parametrize("offline", [False, True])
 async def test_a_killed_gateway_comes_back_with_the_served_plan(
     tmp_path: Path, offline: bool
 ) -> None:
-    world, script = World(), paced("--max-num-batched-tokens=4096", start_delay_s=3600)
+    world, script = World(), paced_script("--max-num-batched-tokens=4096", start_delay_s=3600)
     name = "3090" if offline else "2x3090"
-    async with tuned(tmp_path, script, name, world) as gateway:
-        old = await added(gateway, tmp_path)
-        await begun(gateway, offline=offline)
-        async with asyncio.timeout(hang_s()):
-            while not any(
-                "--max-num-batched-tokens=4096" in one.spec.argv for one in world.engines.values()
-            ):
-                await asyncio.sleep(0.01)
-    async with tuned(tmp_path, script, name, world) as gateway:
+    async with tune(tmp_path, script, name, world) as gateway:
+        old = await add_model(gateway, tmp_path)
+        await begin_search(gateway, offline=offline)
+        await wait_until("a trial runs", lambda: has_trial(world))
+    async with tune(tmp_path, script, name, world) as gateway:
         serving = await alone(gateway)
         assert serving["fingerprint"] == old["fingerprint"]
         assert (await gateway.client.get("/admin/models/m/tune")).status_code == 404
 
 
 async def test_an_ended_search_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    script = paced("--max-num-batched-tokens=4096", start_delay_s=3600)
-    async with tuned(tmp_path, script, "3090") as gateway:
-        old = await added(gateway, tmp_path)
-        await begun(gateway, offline=True)
-        await begun(gateway, 409, offline=True)
-        async with asyncio.timeout(hang_s()):
-            while not any(
-                "--max-num-batched-tokens=4096" in one.spec.argv
-                for one in gateway.world.engines.values()
-            ):
-                await asyncio.sleep(0.01)
+    script = paced_script("--max-num-batched-tokens=4096", start_delay_s=3600)
+    async with tune(tmp_path, script, "3090") as gateway:
+        old = await add_model(gateway, tmp_path)
+        await begin_search(gateway, offline=True)
+        await begin_search(gateway, 409, offline=True)
+        await wait_until("a trial runs", lambda: has_trial(gateway.world))
         answer = await gateway.client.delete("/admin/models/m/tune")
         assert answer.json()["state"] == "stopped"
         assert (await alone(gateway))["fingerprint"] == old["fingerprint"]
@@ -238,11 +231,11 @@ async def test_an_ended_search_leaves_the_model_as_it_was(tmp_path: Path) -> Non
 
 async def test_the_time_bound_holds_whatever_hangs(tmp_path: Path) -> None:
     """A trial that never gets ready ends with the time of the search."""
-    script = paced("--max-num-batched-tokens=4096", start_delay_s=3600)
-    async with tuned(tmp_path, script) as gateway:
-        old = await added(gateway, tmp_path)
-        await begun(gateway, minutes=0.25)
-        report = await ended(gateway)
+    script = paced_script("--max-num-batched-tokens=4096", start_delay_s=3600)
+    async with tune(tmp_path, script) as gateway:
+        old = await add_model(gateway, tmp_path)
+        await begin_search(gateway, minutes=0.25)
+        report = await wait_for_end(gateway)
         assert report["state"] == "done", report
         assert "the time is over" in report["phase"]
         assert (await alone(gateway))["id"] == old["id"]

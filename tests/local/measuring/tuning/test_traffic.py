@@ -31,7 +31,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "_COLD_S", 0.0)
 
 
-def served(token_s: float, **changes: float) -> tuple[tuple[str, float], ...]:
+def series_between(token_s: float, **changes: float) -> tuple[tuple[str, float], ...]:
     """Between two looks one request after the other was answered, each token after so long."""
     counts = {
         "time_to_first_token_seconds_count": 2.0,
@@ -48,7 +48,7 @@ def served(token_s: float, **changes: float) -> tuple[tuple[str, float], ...]:
     return tuple((f"vllm:{name}", value) for name, value in counts.items())
 
 
-async def learned(gateway: Running) -> list[Any]:
+async def wait_for_facts(gateway: Running) -> list[Any]:
     """The facts, once there are any."""
     async with asyncio.timeout(hang_s()):
         while True:
@@ -58,11 +58,11 @@ async def learned(gateway: Running) -> list[Any]:
             await asyncio.sleep(0.02)
 
 
-async def looked(world: World, times: int) -> None:
+async def wait_for_reading(world: World, times: int) -> None:
     """Until the counters of its engine were read so often."""
     async with asyncio.timeout(hang_s()):
         while (
-            sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log)
+            sum(b"GET /metrics" in line for engine in world.engines.values() for line in engine.log)
             < times
         ):
             await asyncio.sleep(0.02)
@@ -74,7 +74,7 @@ async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path:
     folder, world = model_folder(tmp_path / "model", **LLAMA_8B), World()
 
     def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, max_model_len=400_000, counts=served(0.1))
+        return EngineScript(model=spec.model, max_model_len=400_000, counts=series_between(0.1))
 
     async with running(
         tmp_path, slow, world, hardware=machine("2x3090"), nvml=two_3090()
@@ -82,7 +82,7 @@ async def test_what_is_served_slower_than_expected_is_learned_and_said(tmp_path:
         await gateway.add("m", folder, **WISH)
         view = await gateway.until("m", "ready")
         expected = view["plan"]["speed"]["stream"]["value"]
-        (fact,) = await learned(gateway)
+        (fact,) = await wait_for_facts(gateway)
         assert fact["scope"]["figure"] == "stream"
         assert fact["scope"]["fingerprint"] == view["attempts"][0]["fingerprint"]
         assert fact["value"] == pytest.approx(1000 * 10 / expected, rel=0.05)
@@ -101,7 +101,7 @@ async def test_what_is_served_much_slower_than_another_plan_should_be_is_said(
     tmp_path: Path,
 ) -> None:
     def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, max_model_len=400_000, counts=served(0.5))
+        return EngineScript(model=spec.model, max_model_len=400_000, counts=series_between(0.5))
 
     async with running(tmp_path, slow, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         wish = {"engines": ["vllm==0.26.0"], "goal": "latency", "gpus": "all"}
@@ -119,7 +119,7 @@ async def test_what_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None
     world, hold = World(), tmp_path / "hold"
 
     def script(spec: LaunchSpec) -> EngineScript:
-        counts = served(0.1) if spec.model == "m" else ()
+        counts = series_between(0.1) if spec.model == "m" else ()
         return EngineScript(
             model=spec.model,
             max_model_len=400_000,
@@ -139,13 +139,13 @@ async def test_what_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None
         asking = asyncio.ensure_future(gateway.client.post("/v1/completions", json=body))
         await gateway.add("m", folder, **small)
         await gateway.until("m", "ready")
-        await looked(world, 30)
+        await wait_for_reading(world, 30)
         rows = (await gateway.client.get("/admin/facts")).json()["data"]
         assert not asking.done()
         assert not [row for row in rows if row["fact"]["kind"] == "speed_ratio"]
         hold.unlink()
         assert (await asking).status_code == 200
-        await learned(gateway)
+        await wait_for_facts(gateway)
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ async def test_what_a_neighbour_disturbs_teaches_nothing(tmp_path: Path) -> None
     [
         (),
         (("vllm:generation_tokens_total", -5.0),),
-        served(0.1, generation_tokens_total=1e15),
-        served(0.1, iteration_tokens_total_count=0.0),
-        served(0.1, time_to_first_token_seconds_count=float("nan")),
+        series_between(0.1, generation_tokens_total=1e15),
+        series_between(0.1, iteration_tokens_total_count=0.0),
+        series_between(0.1, time_to_first_token_seconds_count=float("nan")),
     ],
 )
 async def test_an_engine_that_counts_nonsense_teaches_nothing(
@@ -171,7 +171,7 @@ async def test_an_engine_that_counts_nonsense_teaches_nothing(
     ) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model", **LLAMA_8B), **WISH)
         await gateway.until("m", "ready")
-        await looked(world, 12)
+        await wait_for_reading(world, 12)
         rows = (await gateway.client.get("/admin/facts")).json()["data"]
         assert not [row for row in rows if row["fact"]["kind"] == "speed_ratio"]
         assert (await gateway.show("m"))["state"] == "ready"

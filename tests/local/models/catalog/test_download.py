@@ -297,6 +297,39 @@ async def test_too_little_room_is_said_before_anything_is_fetched(
     assert server.gets(SHARDS[0]) == []
 
 
+INODES = 3
+"""The first folders fit, and the first files do not."""
+OPTIONS = {"no room for files": (f"nr_inodes={INODES}", "nr_inodes=0"), "read-only": ("ro", "rw")}
+CAUSES = {"no room for files": "no space is left in", "read-only": "is read-only"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system of its own")
+@pytest.mark.parametrize("place", ["cache", "notes"])
+@pytest.mark.parametrize("fault", OPTIONS)
+async def test_a_disk_that_refuses_a_download_is_named_and_the_next_try_succeeds(
+    server: FakeHub, tmp_path: Path, fault: str, place: str
+) -> None:
+    disk = tmp_path / place
+    disk.mkdir()
+    option, cure = OPTIONS[fault]
+    command = ["mount", "-t", "tmpfs", "-o", f"size=2g,{option}", "tmpfs", str(disk)]
+    await asyncio.to_thread(subprocess.run, command, check=True)
+    try:
+        with pytest.raises(BadModel) as caught:
+            await fetch(server, tmp_path)
+        assert CAUSES[fault] in caught.value.message
+        assert str(disk) in caught.value.message
+        assert caught.value.hint
+        assert not whole(tmp_path)
+        remount = ["mount", "-o", f"remount,{cure}", str(disk)]
+        await asyncio.to_thread(subprocess.run, remount, check=True)
+        folder = await fetch(server, tmp_path)
+        assert present(folder) >= {*SHARDS}
+        assert whole(tmp_path)
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", str(disk)], check=False)
+
+
 async def test_a_folder_that_cannot_be_made_is_named(server: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
     with pytest.raises(BadModel, match="cannot be made: File exists"):

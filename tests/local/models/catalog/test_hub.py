@@ -16,7 +16,7 @@ from gateway.models.catalog.catalog import load
 from gateway.models.catalog.hub import Hub
 from gateway.secret import Secret
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
-from tests.support.model_files import layer, model, packed, safetensors, sharded_model
+from tests.support.model_files import layer, model, pack, safetensors, sharded_model
 
 pytestmark = pytest.mark.anyio
 
@@ -36,7 +36,7 @@ def hub_of(server: FakeHub, tmp_path: Path, token: str | None = None) -> Hub:
     return Hub(server.url(), Secret(token) if token else None, tmp_path / "cache")
 
 
-async def refused(
+async def refusal(
     server: FakeHub, tmp_path: Path, *, token: str | None = None, revision: str | None = None
 ) -> BadModel:
     with pytest.raises(BadModel) as caught:
@@ -79,7 +79,7 @@ async def test_planning_reads_headers_and_never_weights(server: FakeHub, tmp_pat
     assert [request.range for request in server.gets(shard) if request.server == "cdn"] == [
         "bytes=0-65535"
     ]
-    assert server.sent() < 200_000
+    assert server.sent_bytes() < 200_000
 
 
 async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(
@@ -93,7 +93,7 @@ async def test_a_mirror_that_ignores_range_is_cut_off_after_the_header(
     spec = load("org/name", hub=hub_of(server, tmp_path))
     assert sum(group.count for group in spec.tensors) == 3001
     # What fills the sockets' buffers is sent, the other tens of megabytes are not.
-    assert server.sent() < 32 * 1024 * 1024
+    assert server.sent_bytes() < 32 * 1024 * 1024
 
 
 async def test_a_second_read_of_the_same_commit_takes_its_config_from_the_cache(
@@ -123,7 +123,7 @@ async def test_no_token_is_sent_unless_set_and_then_to_the_hub_alone(
 
 async def test_a_repository_that_is_not_there_or_private(server: FakeHub, tmp_path: Path) -> None:
     server.repos["org/name"].private = True
-    error = await refused(server, tmp_path)
+    error = await refusal(server, tmp_path)
     assert (
         error.message
         == f"There is no model repository org/name at {server.url()}, or it is private."
@@ -134,7 +134,7 @@ async def test_a_repository_that_is_not_there_or_private(server: FakeHub, tmp_pa
 
 async def test_a_gated_repository(server: FakeHub, tmp_path: Path) -> None:
     server.repos["org/name"].gated = True
-    error = await refused(server, tmp_path)
+    error = await refusal(server, tmp_path)
     assert "is gated" in error.message
     assert (
         error.hint
@@ -145,13 +145,13 @@ async def test_a_gated_repository(server: FakeHub, tmp_path: Path) -> None:
 
 
 async def test_a_wrong_token(server: FakeHub, tmp_path: Path) -> None:
-    error = await refused(server, tmp_path, token="hf_wrong")
+    error = await refusal(server, tmp_path, token="hf_wrong")
     assert error.message == f"{server.url()} refuses the token in FITSERVE_HF_TOKEN."
 
 
 async def test_a_revision_that_is_not_there(server: FakeHub, tmp_path: Path) -> None:
     assert (
-        await refused(server, tmp_path, revision="v9")
+        await refusal(server, tmp_path, revision="v9")
     ).message == "org/name has no revision v9."
 
 
@@ -168,7 +168,7 @@ async def test_a_hub_that_answers_something_else(
     server: FakeHub, tmp_path: Path, status: int, says: str
 ) -> None:
     server.answers = status
-    assert says in (await refused(server, tmp_path)).message
+    assert says in (await refusal(server, tmp_path)).message
 
 
 async def test_no_network(tmp_path: Path) -> None:
@@ -192,18 +192,18 @@ async def test_a_connection_that_breaks_while_a_header_is_read_is_made_again(
     server.break_off["model.safetensors"] = [0, 0]
     assert (load("org/name", hub=hub_of(server, tmp_path))).tensors_from == "headers"
     server.break_off["model.safetensors"] = [0, 0, 0]
-    assert "cannot be reached, or the connection broke" in (await refused(server, tmp_path)).message
+    assert "cannot be reached, or the connection broke" in (await refusal(server, tmp_path)).message
 
 
 async def test_a_file_that_is_shorter_than_its_listing_says_is_refused(
     server: FakeHub, tmp_path: Path
 ) -> None:
-    server.repos["org/name"].files["model.safetensors"] = packed(
+    server.repos["org/name"].files["model.safetensors"] = pack(
         {"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}}, 4
     )
     assert (
         "org/name/model.safetensors is not a complete safetensors file"
-        in (await refused(server, tmp_path)).message
+        in (await refusal(server, tmp_path)).message
     )
 
 
@@ -213,7 +213,7 @@ async def test_a_config_that_is_too_large_is_not_even_fetched(
     server.repos["org/name"].files["config.json"] = b" " * (16 * 1024 * 1024 + 1)
     assert (
         "org/name/config.json has 16777217 bytes, over the limit"
-        in (await refused(server, tmp_path)).message
+        in (await refusal(server, tmp_path)).message
     )
     assert server.gets("config.json") == []
 
@@ -229,7 +229,7 @@ async def test_a_name_that_no_repository_has_is_refused_without_asking(
 
 async def test_a_cache_that_cannot_be_written_is_named(server: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
-    error = await refused(server, tmp_path)
+    error = await refusal(server, tmp_path)
     assert str(tmp_path / "cache") in error.message
     assert "cannot be written" in error.message
 

@@ -36,25 +36,25 @@ def hub_of(server: FakeHub, tmp_path: Path) -> Hub:
     return Hub(server.url(), Secret(TOKEN), tmp_path / "cache", models=tmp_path / "models")
 
 
-def planned(server: FakeHub, tmp_path: Path, revision: str | None = None) -> BadModel:
+def plan_refusal(server: FakeHub, tmp_path: Path, revision: str | None = None) -> BadModel:
     with pytest.raises(BadModel) as caught:
         load("org/name", revision=revision, hub=hub_of(server, tmp_path))
-    return told(caught.value)
+    return told_refusal(caught.value)
 
 
-async def fetched(server: FakeHub, tmp_path: Path) -> BadModel:
+async def fetch_refusal(server: FakeHub, tmp_path: Path) -> BadModel:
     with pytest.raises(BadModel) as caught:
         await download(hub_of(server, tmp_path), "org/name", COMMIT, lambda _: None)
-    return told(caught.value)
+    return told_refusal(caught.value)
 
 
-def told(error: BadModel) -> BadModel:
+def told_refusal(error: BadModel) -> BadModel:
     assert error.hint, "every error says what to do"
     assert TOKEN not in str(error)
     return error
 
 
-def written(tmp_path: Path) -> set[str]:
+def outside_files(tmp_path: Path) -> set[str]:
     """Files below the test's folder, but for the library's own of each download."""
     found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir()}
     return {name for name in found if ".cache" not in name and not name.endswith(".lock")}
@@ -82,9 +82,9 @@ async def test_a_listing_with_a_path_out_of_the_folder_is_refused_whole(
     server: FakeHub, tmp_path: Path, path: str
 ) -> None:
     server.repos["org/name"].files[path] = b"{}"
-    for error in (planned(server, tmp_path), await fetched(server, tmp_path)):
+    for error in (plan_refusal(server, tmp_path), await fetch_refusal(server, tmp_path)):
         assert "can leave the repository's folder" in error.message
-    assert written(tmp_path) == set()
+    assert outside_files(tmp_path) == set()
     assert {request.path.partition("/resolve/")[1] for request in server.requests} == {""}, (
         "no file was asked for"
     )
@@ -98,7 +98,7 @@ async def test_an_index_cannot_name_a_file_that_is_not_listed(
 ) -> None:
     (tmp_path / "secret.safetensors").write_bytes(safetensors({"a": (1,)}))
     server.repos["org/name"].files[INDEX] = json.dumps({"weight_map": {"a": shard}}).encode()
-    for error in (planned(server, tmp_path), await fetched(server, tmp_path)):
+    for error in (plan_refusal(server, tmp_path), await fetch_refusal(server, tmp_path)):
         assert "is missing" in error.message
 
 
@@ -140,7 +140,7 @@ async def test_an_index_cannot_name_a_file_that_is_not_listed(
 )
 def test_a_listing_that_is_none_is_refused(server: FakeHub, tmp_path: Path, listing: bytes) -> None:
     server.listing = listing or b" "
-    assert "does not answer as a Hugging Face Hub does" in planned(server, tmp_path).message
+    assert "does not answer as a Hugging Face Hub does" in plan_refusal(server, tmp_path).message
 
 
 def test_a_listing_without_end_is_given_up(
@@ -148,16 +148,16 @@ def test_a_listing_without_end_is_given_up(
 ) -> None:
     monkeypatch.setattr(hub_module, "LISTING_BYTES", 2**20)
     server.endless.add("listing")
-    assert "does not answer as a Hugging Face Hub does" in planned(server, tmp_path).message
+    assert "does not answer as a Hugging Face Hub does" in plan_refusal(server, tmp_path).message
     # What fills the sockets' buffers is sent.
-    assert server.sent() < 32 * 2**20
+    assert server.sent_bytes() < 32 * 2**20
 
 
 def test_another_commit_than_the_one_that_was_asked_for_is_refused(
     server: FakeHub, tmp_path: Path
 ) -> None:
     server.repos["org/name"].listed_commit = "f" * 40
-    assert f"instead of {COMMIT}" in planned(server, tmp_path, COMMIT).message
+    assert f"instead of {COMMIT}" in plan_refusal(server, tmp_path, COMMIT).message
 
 
 @pytest.mark.parametrize("name", ["config.json", INDEX])
@@ -176,10 +176,10 @@ def test_a_small_file_of_another_size_than_listed_is_refused_and_not_kept(
     server.repos["org/name"].served[name] = short[sent]
     if sent == "no end":
         server.endless.add(name)
-    message = planned(server, tmp_path).message
+    message = plan_refusal(server, tmp_path).message
     assert f"lists org/name/{name} with {len(files[name])} bytes and sends" in message
-    assert server.sent() < 32 * 2**20
-    assert not any(path.endswith(name) for path in written(tmp_path))
+    assert server.sent_bytes() < 32 * 2**20
+    assert not any(path.endswith(name) for path in outside_files(tmp_path))
 
 
 def test_a_copy_in_the_cache_of_another_size_is_fetched_again(
@@ -198,14 +198,14 @@ def test_weights_of_another_size_than_listed_are_not_planned(
     server: FakeHub, tmp_path: Path, listed: int
 ) -> None:
     server.repos["org/name"].sizes["model.safetensors"] = listed
-    assert "is not a complete safetensors file" in planned(server, tmp_path).message
+    assert "is not a complete safetensors file" in plan_refusal(server, tmp_path).message
 
 
 def test_a_header_without_end_is_read_as_far_as_it_says(server: FakeHub, tmp_path: Path) -> None:
     server.endless.add("model.safetensors")
     server.ignores_range = True
     load("org/name", hub=hub_of(server, tmp_path))
-    assert server.sent() < 32 * 2**20
+    assert server.sent_bytes() < 32 * 2**20
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
@@ -220,7 +220,7 @@ def test_a_redirect_to_nowhere_is_an_error_that_names_the_hub(
     )
     assert (
         f"The Hugging Face Hub at {server.url()} cannot be reached, or the connection broke"
-        in planned(server, tmp_path).message
+        in plan_refusal(server, tmp_path).message
     )
 
 

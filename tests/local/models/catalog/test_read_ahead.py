@@ -13,7 +13,7 @@ import pytest
 
 from gateway.engines.registry import engine_kind
 from gateway.models.catalog.page_cache_program import BLOCK
-from gateway.models.catalog.read_ahead import ReadAhead, read_ahead, weights_read
+from gateway.models.catalog.read_ahead import ReadAhead, files_of_weights, read_ahead
 from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
@@ -21,12 +21,12 @@ pytestmark = pytest.mark.anyio
 SIZE = 8 * BLOCK
 
 
-def written(path: Path, size: int = SIZE) -> Path:
+def write_file(path: Path, size: int = SIZE) -> Path:
     """A file of data that is not in the page cache. Linux may need several calls for that."""
     path.write_bytes(os.urandom(1024) * (size // 1024))
     for _ in range(200):
         forget(path)
-        if not cached(path):
+        if not cached_blocks(path):
             return path
         time.sleep(0.05)
     pytest.skip("files stay in memory here")
@@ -41,7 +41,7 @@ def forget(path: Path) -> None:
         os.close(descriptor)
 
 
-def cached(path: Path) -> int:
+def cached_blocks(path: Path) -> int:
     """The blocks of a file whose middle is in the page cache: a look brings the page there.
 
     Skips where Linux cannot tell.
@@ -62,18 +62,18 @@ def cached(path: Path) -> int:
 
 
 async def test_files_are_read_once(tmp_path: Path) -> None:
-    files = [written(tmp_path / name) for name in ("a", "b")]
+    files = [write_file(tmp_path / name) for name in ("a", "b")]
     first = await read_ahead(files, 10 * SIZE)
     assert first.read > 0
     assert sum(first) == 2 * SIZE
-    assert [cached(path) for path in files] == [8, 8]
+    assert [cached_blocks(path) for path in files] == [8, 8]
     assert await read_ahead(files, 10 * SIZE) == ReadAhead(cached=2 * SIZE)
 
 
 async def test_no_more_is_read_than_memory_is_free(tmp_path: Path) -> None:
-    files = [written(tmp_path / name) for name in ("a", "b")]
+    files = [write_file(tmp_path / name) for name in ("a", "b")]
     assert sum(await read_ahead(files, SIZE + 2 * BLOCK)) == SIZE + 2 * BLOCK
-    assert cached(files[0]) == 8
+    assert cached_blocks(files[0]) == 8
     assert await read_ahead(files, 0) == ReadAhead()
 
 
@@ -82,14 +82,14 @@ async def test_holes_and_missing_files_and_pipes_cost_nothing(tmp_path: Path) ->
     with sparse.open("wb") as file:
         file.truncate(2**40)
     os.mkfifo(tmp_path / "pipe")
-    last = written(tmp_path / "last")
+    last = write_file(tmp_path / "last")
     files = [tmp_path / "missing", tmp_path / "pipe", tmp_path, sparse, last]
     assert sum(await read_ahead(files, SIZE)) == SIZE
-    assert cached(last) == 8
+    assert cached_blocks(last) == 8
 
 
 async def test_a_cancelled_reading_leaves_no_process(tmp_path: Path) -> None:
-    files = [written(tmp_path / "a")] * 100_000
+    files = [write_file(tmp_path / "a")] * 100_000
     reading = asyncio.create_task(read_ahead(files, 10**18))
     async with asyncio.timeout(hang_s()):
         while not (pids := readers()):
@@ -144,16 +144,16 @@ def test_exactly_the_files_that_the_engine_reads(
 ) -> None:
     for name in names:
         (tmp_path / name).touch()
-    assert [path.name for path in weights_read(tmp_path, prefix, load_format)] == read
+    assert [path.name for path in files_of_weights(tmp_path, prefix, load_format)] == read
 
 
 def test_files_outside_of_the_index_are_not_read(tmp_path: Path) -> None:
     for name in (*INDEX["weight_map"].values(), "draft.safetensors"):
         (tmp_path / name).touch()
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(INDEX))
-    names = [path.name for path in weights_read(tmp_path, PREFIX, "")]
+    names = [path.name for path in files_of_weights(tmp_path, PREFIX, "")]
     assert names == ["m-00001-of-00002.safetensors", "m-00002-of-00002.safetensors"]
 
 
 def test_a_folder_that_is_gone_has_no_files(tmp_path: Path) -> None:
-    assert weights_read(tmp_path / "gone", PREFIX, "") == []
+    assert files_of_weights(tmp_path / "gone", PREFIX, "") == []

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.domain import Decision
 from gateway.models.catalog.hub import Hub
-from gateway.planner.explain import would_fit
+from gateway.planner.refusal import refusal_lines
 from gateway.planner.service import alternatives
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.profiles.profiles import Profiles
@@ -27,7 +27,7 @@ def repo(**config: Any) -> FakeRepo:
     return FakeRepo({"config.json": json.dumps({**LARGE, **config}).encode()})
 
 
-def planned(source: str, hub: Hub, machine: str = "3090", **wished: Any) -> Decision:
+def make_decision(source: str, hub: Hub, machine: str = "3090", **wished: Any) -> Decision:
     planner = OfflinePlanner(Profiles(), hub)
     asked = wish(source=source, engines=("vllm==0.26.0",), **wished)
     return planner.decide(asked, machine, include_alternatives=True)
@@ -51,16 +51,17 @@ def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_
             for name in (*repos, "org/gone", "no name")
         ]
         fake.variants["org/large"] = listed[1:]
-        decision = planned("org/large", Hub(fake.url(), None, tmp_path))
+        decision = make_decision("org/large", Hub(fake.url(), None, tmp_path))
         assert not any("GGUF" in request.path for request in fake.requests)
     assert decision.would_fit is not None
     (form,) = decision.would_fit.forms
     assert (form.source, form.what) == ("org/large-AWQ", "awq")
     assert form.context >= 32768
-    words = would_fit(decision)
+    words = refusal_lines(decision)
     assert words[0].startswith("The weights take 56.87 GiB; at most 21.")
     assert words[-1].startswith(
-        "  org/large-AWQ (awq): 15.65 GiB, 40,960 tokens of context, vllm==0.26.0 on 1 GPU"
+        "Take another form of the model: org/large-AWQ (awq): 15.65 GiB, 40,960 tokens of context,"
+        " vllm==0.26.0 on 1 GPU"
     )
 
 
@@ -69,7 +70,7 @@ def test_a_hub_that_does_not_answer_in_time_leaves_the_shapes(
 ) -> None:
     monkeypatch.setattr(alternatives, "_LIMIT_S", 0.3)
     with FakeHub({"org/large": repo()}) as fake:
-        decision = planned("org/large", Hub(fake.url(), None, tmp_path))
+        decision = make_decision("org/large", Hub(fake.url(), None, tmp_path))
     assert decision.would_fit is not None
     assert [(form.source, form.what) for form in decision.would_fit.forms] == [
         ("", "AWQ or GPTQ 4-bit")
@@ -85,17 +86,20 @@ def test_of_a_folder_the_shapes_are_told_and_what_was_demanded_of_the_context(
     (folder / "config.json").write_text(
         json.dumps({**LLAMA_8B, "num_hidden_layers": 16, "num_key_value_heads": 32})
     )
-    decision = planned(str(folder), hub, "3060", min_context=120000)
+    decision = make_decision(str(folder), hub, "3060", min_context=120000)
     assert decision.would_fit is not None
     assert 4096 < (decision.would_fit.context or 0) < 120000
-    assert any(line.startswith("The model fits with a context of ") for line in would_fit(decision))
+    context = decision.would_fit.context
+    assert refusal_lines(decision)[1].startswith(
+        f"Take `--min-context {context}`: vllm==0.26.0 then runs on 1 GPU with {context:,} tokens"
+    )
     (folder / "config.json").write_text(json.dumps(LLAMA_8B))
-    decision = planned(str(folder), hub, "3060", min_context=120000)
+    decision = make_decision(str(folder), hub, "3060", min_context=120000)
     assert decision.would_fit is not None
     form = decision.would_fit.forms[-1]
     assert form.what == "AWQ or GPTQ 4-bit"
     assert 4096 < form.context < 120000
-    assert planned(str(folder), hub).would_fit is None
+    assert make_decision(str(folder), hub).would_fit is None
 
 
 @pytest.mark.parametrize(
@@ -121,8 +125,53 @@ def test_a_shape_that_is_not_looked_for_has_no_plan(
         asked.append(too_large(*given))
         return False
 
-    found = planned(str(folder), hub, machine)
+    decision = make_decision(str(folder), hub, machine)
     too_large = alternatives._is_too_large
     monkeypatch.setattr(alternatives, "_is_too_large", is_too_large)
-    assert planned(str(folder), hub, machine).would_fit == found.would_fit
+    assert make_decision(str(folder), hub, machine).would_fit == decision.would_fit
     assert any(asked) is ((model, machine) not in {("llama-3.1-8b", "3090")})
+
+
+def test_an_option_that_excludes_every_plan_is_named_with_the_plan_without_it(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA_8B))
+    hub = Hub(None, None, tmp_path)
+    decision = make_decision(str(folder), hub, "2x3090", tensor_parallel=3)
+    assert decision.refusal[0] == "3 GPUs are needed and 2 are here."
+    assert decision.refusal[1].startswith("Leave out `--tp`: vllm==0.26.0 then runs on ")
+    beyond = make_decision(str(folder), hub, "2x3090", context="9m")
+    assert "the model's own limit is" in beyond.refusal[0]
+    tokens = int(beyond.refusal[1].partition("--context ")[2].partition("`")[0])
+    fits = make_decision(str(folder), hub, "2x3090", context=tokens)
+    assert fits.plans[0].max_model_len.value == tokens
+
+
+@pytest.mark.parametrize(
+    ("wished", "options"),
+    [
+        ({"min_context": "1m"}, "--min-context {}"),
+        ({"min_context": "1m", "context": "2m"}, "--min-context {}"),
+        ({"args": {"max-model-len": 9_000_000}}, "--arg max-model-len={}"),
+        (
+            {"args": {"max_model_len": 9_000_000}, "context": "1m"},
+            "--arg max_model_len={} --context {}",
+        ),
+    ],
+)
+def test_a_shorter_context_is_told_by_the_option_that_demands_more(
+    tmp_path: Path, wished: dict[str, Any], options: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    hub = Hub(None, None, tmp_path)
+    change = make_decision(str(tmp_path), hub, "2x3090", **wished).refusal[1]
+    tokens = int(change.partition("`:")[0].replace("=", " ").rpartition(" ")[2])
+    assert change.startswith(f"Take `{options.format(tokens, tokens)}`: ")
+    # The change gives the plan.
+    named = [name for name in ("min_context", "context") if name in wished][:1]
+    shorter: dict[str, Any] = {**wished, **dict.fromkeys(named, tokens)}
+    shorter["args"] = dict.fromkeys(wished.get("args", {}), tokens)
+    fits = make_decision(str(tmp_path), hub, "2x3090", **shorter)
+    assert fits.plans[0].max_model_len.value == tokens

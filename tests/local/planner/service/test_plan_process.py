@@ -83,19 +83,18 @@ def of(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
-async def planned(planner: MachinePlanner, folder: Path | str, **fields: Any) -> PlanResult:
+async def make_plan(planner: MachinePlanner, folder: Path | str, **fields: Any) -> PlanResult:
     hardware = fields.pop("hardware", "2x3090")
+    ask = planner.preview if fields.pop("previews", False) else planner.plan
     async with asyncio.timeout(hang_s()):
-        return await planner.plan(
-            PlanRequest(wish(source=str(folder), **fields), machine_name=hardware)
-        )
+        return await ask(PlanRequest(wish(source=str(folder), **fields), machine_name=hardware))
 
 
-async def refused(
+async def refusal(
     planner: MachinePlanner, folder: Path | str, kind: type[FitserveError] = BadModel, **fields: Any
 ) -> str:
     with pytest.raises(FitserveError) as caught:
-        await planned(planner, folder, **fields)
+        await make_plan(planner, folder, **fields)
     assert type(caught.value) is kind
     assert caught.value.hint or "did you mean" in caught.value.message, (
         "every error says what to do"
@@ -106,8 +105,8 @@ async def refused(
 async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
     async with planning(tmp_path) as planner:
-        found = await planned(planner, folder)
-        await planned(planner, folder)
+        plan = await make_plan(planner, folder)
+        await make_plan(planner, folder)
         (child,) = children()
         assert os.getpriority(os.PRIO_PROCESS, child) > os.getpriority(os.PRIO_PROCESS, 0), (
             "streams go first"
@@ -115,9 +114,9 @@ async def test_the_plan_is_that_of_a_planner_in_this_process(tmp_path: Path) -> 
     here = OfflinePlanner(Profiles(), Hub(None, None, tmp_path)).decide(
         wish(source=str(folder)), "2x3090"
     )
-    assert Decision.model_validate_json(found.decision) == here
-    assert found.plan == here.plans[0]
-    assert found.reason == ""
+    assert Decision.model_validate_json(plan.decision) == here
+    assert plan.plan == here.plans[0]
+    assert plan.reason == ""
 
 
 async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish(
@@ -126,15 +125,17 @@ async def test_a_plan_tells_the_commits_that_it_read_and_takes_those_of_its_wish
     moved = "f" * 40
     with FakeHub({"org/name": FakeRepo(model()), "org/drafter": FakeRepo(model())}) as hub:
         async with planning(tmp_path, hub) as planner:
-            first = await planned(planner, "org/name", drafter="org/drafter")
+            first = await make_plan(planner, "org/name", drafter="org/drafter")
             assert first.commits == {"org/name": COMMIT, "org/drafter": COMMIT}
             for repo in hub.repos.values():
                 repo.commit, repo.older = moved, (COMMIT,)
             hub.requests.clear()
-            again = await planned(planner, "org/name", drafter="org/drafter", commits=first.commits)
+            again = await make_plan(
+                planner, "org/name", drafter="org/drafter", commits=first.commits
+            )
             assert again.commits == first.commits
             assert not [request for request in hub.requests if request.path.startswith("/api/")]
-            now = await planned(planner, "org/name", revision="main")
+            now = await make_plan(planner, "org/name", revision="main")
             assert now.commits == {"org/name@main": moved}
 
 
@@ -142,9 +143,9 @@ async def test_a_gateway_that_held_much_memory_keeps_its_process(tmp_path: Path)
     much = b"x" * 2**29
     folder = write(tmp_path / "model", model())
     async with planning(tmp_path) as planner:
-        await planned(planner, folder)
+        await make_plan(planner, folder)
         first = children()
-        await planned(planner, folder)
+        await make_plan(planner, folder)
         assert children() == first != []
     assert len(much) == 2**29
 
@@ -157,18 +158,20 @@ async def test_an_error_comes_back_as_the_error_that_it_is(tmp_path: Path) -> No
         {**model(model_type="nemotron-nas", auto_map=foreign), "modeling_x.py": b""},
     )
     async with planning(tmp_path, installed_only=True) as planner:
-        assert "There is no folder" in await refused(planner, tmp_path / "nothing")
-        assert "code of its own" in await refused(planner, code, NeedsRemoteCode)
-        assert "engine nothing" in await refused(planner, folder, NotFound, engines=["nothing"])
-        assert "snapshot named" in await refused(planner, folder, NotFound, hardware="nothing")
-        assert "max-model-lem" in await refused(planner, folder, BadFlag, args={"max-model-lem": 1})
-        assert "cannot be reached" in await refused(planner, "org/name")
+        assert "There is no folder" in await refusal(planner, tmp_path / "nothing")
+        assert "code of its own" in await refusal(planner, code, NeedsRemoteCode)
+        assert "engine nothing" in await refusal(planner, folder, NotFound, engines=["nothing"])
+        assert "No machine or card is named" in await refusal(
+            planner, folder, NotFound, hardware="nothing"
+        )
+        assert "max-model-lem" in await refusal(planner, folder, BadFlag, args={"max-model-lem": 1})
+        assert "cannot be reached" in await refusal(planner, "org/name")
         with pytest.raises(FitserveError, match="No engine that could serve m is installed here"):
             await planner.plan(PlanRequest(wish(source=str(folder))))
-        assert (await planned(planner, folder, engines=["vllm"])).plan is not None
-        narrow = await planned(planner, folder, engines=["vllm"], min_context=10**9)
+        assert (await make_plan(planner, folder, engines=["vllm"])).plan is not None
+        narrow = await make_plan(planner, folder, engines=["vllm"], min_context=10**9)
     assert narrow.plan is None
-    assert "a context of at least 1000000000 tokens was asked for" in narrow.reason
+    assert "A context of at least 1000000000 tokens was asked for" in narrow.reason
 
 
 async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> None:
@@ -176,7 +179,7 @@ async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> No
     async with planning(
         tmp_path, allowed=("lmsysorg/sglang", "vllm/vllm-openai:v0.26.0")
     ) as planner:
-        decision = json.loads((await planned(planner, folder)).decision)
+        decision = json.loads((await make_plan(planner, folder)).decision)
         images = {one["engine"]["image"] for one in [*decision["plans"], *decision["rejected"]]}
         assert {image.partition(":")[0] for image in images} == {
             "lmsysorg/sglang",
@@ -185,7 +188,7 @@ async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> No
         assert [image for image in images if image.startswith("vllm")] == [
             "vllm/vllm-openai:v0.26.0"
         ]
-        assert f"'vllm/vllm-openai:v{NEWEST_VLLM}' may not be started" in await refused(
+        assert f"'vllm/vllm-openai:v{NEWEST_VLLM}' may not be started" in await refusal(
             planner, folder, NoPlan, engines=[VLLM_REF]
         )
 
@@ -193,7 +196,7 @@ async def test_only_images_that_may_be_started_are_planned(tmp_path: Path) -> No
 async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", model())
     async with planning(tmp_path) as planner:
-        best = (await planned(planner, folder)).plan
+        best = (await make_plan(planner, folder)).plan
         assert best is not None
         fact = {
             "kind": "plan_failed",
@@ -227,17 +230,17 @@ async def test_more_memory_than_may_be_taken_is_an_error_of_that_model_alone(
 ) -> None:
     good, bad = write(tmp_path / "good", model()), deep(tmp_path / "bad")
     async with planning(tmp_path) as planner:
-        await planned(planner, good)
+        await make_plan(planner, good)
         (first,) = children()
         # A lower limit than its own, so that the test takes less.
         resource.prlimit(first, resource.RLIMIT_AS, (500_000_000, 500_000_000))
-        assert "of memory that they may take" in await refused(planner, bad)
+        assert "of memory that they may take" in await refusal(planner, bad)
         assert children() == []
-        assert (await planned(planner, good)).plan is not None
+        assert (await make_plan(planner, good)).plan is not None
 
 
 @pytest.fixture
-def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+def stalled_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """A Hub whose config.json does not come: a plan that waits for it is under way."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with FakeHub({"org/name": FakeRepo(model())}, stalls={"config.json": 0}) as hub:
@@ -248,7 +251,7 @@ def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 async def under_way(
     planner: MachinePlanner, hub: FakeHub
 ) -> AsyncIterator[asyncio.Task[PlanResult]]:
-    task = asyncio.create_task(planned(planner, "org/name"))
+    task = asyncio.create_task(make_plan(planner, "org/name"))
     try:
         await until(hub.stalled.is_set)
         yield task
@@ -273,15 +276,15 @@ async def until(condition: Callable[[], bool]) -> None:
     ],
 )
 async def test_a_process_that_ends_while_it_plans_is_replaced(
-    tmp_path: Path, stalled: FakeHub, ends: signal.Signals, says: str
+    tmp_path: Path, stalled_hub: FakeHub, ends: signal.Signals, says: str
 ) -> None:
-    async with planning(tmp_path, stalled) as planner:
-        async with under_way(planner, stalled) as asked:
+    async with planning(tmp_path, stalled_hub) as planner:
+        async with under_way(planner, stalled_hub) as asked:
             (child,) = children()
             os.kill(child, ends)
             with pytest.raises(BadModel, match=says):
                 await asked
-        assert (await planned(planner, write(tmp_path / "good", model()))).plan is not None
+        assert (await make_plan(planner, write(tmp_path / "good", model()))).plan is not None
         assert children() != [child]
 
 
@@ -289,7 +292,7 @@ async def test_the_kernel_is_told_the_limit_of_processor_time_of_each_request(
     tmp_path: Path,
 ) -> None:
     async with planning(tmp_path) as planner:
-        await planned(planner, write(tmp_path / "good", model()))
+        await make_plan(planner, write(tmp_path / "good", model()))
         (child,) = children()
         limits, oom = of(child, "limits"), of(child, "oom_score_adj")
     soft = int(limits.partition("Max cpu time")[2].split()[0])
@@ -299,18 +302,18 @@ async def test_the_kernel_is_told_the_limit_of_processor_time_of_each_request(
 
 
 async def test_a_plan_that_takes_too_long_is_ended(
-    tmp_path: Path, stalled: FakeHub, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stalled_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with planning(tmp_path, stalled) as planner:
-        await planned(planner, write(tmp_path / "good", model()))
+    async with planning(tmp_path, stalled_hub) as planner:
+        await make_plan(planner, write(tmp_path / "good", model()))
         monkeypatch.setattr(plan_process, "PATIENCE_S", 2.0)
-        assert "took longer than 2 seconds" in await refused(planner, "org/name")
+        assert "took longer than 2 seconds" in await refusal(planner, "org/name")
         assert children() == []
 
 
-async def test_who_leaves_ends_what_is_read(tmp_path: Path, stalled: FakeHub) -> None:
-    async with planning(tmp_path, stalled) as planner:
-        async with under_way(planner, stalled) as asked:
+async def test_who_leaves_ends_what_is_read(tmp_path: Path, stalled_hub: FakeHub) -> None:
+    async with planning(tmp_path, stalled_hub) as planner:
+        async with under_way(planner, stalled_hub) as asked:
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
@@ -333,7 +336,7 @@ async def test_who_leaves_while_a_large_answer_comes_ends_it_too(
 
     monkeypatch.setattr(plan_process, "spawn", floods)
     async with planning(tmp_path) as planner:
-        asked = asyncio.create_task(planned(planner, tmp_path))
+        asked = asyncio.create_task(make_plan(planner, tmp_path))
         # asyncio stops to read where so much waits to be taken.
         async with asyncio.timeout(hang_s()):
             while not made or len(made[0].stdout._buffer) < 1 << 20:
@@ -345,46 +348,48 @@ async def test_who_leaves_while_a_large_answer_comes_ends_it_too(
 
 
 async def test_few_may_wait_and_the_others_are_told_to_come_back(
-    tmp_path: Path, stalled: FakeHub
+    tmp_path: Path, stalled_hub: FakeHub
 ) -> None:
-    async with planning(tmp_path, stalled) as planner, under_way(planner, stalled):
-        waiting = [asyncio.create_task(planned(planner, tmp_path)) for _ in range(WAITING)]
+    async with planning(tmp_path, stalled_hub) as planner, under_way(planner, stalled_hub):
+        waiting = [asyncio.create_task(make_plan(planner, tmp_path)) for _ in range(WAITING)]
         await asyncio.sleep(0)
-        assert f"busy: {WAITING} requests are queued" in await refused(planner, tmp_path, Busy)
+        assert f"busy: {WAITING} requests are queued" in await refusal(
+            planner, tmp_path, Busy, previews=True
+        )
         for task in waiting:
             task.cancel()
         await asyncio.wait(waiting)
 
 
 async def test_the_token_is_in_no_list_of_processes(
-    tmp_path: Path, stalled: FakeHub, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stalled_hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FITSERVE_HF_TOKEN", TOKEN)
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-key-that-is-nobody-elses")
-    async with planning(tmp_path, stalled) as planner, under_way(planner, stalled):
+    async with planning(tmp_path, stalled_hub) as planner, under_way(planner, stalled_hub):
         (child,) = children()
         told = of(child, "cmdline") + of(child, "environ")
     assert "gateway.planner.service.plan_program" in told
     assert TOKEN not in told
     assert "FITSERVE_" not in told
-    assert {request.token for request in stalled.requests if request.server == "hub"} == {
+    assert {request.token for request in stalled_hub.requests if request.server == "hub"} == {
         f"Bearer {TOKEN}"
     }
 
 
-async def test_the_process_ends_with_the_gateway(tmp_path: Path, stalled: FakeHub) -> None:
+async def test_the_process_ends_with_the_gateway(tmp_path: Path, stalled_hub: FakeHub) -> None:
     gateway = (
         "import asyncio; from gateway.domain.plan_request import PlanRequest; from"
         " gateway.planner.service.messages import *; from gateway.planner.service.plan_process"
         " import PlanProcess\nfrom gateway.profiles.profiles import Profiles; from"
         " tests.support.makers import wish\nprocess ="
         f" PlanProcess(WorkerConfig(tuple(map(str, Profiles().roots)), {str(tmp_path)!r},"
-        f" {stalled.url()!r}, None, False))\nasked = PlanRequest(wish(source='org/name'),"
+        f" {stalled_hub.url()!r}, None, False))\nasked = PlanRequest(wish(source='org/name'),"
         " machine_name='2x3090')\nasyncio.run(process.ask(asked, ()))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", gateway, cwd=ROOT)
     try:
-        await until(stalled.stalled.is_set)
+        await until(stalled_hub.stalled.is_set)
         (child,) = children(process.pid)
     finally:
         with suppress(ProcessLookupError):
@@ -406,4 +411,4 @@ async def test_an_answer_that_is_longer_than_any_is_not_read(
     program.chmod(0o755)
     async with planning(tmp_path) as planner:
         monkeypatch.setattr(sys, "executable", str(program))
-        assert "ended by SIGKILL" in await refused(planner, tmp_path)
+        assert "ended by SIGKILL" in await refusal(planner, tmp_path)

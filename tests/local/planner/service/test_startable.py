@@ -141,7 +141,7 @@ async def test_what_is_added_starts_with_the_first_plan(
             told = Decision.model_validate_json(
                 (await gateway.client.post("/admin/plan", json=asked)).content
             )
-            assert [one.engine for one in told.engines if one.here] == [own.ref]
+            assert [engine.engine for engine in told.engines if engine.here] == [own.ref]
             assert (
                 await gateway.client.post("/admin/models", json={"name": f"m{number}", **asked})
             ).status_code == 202
@@ -149,4 +149,4 @@ async def test_what_is_added_starts_with_the_first_plan(
             assert view["attempts"][0]["fingerprint"] == told.plans[0].fingerprint
             assert view["plan"]["env"]["OMP_NUM_THREADS"] == "3"
             assert (await gateway.client.delete(f"/admin/models/m{number}")).status_code == 202
-            await gateway.gone(f"m{number}")
+            await gateway.wait_until_gone(f"m{number}")

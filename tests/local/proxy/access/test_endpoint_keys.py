@@ -60,7 +60,7 @@ class Door:
             await call.reply(json.dumps({"choices": [{"message": {"content": "hello"}}]}).encode())
 
 
-def lay(folder: Path, key: str) -> None:
+def write_key(folder: Path, key: str) -> None:
     place = folder / "data" / FOLDER
     place.mkdir(parents=True, exist_ok=True)
     # In one step: a look that comes between finds the one key or the other.
@@ -77,7 +77,7 @@ async def says(gateway: Running, words: str) -> str:
     return detail
 
 
-async def added(gateway: Running, url: str, **fields: Any) -> None:
+async def add_model(gateway: Running, url: str, **fields: Any) -> None:
     answer = await gateway.client.post(
         "/admin/models",
         json={"name": "m", "endpoint": url, "endpoint_key": "file:laid-1", **fields},
@@ -85,7 +85,7 @@ async def added(gateway: Running, url: str, **fields: Any) -> None:
     assert answer.status_code == 202, answer.text
 
 
-async def asked(gateway: Running) -> tuple[int, str]:
+async def send_request(gateway: Running) -> tuple[int, str]:
     answer = await gateway.client.post(
         CHAT, json=BODY, headers={"authorization": f"Bearer {CLIENTS}", "x-api-key": CLIENTS}
     )
@@ -95,7 +95,7 @@ async def asked(gateway: Running) -> tuple[int, str]:
 async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
     tmp_path: Path,
 ) -> None:
-    lay(tmp_path, KEY)
+    write_key(tmp_path, KEY)
 
     async def leads_elsewhere(call: Call) -> None:
         if call.head[0].startswith(b"GET"):
@@ -108,9 +108,9 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
         Upstream(Door(KEY)) as engine,
         Upstream(Door(KEY)) as other,
     ):
-        await added(gateway, engine.url)
+        await add_model(gateway, engine.url)
         await gateway.until("m", "ready")
-        assert (await asked(gateway))[0] == 200
+        assert (await send_request(gateway))[0] == 200
         streamed = await gateway.client.post(CHAT, json={**BODY, "stream": True})
         assert streamed.status_code == 200
         heads = [request.partition(b"\r\n\r\n")[0].lower() for request in engine.requests]
@@ -118,11 +118,11 @@ async def test_the_key_goes_with_every_request_to_the_endpoint_and_nowhere_else(
         assert all(head.count(b"\r\nauthorization: bearer " + KEY.encode()) == 1 for head in heads)
         assert not any(CLIENTS.encode() in request for request in engine.requests)
         assert (await gateway.client.delete("/admin/models/m")).status_code == 202
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         async with Upstream(leads_elsewhere) as elsewhere:
-            await added(gateway, elsewhere.url)
+            await add_model(gateway, elsewhere.url)
             await gateway.until("m", "ready")
-            assert (await asked(gateway))[0] == 502
+            assert (await send_request(gateway))[0] == 502
         assert other.calls == []
 
 
@@ -141,11 +141,11 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
     with capture_logs() as logged:
         async with running(tmp_path, healthy, access_log=True) as gateway, Upstream(door) as engine:
             url = engine.url
-            await added(gateway, url)
+            await add_model(gateway, url)
             told = [
                 await says(gateway, f"the key for {url} cannot be read: its file: No such file")
             ]
-            lay(tmp_path, OTHER)
+            write_key(tmp_path, OTHER)
             told.append(
                 await says(
                     gateway,
@@ -153,26 +153,26 @@ async def test_a_key_that_is_refused_is_said_in_words_and_never_shown(
                     + ("it answers 401" if echoes else "That is no key of ours."),
                 )
             )
-            status, text = await asked(gateway)
+            status, text = await send_request(gateway)
             assert (status, "refused the key" in text) == (503, True)
             told.append(text)
-            lay(tmp_path, KEY)
+            write_key(tmp_path, KEY)
             await gateway.until("m", "ready")
-            assert (await asked(gateway))[0] == 200
+            assert (await send_request(gateway))[0] == 200
             # The endpoint's key is another one: until that is noticed, clients hear that it is not
             # theirs.
             door.key = "sk-something-else"
-            status, text = await asked(gateway)
+            status, text = await send_request(gateway)
             assert status in (502, 503)
             told.append(text)
             await gateway.until("m", "unreachable")
-            lay(tmp_path, door.key)
+            write_key(tmp_path, door.key)
             await gateway.until("m", "ready")
-            assert (await asked(gateway))[0] == 200
+            assert (await send_request(gateway))[0] == 200
             # And back, in the middle of a client's connection.
             door.key, before = KEY, len(engine.requests)
             async with asyncio.timeout(hang_s()):
-                while (answer := await asked(gateway))[0] == 200:
+                while (answer := await send_request(gateway))[0] == 200:
                     await asyncio.sleep(0)
             assert len(engine.requests) > before
             told.append(answer[1])
@@ -207,14 +207,14 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
 ) -> None:
     async with running(tmp_path, healthy) as gateway, Upstream(Door(KEY)) as engine:
         name = "FITSERVE_ENDPOINT_KEY_LAB"
-        await added(gateway, engine.url, endpoint_key=f"env:{name}")
+        await add_model(gateway, engine.url, endpoint_key=f"env:{name}")
         await says(gateway, "cannot be read: the variable is not set")
-        status, text = await asked(gateway)
+        status, text = await send_request(gateway)
         assert (status, name in text) == (503, False)
         monkeypatch.setitem(os.environ, name, KEY)
         await gateway.until("m", "ready")
         # Another place for the key, in the middle of traffic: nobody waits for the look at it.
-        lay(tmp_path, KEY)
+        write_key(tmp_path, KEY)
         changed = await gateway.client.patch(
             "/admin/models/m", json={"endpoint_key": "file:laid-1"}
         )
@@ -223,7 +223,7 @@ async def test_a_503_tells_where_nothing_is_and_a_variable_is_read_too(
             {"what": "endpoint_key", "old": f"env:{name}", "new": "file:laid-1"}
         ]
         for _ in range(20):
-            assert (await asked(gateway))[0] == 200
+            assert (await send_request(gateway))[0] == 200
         assert (
             await gateway.client.patch("/admin/models/m", json={"endpoint_key": None})
         ).status_code == 200

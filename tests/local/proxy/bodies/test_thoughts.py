@@ -45,7 +45,7 @@ async def test_a_client_reads_one_name(gateway: Gateway, engine: str, name: str)
     """An engine with the usual name is passed on as it is, even where it uses another."""
     async with Upstream(as_sglang) as upstream, http_client(gateway) as client:
         route = model(upstream.url)
-        replicas = tuple(replace(one, thoughts=engine) for one in route.replicas)
+        replicas = tuple(replace(replica, thoughts=engine) for replica in route.replicas)
         gateway.route(replace(route, replicas=replicas))
         history = {"role": "assistant", "content": "", "reasoning": "hm"}
         asked = {"model": "m", "messages": [history]}
@@ -56,6 +56,6 @@ async def test_a_client_reads_one_name(gateway: Gateway, engine: str, name: str)
         assert sent["messages"][0][engine] == "hm"
         text = (await client.post(CHAT, json={**asked, "stream": True})).text
         events = [line.removeprefix("data: ") for line in text.splitlines() if line][:-1]
-        deltas = [json.loads(one)["choices"][0]["delta"] for one in events]
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
         assert [delta[name] for delta in deltas] == ["two ", "and two"]
-        await gateway.settled()
+        await gateway.wait_until_settled()

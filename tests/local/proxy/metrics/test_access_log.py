@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.patience import HANG_S
-from tests.support.served import served
+from tests.support.patience import hang_s
+from tests.support.served import serve_models
 
 ADMIN, API = "admin-canary-of-this-test-1", "api-canary-of-this-test-22"
 
@@ -18,8 +18,8 @@ ADMIN, API = "admin-canary-of-this-test-1", "api-canary-of-this-test-22"
 def test_each_call_of_the_admin_api_is_told_without_secrets(tmp_path: Path, workers: str) -> None:
     settings = {"FITSERVE_API_KEY": API, "FITSERVE_ACCESS_LOG": "true", "FITSERVE_WORKERS": workers}
     with (
-        served(tmp_path, {}, ADMIN, **settings) as gateway,
-        httpx.Client(base_url=gateway.url, trust_env=False, timeout=HANG_S) as client,
+        serve_models(tmp_path, {}, ADMIN, **settings) as gateway,
+        httpx.Client(base_url=gateway.url, trust_env=False, timeout=hang_s()) as client,
     ):
 
         def call(method: str, path: str, key: str, **more: object) -> httpx.Response:

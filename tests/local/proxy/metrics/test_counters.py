@@ -79,7 +79,7 @@ async def counting(gateway: Gateway) -> AsyncIterator[Any]:
 THINKS_S = 0.01
 
 
-async def counted(call: Call) -> None:
+async def count_requests(call: Call) -> None:
     await asyncio.sleep(THINKS_S)
     await call.reply(json.dumps({"id": "c1", "choices": [], "usage": USAGE}).encode())
 
@@ -176,7 +176,7 @@ async def test_an_error_event_passes_and_counts_as_an_error(gateway: Gateway) ->
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("script", [counted, streams])
+@pytest.mark.parametrize("script", [count_requests, streams])
 async def test_an_answer_is_counted_with_its_tokens(gateway: Gateway, script: Any) -> None:
     async with stage(gateway, script), counting(gateway) as since, http_client(gateway) as client:
         for _ in range(3):
@@ -269,7 +269,11 @@ async def test_who_leaves_while_waiting_for_a_replica_is_counted(gateway: Gatewa
 
 @pytest.mark.anyio
 async def test_what_clients_make_up_is_no_label(gateway: Gateway) -> None:
-    async with stage(gateway, counted), counting(gateway) as since, http_client(gateway) as client:
+    async with (
+        stage(gateway, count_requests),
+        counting(gateway) as since,
+        http_client(gateway) as client,
+    ):
         for number in range(20):
             assert (
                 await client.post(CHAT, json={**ASK, "model": f"made-up-{number}"})
@@ -289,7 +293,7 @@ async def test_the_context_of_a_trace_is_passed_on(gateway: Gateway) -> None:
         "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
         "tracestate": "rojo=00f067aa0ba902b7,congo=t61rcWkgMzE",
     }
-    async with stage(gateway, counted) as [upstream], http_client(gateway) as client:
+    async with stage(gateway, count_requests) as [upstream], http_client(gateway) as client:
         await client.post(CHAT, json=ASK, headers={**context, "baggage": "user=1"})
         sent = upstream.calls[-1].headers
         assert {name: sent[name] for name in context} == context

@@ -40,7 +40,7 @@ def there(gateway: Gateway, work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(work, gateway._loop).result(HANG_S)
 
 
-async def shown(gateway: Gateway, phase: str) -> RequestInFlight:
+async def wait_for_request(gateway: Gateway, phase: str) -> RequestInFlight:
     """The one request, once it is so far."""
     async with asyncio.timeout(hang_s()):
         while True:
@@ -73,7 +73,7 @@ async def test_one_that_an_engine_works_on_is_shown_and_ends_for_client_and_engi
                 client.post(CHAT, json=body, headers={"x-request-id": "mine/1"})
             )
             await until(lambda: any(call.requests for call in upstream.calls))
-            row = await shown(gateway, phase)
+            row = await wait_for_request(gateway, phase)
             assert (row.id, row.model, row.endpoint, row.key, row.address) == (
                 "mine/1",
                 "m",
@@ -115,7 +115,7 @@ async def test_one_that_waits_for_its_model_or_for_a_place_is_shown_and_leaves_t
             ):
                 gateway.route(route)
                 asking = asyncio.create_task(client.post(CHAT, json=ASK))
-                row = await shown(gateway, phase)
+                row = await wait_for_request(gateway, phase)
                 assert (row.replica, row.first_byte_s, row.sent_bytes) == (None, None, 0)
                 assert there(gateway, gateway.plane.cancel(row.id)) == 1
                 assert (await asyncio.wait_for(asking, HANG_S)).status_code == 403
@@ -135,7 +135,7 @@ async def test_a_connection_serves_on_after_its_request_was_cancelled() -> None:
             ) as client,
         ):
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "slow"}))
-            row = await shown(gateway, "waiting for the first token")
+            row = await wait_for_request(gateway, "waiting for the first token")
             there(gateway, gateway.plane.cancel(row.id))
             assert (await asyncio.wait_for(asking, HANG_S)).status_code == 403
             [before] = gateway.plane.connections

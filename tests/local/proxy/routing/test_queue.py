@@ -72,7 +72,7 @@ class Gate:
                 else await answers(call)
             )
 
-    def let(self, count: int = 1) -> None:
+    def let_through(self, count: int = 1) -> None:
         for _ in range(count):
             self._open.release()
 
@@ -98,14 +98,14 @@ def ask(
 
 
 @asynccontextmanager
-async def gated(
+async def start_with_gate(
     gateway: Gateway, capacity: int = 1
 ) -> AsyncIterator[tuple[Gate, Upstream, httpx.AsyncClient]]:
     gate = Gate()
     async with Upstream(gate.script) as upstream, http_client(gateway) as client:
         gateway.route(busy(upstream.url, capacity=capacity))
         yield gate, upstream, client
-        await gateway.settled()
+        await gateway.wait_until_settled()
         assert gateway.routes._queues == {}
 
 
@@ -114,10 +114,10 @@ async def gated(
 
 async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> None:
     with Gateway() as gateway:
-        async with gated(gateway, capacity=3) as (gate, upstream, client):
+        async with start_with_gate(gateway, capacity=3) as (gate, upstream, client):
             asked = [ask(client) for _ in range(20)]
             await until(lambda: (gateway.routes.waiting("m"), len(upstream.requests)) == (17, 3))
-            gate.let(20)
+            gate.let_through(20)
             assert {(await each).status_code for each in asked} == {200}
             assert gate.most == 3
             assert len(upstream.calls) == 3  # those who waited got the connections of those before
@@ -125,7 +125,7 @@ async def test_an_engine_never_has_more_than_it_takes_and_all_are_answered() -> 
 
 async def test_they_are_answered_in_order_of_coming() -> None:
     with Gateway() as gateway:
-        async with gated(gateway) as (gate, upstream, client):
+        async with start_with_gate(gateway) as (gate, upstream, client):
             asked = []
             for number in range(6):
                 asked.append(ask(client, {**ASK, "user": f"u{number}"}))
@@ -134,7 +134,7 @@ async def test_they_are_answered_in_order_of_coming() -> None:
                         gateway.routes.waiting("m") + len(upstream.requests) == number + 1
                     )
                 )
-            gate.let(6)
+            gate.let_through(6)
             await asyncio.gather(*asked)
             assert [request.partition(b'"user":"')[2][:2] for request in upstream.requests] == [
                 b"u%d" % n for n in range(6)
@@ -145,7 +145,7 @@ async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> Non
     """While nobody moves: neither the engine, nor who waits, nor the clock. benchmarks/overload.py
     tells in how many ms."""
     with Gateway(queue_per_model=4, still=True) as gateway:
-        async with gated(gateway) as (gate, upstream, client):
+        async with start_with_gate(gateway) as (gate, upstream, client):
             asked = [ask(client) for _ in range(5)]
             await until(lambda: gateway.routes.waiting("m") == 4)
             for body, path in (
@@ -170,13 +170,13 @@ async def test_when_as_many_wait_as_may_the_next_one_is_refused_at_once() -> Non
                     1,
                     1,
                 )
-            gate.let(5)
+            gate.let_through(5)
             assert {(await each).status_code for each in asked} == {200}
 
 
 async def test_clients_that_leave_a_busy_engine_leave_the_queue() -> None:
     with Gateway(still=True) as gateway:
-        async with gated(gateway) as (gate, upstream, client):
+        async with start_with_gate(gateway) as (gate, upstream, client):
             first = ask(client)
             await until(lambda: gateway.routes.total_in_flight == 1)
             leaving = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(50)]
@@ -188,14 +188,14 @@ async def test_clients_that_leave_a_busy_engine_leave_the_queue() -> None:
             for _, writer in leaving:
                 writer.transport.abort()
             await until(lambda: gateway.routes.waiting("m") == 1)
-            gate.let(2)
+            gate.let_through(2)
             assert [(await each).status_code for each in (first, last)] == [200, 200]
             assert len(upstream.requests) == 2
 
 
 async def test_a_wait_over_the_limit_is_refused_also_in_a_begun_stream() -> None:
     with Gateway(queue_timeout_s=120, waiting_comment_s=10, still=True) as gateway:
-        async with gated(gateway) as (gate, _, client):
+        async with start_with_gate(gateway) as (gate, _, client):
             first = ask(client)
             await until(lambda: gateway.routes.total_in_flight == 1)
             waiting = ask(client), ask(client, STREAM)
@@ -211,18 +211,18 @@ async def test_a_wait_over_the_limit_is_refused_also_in_a_begun_stream() -> None
             comments, _, last = stream.text.rpartition("data: ")
             assert comments == ": waiting\n\n" * 11
             assert json.loads(last)["error"]["code"] == "overloaded"
-            gate.let()
+            gate.let_through()
             assert (await first).status_code == 200
 
 
 async def test_what_takes_no_place_is_answered_while_others_wait() -> None:
     with Gateway() as gateway:
-        async with gated(gateway) as (gate, upstream, client):
+        async with start_with_gate(gateway) as (gate, upstream, client):
             asked = [ask(client) for _ in range(3)]
             await until(lambda: gateway.routes.waiting("m") == 2)
             count = ask(client, {"model": "m", "prompt": "x"}, "/tokenize")
             await until(lambda: len(upstream.requests) == 2)
-            gate.let(4)
+            gate.let_through(4)
             assert {(await each).status_code for each in (*asked, count)} == {200}
 
 
@@ -237,7 +237,7 @@ async def soon() -> AsyncIterator[tuple[Gateway, httpx.AsyncClient]]:
         async with http_client(gateway) as client:
             gateway.route(starting())
             yield gateway, client
-            await gateway.settled()
+            await gateway.wait_until_settled()
             assert gateway.routes._queues == {}
 
 
@@ -370,7 +370,7 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     [front] = gateway.plane.connections
     await until(lambda: front.reading_paused)
     assert front.exchange is not None
-    assert len(front.exchange.body) < 1024 * 1024
+    assert len(front.exchange.upload.body) < 1024 * 1024
     async with Upstream(ok) as upstream:
         gateway.route(model(upstream.url, served=served))
         assert await asyncio.wait_for(reader.readline(), HANG_S) == b"HTTP/1.1 200 OK\r\n"
@@ -489,7 +489,7 @@ async def test_a_model_whose_engine_is_replaced_under_load_loses_no_request() ->
                 each.cancel()
         assert list(seen) == [200]
         assert seen[200] > 250
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 async def test_an_engine_that_is_dead_and_still_in_the_table_is_waited_out() -> None:
@@ -502,7 +502,7 @@ async def test_an_engine_that_is_dead_and_still_in_the_table_is_waited_out() -> 
             async with Upstream(answers) as upstream:
                 gateway.route(model(upstream.url))
                 assert {(await each).status_code for each in asked} == {200}
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_table_knows() -> None:
@@ -512,7 +512,7 @@ async def test_one_that_is_dead_and_not_waited_for_is_a_502_and_503_once_the_tab
             assert (await client.post(CHAT, json=ASK)).json()["error"][
                 "code"
             ] == "engine_unreachable"
-        await gateway.settled()
+        await gateway.wait_until_settled()
 
 
 # --- overload ---
@@ -543,7 +543,7 @@ async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_r
             await until(lambda: state() == (capacity, capacity, queue))
             for turn in range(rounds):
                 begun = len(one.requests) + len(two.requests)
-                gates[turn % 2].let()
+                gates[turn % 2].let_through()
                 await until(lambda begun=begun: len(one.requests) + len(two.requests) == begun + 1)  # type: ignore[misc]
                 await until(lambda: state() == (capacity, capacity, queue - 1))
                 answered.append(ask(client))
@@ -557,11 +557,11 @@ async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_r
                     refused += 1
                 assert state() == (capacity, capacity, queue)
             for gate in gates:
-                gate.let(len(answered))
+                gate.let_through(len(answered))
             assert {(await each).status_code for each in answered} == {200}
         assert max(gate.most for gate in gates) == capacity
         assert (
             len(one.requests) + len(two.requests) == len(answered) == 2 * capacity + queue + rounds
         )
         assert refused == 2 * rounds
-        await gateway.settled()
+        await gateway.wait_until_settled()

@@ -27,8 +27,8 @@ import httpx
 import pytest
 
 from tests.local.proxy.routing.test_responses import OTHER, OWNER, bearer
-from tests.support.patience import HANG_S, hang_s
-from tests.support.served import Served, served, worker_pids
+from tests.support.patience import hang_s
+from tests.support.served import Served, serve_models, worker_pids
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -95,7 +95,7 @@ async def gateway_of_workers(folder: Path) -> AsyncIterator[Served]:
         urls = [
             f"{(await stack.enter_async_context(Upstream(engine))).url}/v1" for engine in engines
         ]
-        running = served(
+        running = serve_models(
             folder, {"m": urls}, OWNER, FITSERVE_API_KEY=OTHER, FITSERVE_WORKERS=str(WORKERS)
         )
         gateway = await asyncio.to_thread(running.__enter__)
@@ -161,7 +161,7 @@ async def ask(gateway: Served, chance: random.Random, left: list[int], seen: Cou
                 writer.write(b"".join(map(request, tokens)))
                 leaves = chance.random() < 0.05
                 while answers.ended < len(tokens) and not (leaves and answers.bodies):
-                    data = await asyncio.wait_for(reader.read(65536), HANG_S)
+                    data = await asyncio.wait_for(reader.read(65536), hang_s())
                     if not data:
                         break
                     answers.feed(data)
@@ -234,7 +234,7 @@ async def owns(
 async def test_a_key_sees_its_own_responses_alone_whatever_dies(tmp_path: Path) -> None:
     async with (
         gateway_of_workers(tmp_path) as gateway,
-        httpx.AsyncClient(base_url=gateway.url, timeout=HANG_S, trust_env=False) as client,
+        httpx.AsyncClient(base_url=gateway.url, timeout=hang_s(), trust_env=False) as client,
     ):
         keys = [OWNER, OTHER]
         for number in range(2):

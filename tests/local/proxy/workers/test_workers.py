@@ -21,7 +21,7 @@ import pytest
 from gateway.proxy.shared_memory import SharedMemory
 from tests.local.proxy.routing.test_responses import OTHER, OWNER, Engine, bearer, make, uses
 from tests.support.patience import HANG_S, hang_s
-from tests.support.served import served
+from tests.support.served import serve_models
 from tests.support.upstream import Call, Upstream
 
 pytestmark = pytest.mark.anyio
@@ -63,7 +63,7 @@ async def two_workers(
         urls = [
             f"{(await stack.enter_async_context(Upstream(engine))).url}/v1" for engine in engines
         ]
-        running = served(
+        running = serve_models(
             folder, {"m": urls}, OWNER, FITSERVE_API_KEY=OTHER, FITSERVE_WORKERS="2", **settings
         )
         gateway = await asyncio.to_thread(running.__enter__)
@@ -72,7 +72,7 @@ async def two_workers(
             yield [
                 await stack.enter_async_context(
                     httpx.AsyncClient(
-                        base_url=gateway.url, timeout=HANG_S, trust_env=False, limits=one_each
+                        base_url=gateway.url, timeout=hang_s(), trust_env=False, limits=one_each
                     )
                 )
                 for _ in range(CLIENTS)
@@ -127,15 +127,15 @@ async def test_limits_of_a_key_are_those_of_all_workers_together(tmp_path: Path)
         requests, tokens, many = keys
         # All at once. One of a minute's worth of one comes back after a minute, so at the most one,
         # whatever the order.
-        got = await asyncio.gather(*(ask(one, requests) for one in clients))
+        got = await asyncio.gather(*(ask(client, requests) for client in clients))
         assert Counter(answer.status_code for answer in got) == {200: 1, 429: CLIENTS - 1}
         # Tokens are known at the end: then no worker lets in another one (7 were taken of 1, so for
         # six minutes).
         assert (await ask(clients[0], tokens)).status_code == 200
-        assert {(await ask(one, tokens)).status_code for one in clients} == {429}
+        assert {(await ask(client, tokens)).status_code for client in clients} == {429}
         # None of five ends before all were asked.
         engine.held.clear()
-        asking = [asyncio.create_task(ask(one, many)) for one in clients]
+        asking = [asyncio.create_task(ask(client, many)) for client in clients]
         for answer in itertools.islice(asyncio.as_completed(asking), CLIENTS - 5):
             assert (await answer).status_code == 429
         engine.held.set()
@@ -155,7 +155,7 @@ async def test_wrong_keys_of_an_address_are_counted_over_all_processes(tmp_path:
             )
             got[answer.status_code] += 1
         assert got == {401: 10, 429: 20}
-        assert {(await ask(one, OTHER)).status_code for one in clients} == {200}
+        assert {(await ask(client, OTHER)).status_code for client in clients} == {200}
 
 
 async def test_a_queue_has_its_places_once(tmp_path: Path) -> None:
@@ -169,8 +169,10 @@ async def test_a_queue_has_its_places_once(tmp_path: Path) -> None:
             await clients[0].post("/admin/models", json=body, headers=bearer(OWNER))
         ).status_code == 202
         asking = [
-            asyncio.create_task(one.post(CHAT, json={**ASK, "model": "n"}, headers=bearer(OTHER)))
-            for one in clients
+            asyncio.create_task(
+                client.post(CHAT, json={**ASK, "model": "n"}, headers=bearer(OTHER))
+            )
+            for client in clients
         ]
         # At the most four wait.
         for answer in itertools.islice(asyncio.as_completed(asking), CLIENTS - 4):
@@ -193,7 +195,7 @@ async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended
         }
         # The clients' own connections are taken: one more asks the control process.
         async with httpx.AsyncClient(
-            base_url=clients[0].base_url, timeout=HANG_S, trust_env=False, headers=bearer(OWNER)
+            base_url=clients[0].base_url, timeout=hang_s(), trust_env=False, headers=bearer(OWNER)
         ) as owner:
 
             async def rows() -> list[dict[str, Any]]:
@@ -205,7 +207,7 @@ async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended
             assert [row["began_at"] for row in found] == sorted(row["began_at"] for row in found)
             for id_, one in asking.items():
                 assert (await owner.delete(f"/admin/requests/{id_}")).json() == {"cancelled": 1}
-                assert (await asyncio.wait_for(one, HANG_S)).status_code == 403
+                assert (await asyncio.wait_for(one, hang_s())).status_code == 403
             assert await rows() == []
             assert (await owner.delete("/admin/requests/r0")).status_code == 404
 
@@ -223,14 +225,14 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
             await clients[0].post(CHAT, json={"model": "x"}, headers=bearer(OTHER))
         ).status_code == 404
 
-        async def all_counted() -> bool:
+        async def are_all_counted() -> bool:
             found = await metrics(clients[0])
             return (found["fitserve_requests_total"], found["fitserve_connections"]) == (
                 2 * CLIENTS + 1,
                 CLIENTS,
             )
 
-        await until(all_counted)
+        await until(are_all_counted)
         found = await metrics(clients[0])
         assert found["fitserve_tokens_total"] == 2 * CLIENTS * 7
         assert (
@@ -239,7 +241,7 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
             == 2 * CLIENTS
         )
         engine.held.clear()
-        asking = [asyncio.create_task(ask(one, OTHER)) for one in clients[1:]]
+        asking = [asyncio.create_task(ask(client, OTHER)) for client in clients[1:]]
 
         async def all_in_flight() -> bool:
             return (await metrics(clients[0]))["fitserve_requests_in_flight"] == CLIENTS - 1
@@ -307,7 +309,7 @@ def test_workers_that_admit_at_the_same_time_admit_no_more_than_one_could() -> N
         assert one.stdin is not None
         one.stdin.write("\n")
         one.stdin.flush()
-    assert sum(int(one.communicate(timeout=HANG_S)[0]) for one in running) == 100
+    assert sum(int(one.communicate(timeout=hang_s())[0]) for one in running) == 100
 
 
 def test_a_lock_whose_holder_is_stopped_keeps_nobody_for_ever() -> None:
@@ -326,7 +328,7 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
         # A client of its own, which outlives the gateway.
         async with (
             httpx.AsyncClient(
-                base_url=url, trust_env=False, timeout=HANG_S, headers=bearer(OWNER)
+                base_url=url, trust_env=False, timeout=hang_s(), headers=bearer(OWNER)
             ) as client,
             client.stream("GET", "/admin/events", params={"after": 0}) as answer,
         ):
@@ -340,10 +342,10 @@ async def test_events_come_through_a_worker_and_end_with_the_gateway(tmp_path: P
     # long.
     async with two_workers(tmp_path, Answers(), FITSERVE_STOP_GRACE_S=str(2 * HANG_S)) as clients:
         listening = asyncio.create_task(listen(clients[0].base_url))
-        await asyncio.wait_for(three.wait(), HANG_S)
+        await asyncio.wait_for(three.wait(), hang_s())
         for client in clients:
             await client.aclose()
-    await asyncio.wait_for(listening, HANG_S)
+    await asyncio.wait_for(listening, hang_s())
     assert [event["kind"] for event in told if event["kind"] != "model.state"] == [
         *("gateway.started", "model.added", "endpoint.reached", "gateway.stopped")
     ]

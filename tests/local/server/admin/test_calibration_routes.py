@@ -18,7 +18,7 @@ from tests.local.cli.test_main import fitserve
 from tests.support.fake_cuda import fake_cuda
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -48,7 +48,7 @@ async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
         async def run(*arguments: str) -> Any:
             return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
 
-        async def kept() -> list[Fact]:
+        async def stored_facts() -> list[Fact]:
             rows = (await gateway.client.get("/admin/facts")).json()["data"]
             return [Fact.model_validate(row["fact"]) for row in rows if row["id"] is not None]
 
@@ -60,10 +60,10 @@ async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
             "peer",
         ]
         assert "note: No engine is installed, so matrix products" in shown.stdout
-        first = await kept()
+        first = await stored_facts()
         assert len(first) == 5
         found = json.loads((await run("calibrate", "--json")).stdout)
-        again = await kept()
+        again = await stored_facts()
         assert [fact.model_dump(mode="json") for fact in again] == found["facts"]
         assert [fact.scope for fact in again] == [fact.scope for fact in first]
         assert "machine_speed" in (await run("facts", "ls")).stdout
@@ -91,17 +91,17 @@ async def test_nothing_is_started_on_gpus_that_are_being_measured(
 ) -> None:
     begun, goes_on = asyncio.Event(), asyncio.Event()
 
-    async def held(*arguments: Any) -> AsyncGenerator[bytes, None]:
+    async def hold_answer(*arguments: Any) -> AsyncGenerator[bytes, None]:
         begun.set()
         await goes_on.wait()
         async with aclosing(ask(*arguments)) as lines:
             async for line in lines:
                 yield line
 
-    monkeypatch.setattr(calibrator, "ask", held)
+    monkeypatch.setattr(calibrator, "ask", hold_answer)
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=two_3090()) as gateway:
         measuring = asyncio.create_task(gateway.client.post("/admin/calibrate"))
-        await asyncio.wait_for(begun.wait(), HANG_S)
+        await asyncio.wait_for(begun.wait(), hang_s())
         again = await gateway.client.post("/admin/calibrate")
         assert (again.status_code, "measured already" in again.json()["error"]["message"]) == (
             409,

@@ -38,8 +38,8 @@ class Parts(HTMLParser):
 
 
 async def test_the_page_names_every_route_and_asks_no_other_server(tmp_path: Path) -> None:
-    async with running(tmp_path, lambda spec: pytest.fail(spec.model)) as one:
-        answer = await one.client.get("/admin/docs")
+    async with running(tmp_path, lambda spec: pytest.fail(spec.model)) as gateway:
+        answer = await gateway.client.get("/admin/docs")
     assert answer.status_code == 200
     parts = Parts(answer.text)
     assert not parts.tags & {"script", "iframe", "link", "img", "object", "form"}

@@ -30,7 +30,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-def limited(spec: LaunchSpec) -> EngineScript:
+def limited_script(spec: LaunchSpec) -> EngineScript:
     asked = next(
         int(item.partition("=")[2]) for item in spec.argv if item.startswith("--max-model-len=")
     )
@@ -72,14 +72,14 @@ async def until(events: AsyncIterator[dict[str, Any]], kind: str) -> list[dict[s
     raise AssertionError(f"{kind} did not come: {[event.get('kind') for event in found]}")
 
 
-async def kept(gateway: Running, **query: Any) -> list[dict[str, Any]]:
+async def stored_events(gateway: Running, **query: Any) -> list[dict[str, Any]]:
     answer = await gateway.client.get("/admin/events", params={"follow": "false", **query})
     assert answer.status_code == 200, answer.text
     return list(answer.json()["data"])
 
 
 async def test_the_life_of_a_model_is_told_with_its_evidence(tmp_path: Path) -> None:
-    async with running(tmp_path, limited) as gateway:
+    async with running(tmp_path, limited_script) as gateway:
         listening = stream(gateway, after=0)
         await gateway.add("m", model_folder(tmp_path / "model"))
         lived = await until(listening, "engine.ready")
@@ -128,7 +128,7 @@ async def test_a_client_that_comes_back_gets_what_it_missed_over_a_restart(tmp_p
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.client.delete("/admin/models/m")
         later = await until(stream(gateway, last_event_id=str(seen[-1]["id"])), "model.removed")
-        everything = await kept(gateway)
+        everything = await stored_events(gateway)
     assert [event["id"] for event in [*seen, *later]] == [event["id"] for event in everything]
     kinds = [
         event["kind"] for event in later if event["kind"] not in ("engine.phase", "model.state")
@@ -154,7 +154,7 @@ async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path
         async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as gateway:
             listening = asyncio.Event()
             # With a client that outlives the gateway.
-            client = httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=HANG_S)
+            client = httpx.AsyncClient(base_url=gateway.url, trust_env=False, timeout=hang_s())
             task = asyncio.create_task(
                 listen(Running(gateway.url, client, gateway.world), listening)
             )
@@ -167,7 +167,7 @@ async def test_streams_end_when_the_gateway_stops_and_hear_that_it_does(tmp_path
 async def test_who_asks_for_what_is_gone_hears_that(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await until(stream(gateway, after=0), "gateway.started")
-        newest = (await kept(gateway))[-1]["id"]
+        newest = (await stored_events(gateway))[-1]["id"]
         for after in (1, newest + 1000):
             events = stream(gateway, after=after)
             async with asyncio.timeout(hang_s()):
@@ -182,12 +182,12 @@ async def test_a_list_and_a_stream_may_be_of_one_model(tmp_path: Path) -> None:
             await gateway.add(name, model_folder(tmp_path / name))
             await gateway.until(name, "ready")
         await until(stream(gateway, model="b", after=0), "engine.ready")
-        of_b = await kept(gateway, model="b")
+        of_b = await stored_events(gateway, model="b")
         assert {event["model"] for event in of_b} == {"b"}
-        assert [event["id"] for event in await kept(gateway, model="b", last=2)] == [
+        assert [event["id"] for event in await stored_events(gateway, model="b", last=2)] == [
             event["id"] for event in of_b[-2:]
         ]
-        assert await kept(gateway, model="b", after=of_b[0]["id"], last=1) == [of_b[1]]
+        assert await stored_events(gateway, model="b", after=of_b[0]["id"], last=1) == [of_b[1]]
         listening = stream(gateway, model="b", last=1)
         async with asyncio.timeout(hang_s()):
             assert (await anext(listening))["id"] == of_b[-1]["id"]

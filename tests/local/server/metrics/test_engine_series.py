@@ -83,15 +83,17 @@ async def test_the_series_of_an_engine_have_its_model_and_replica_and_one_name(
         # Nobody who looks at the page asks an engine: what comes yet is the reading that was under
         # way.
         monkeypatch.setattr("gateway.server.metrics.engine_series._READ_S", 3600.0)
-        asked = sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log)
+        asked = sum(
+            b"GET /metrics" in line for engine in world.engines.values() for line in engine.log
+        )
         for _ in range(20):
             await gateway.client.get("/metrics")
         assert (
-            sum(b"GET /metrics" in line for one in world.engines.values() for line in one.log)
+            sum(b"GET /metrics" in line for engine in world.engines.values() for line in engine.log)
             <= asked + 2
         )
         await gateway.client.delete("/admin/models/m")
-        await gateway.gone("m")
+        await gateway.wait_until_gone("m")
         assert (
             "fitserve_engine_requests_running" + labels
             not in (await gateway.client.get("/metrics")).text

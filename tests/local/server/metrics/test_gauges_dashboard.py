@@ -14,7 +14,7 @@ from gateway.domain import LaunchSpec
 from tests.local.server.metrics.test_engine_series import COUNTS
 from tests.support.fake_nvml import two_3090
 from tests.support.makers import LLAMA_8B, machine
-from tests.support.patience import HANG_S
+from tests.support.patience import hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 from tests.support.upstream import Call, Upstream
@@ -35,7 +35,7 @@ def telling(spec: LaunchSpec, starts: list[str], hold: Path) -> EngineScript:
     return EngineScript(model=spec.model, counts=counts, hold=hold)
 
 
-async def broken(call: Call) -> None:
+async def add_broken_engine(call: Call) -> None:
     """An engine that runs elsewhere, and answers no request."""
     listed = b'{"object":"list","data":[{"id":"e","object":"model"}]}'
     await (
@@ -43,7 +43,7 @@ async def broken(call: Call) -> None:
     )
 
 
-async def shown(gateway: Running) -> set[str]:
+async def shown_panels(gateway: Running) -> set[str]:
     lines = (await gateway.client.get("/metrics")).text.splitlines()
     return {line.partition("{")[0].partition(" ")[0] for line in lines if line[:1] != "#"}
 
@@ -67,16 +67,16 @@ async def test_every_series_that_is_asked_for_is_exposed(
     nvml, seen, hold = two_3090(), set[str](), tmp_path / "hold"
     nvml.cards[0].throttles = 0x40
 
-    async def until_seen(but: set[str]) -> None:
-        deadline = time.monotonic() + HANG_S
+    async def wait_until_seen(but: set[str]) -> None:
+        deadline = time.monotonic() + hang_s()
         while missing := wanted - but - seen:
             assert time.monotonic() < deadline, f"never shown: {sorted(missing)}"
-            seen.update(await shown(gateway))
+            seen.update(await shown_panels(gateway))
             await asyncio.sleep(0.05)
 
     ends = {"fitserve_gpu_lost", "fitserve_unloads_total"}
     async with (
-        Upstream(broken) as elsewhere,
+        Upstream(add_broken_engine) as elsewhere,
         running(
             tmp_path, partial(telling, starts=[], hold=hold), hardware=machine("2x3090"), nvml=nvml
         ) as gateway,
@@ -99,9 +99,9 @@ async def test_every_series_that_is_asked_for_is_exposed(
         hold.touch()
         await leave(gateway)
         nvml.events.put((nvml.cards[0], 13))
-        await until_seen(ends)
+        await wait_until_seen(ends)
         hold.unlink()
         assert not ends & seen
         await gateway.client.post("/admin/models/m/stop")
         nvml.events.put((nvml.cards[1], 79))
-        await until_seen(set())
+        await wait_until_seen(set())

@@ -59,7 +59,7 @@ class Page:
 
 
 @contextlib.asynccontextmanager
-async def opened(one: Running, key: str | None = None) -> AsyncIterator[Page]:
+async def open_page(one: Running, key: str | None = None) -> AsyncIterator[Page]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with one.client.stream("GET", "/admin/live", headers=headers) as answer:
         assert answer.status_code == 200
@@ -68,7 +68,7 @@ async def opened(one: Running, key: str | None = None) -> AsyncIterator[Page]:
 
 
 async def test_the_first_event_has_everything_and_later_ones_what_changed(tmp_path: Path) -> None:
-    async with running(tmp_path, healthy) as one, opened(one) as page:
+    async with running(tmp_path, healthy) as one, open_page(one) as page:
         first = await page.next()
         assert first.keys() >= {"at", "gateway", "machine", "models", "requests"}
         assert first["models"] == []
@@ -87,7 +87,7 @@ async def test_the_first_event_has_everything_and_later_ones_what_changed(tmp_pa
         ]
         assert not any("gateway" in event for event in page.events[1:])
         # A page that comes later sees the same.
-        async with opened(one) as late:
+        async with open_page(one) as late:
             event = await late.next()
             assert event["models"] == page.state["models"]
             assert len(event["points"]) >= 1
@@ -105,7 +105,11 @@ async def test_a_request_in_flight_is_told_once_and_again_when_it_goes_on(tmp_pa
         await call.chunk(event("first"))
         await call.closed.wait()
 
-    async with running(tmp_path, healthy) as one, Upstream(script) as upstream, opened(one) as page:
+    async with (
+        running(tmp_path, healthy) as one,
+        Upstream(script) as upstream,
+        open_page(one) as page,
+    ):
         await one.client.post(
             "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
         )
@@ -132,18 +136,18 @@ async def test_nothing_is_looked_at_without_a_page_and_once_for_all_of_them(
 ) -> None:
     looks = 0
 
-    def numbered(*arguments: Any) -> Any:
+    def number_rows(*arguments: Any) -> Any:
         nonlocal looks
         looks += 1
         return [{**model, "detail": looks} for model in live_state.live_models(*arguments)]
 
-    monkeypatch.setattr(live_stream, "live_models", numbered)
+    monkeypatch.setattr(live_stream, "live_models", number_rows)
     async with running(tmp_path, healthy) as one:
         await one.add("m", model_folder(tmp_path / "model"))
         await one.until("m", "ready")
         assert looks == 0
         async with contextlib.AsyncExitStack() as stack:
-            pages = [await stack.enter_async_context(opened(one)) for _ in range(20)]
+            pages = [await stack.enter_async_context(open_page(one)) for _ in range(20)]
             newest = (await pages[-1].until("ready"))["models"][0]["detail"]
             seen: list[set[int]] = []
             for page in pages:
@@ -168,7 +172,7 @@ async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None
             "/admin/keys", json={"name": "eye", "scopes": ["read"]}, headers=admin
         )
         key = made.json()["key"]
-        async with opened(one, key) as page:
+        async with open_page(one, key) as page:
             await page.next()
             await one.client.delete("/admin/keys/eye", headers=admin)
             with pytest.raises(EOFError):
@@ -178,14 +182,14 @@ async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None
         assert (
             await one.client.get("/admin/live", headers={"authorization": f"Bearer {key}"})
         ).status_code == 401
-        async with opened(one, ADMIN) as page:
+        async with open_page(one, ADMIN) as page:
             assert (await page.next())["gateway"]["keys"] is True
 
 
 async def test_a_gateway_that_stops_does_not_wait_for_its_pages(tmp_path: Path) -> None:
     async with asyncio.timeout(hang_s()):
         async with running(tmp_path, healthy, stop_grace_s=10 * HANG_S) as one:
-            client = httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=HANG_S)
+            client = httpx.AsyncClient(base_url=one.url, trust_env=False, timeout=hang_s())
             answer = await client.send(client.build_request("GET", "/admin/live"), stream=True)
             await Page(answer).next()
         await client.aclose()

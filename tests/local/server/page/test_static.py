@@ -36,7 +36,7 @@ def test_a_model_is_added_changed_stopped_started_and_deleted(
             "requestfinished",
             lambda request: (
                 plans.append(request.post_data or "")
-                if request.url.endswith("/admin/plan")
+                if request.url.endswith("/admin/models?dry_run=true")
                 else None
             ),
         )

@@ -57,18 +57,18 @@ document.addEventListener("securitypolicyviolation", (violation) =>
   window.hits.push(`${violation.violatedDirective} ${violation.blockedURI}`));"""
 # Elements that the page's own code never makes, and links that leave it.
 STRANGE = """() => [...document.querySelectorAll(
-  "iframe, script:not([src]), style, object, embed, [onload], [onerror], img[src=x]")]
+  "iframe, body script:not([src]), style, object, embed, [onload], [onerror], img[src=x]")]
   .map((one) => one.outerHTML).concat([...document.querySelectorAll("a[href], img, form, [src]")]
   .map((one) => one.href || one.src || one.action || "")
   .filter((url) => url && new URL(url).origin !== location.origin))"""
 
 
-def marked(value: Any, mark: str, key: str = "") -> Any:
+def mark_texts(value: Any, mark: str, key: str = "") -> Any:
     """The value with the mark in each text that users, engines or machines can choose."""
     if isinstance(value, dict):
-        return {name: marked(item, mark, name) for name, item in value.items()}
+        return {name: mark_texts(item, mark, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [marked(item, mark, key) for item in value]
+        return [mark_texts(item, mark, key) for item in value]
     return f"{mark}{value}" if isinstance(value, str) and key not in OWN_WORDS else value
 
 
@@ -76,7 +76,7 @@ def marked(value: Any, mark: str, key: str = "") -> Any:
 def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, mark: str) -> None:
     def spoil(route: Route) -> None:
         if "/admin/events" in route.request.url:
-            event = json.dumps(marked(EVENT, mark))
+            event = json.dumps(mark_texts(EVENT, mark))
             body = f"id: 7\nevent: engine.failed\ndata: {event}\n\n"
             route.fulfill(status=200, body=body, content_type="text/event-stream")
             return
@@ -87,11 +87,11 @@ def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, 
         if "json" not in answer.headers.get("content-type", ""):
             route.fulfill(status=answer.status, body=mark, content_type="text/plain")
             return
-        route.fulfill(response=answer, json=marked(answer.json(), mark))
+        route.fulfill(response=answer, json=mark_texts(answer.json(), mark))
 
     with (
         gateway(tmp_path) as one,
-        one.enter(telling(marked(busy_state(), mark))) as tells,
+        one.enter(telling(mark_texts(busy_state(), mark))) as tells,
         visit(browser, one.url) as page,
     ):
         one.add("m", llama(tmp_path / "model"))

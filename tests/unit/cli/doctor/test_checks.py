@@ -18,7 +18,7 @@ GOOD = GpuCondition(
 OLD, NEW = engine(version="1.0", min_driver="525"), engine(version="2.0", min_driver="580")
 
 
-def told(check: MachineCheck | None, state: str, *words: str) -> None:
+def check_text(check: MachineCheck | None, state: str, *words: str) -> None:
     """It is of this state, says these words, and what to do where something is to be done."""
     assert check is not None
     assert check.state == state, check
@@ -27,34 +27,34 @@ def told(check: MachineCheck | None, state: str, *words: str) -> None:
 
 
 def test_memory_errors() -> None:
-    told(checks.memory_errors([GOOD]), "ok", "ECC is on")
-    told(checks.memory_errors([GOOD._replace(ecc=False)]), "ok", "off on GPU 0")
-    told(
+    check_text(checks.memory_errors([GOOD]), "ok", "ECC is on")
+    check_text(checks.memory_errors([GOOD._replace(ecc=False)]), "ok", "off on GPU 0")
+    check_text(
         checks.memory_errors([GOOD, GOOD._replace(number=1, uncorrected=3)]),
         "warn",
         "GPU 1: 3 uncorrected",
         "--gpu-reset",
     )
-    told(checks.memory_errors([GOOD._replace(remapping=True)]), "warn", "wait for a remap")
+    check_text(checks.memory_errors([GOOD._replace(remapping=True)]), "warn", "wait for a remap")
     assert checks.memory_errors([GOOD._replace(ecc=None, uncorrected=None)]) is None, (
         "a card without ECC says nothing"
     )
 
 
 def test_persistence() -> None:
-    told(checks.persistence([GOOD]), "ok")
-    told(
+    check_text(checks.persistence([GOOD]), "ok")
+    check_text(
         checks.persistence([GOOD, GOOD._replace(number=1, persistence=False)]),
         "warn",
         "GPU 1",
         "nvidia-smi -pm 1",
     )
-    told(checks.persistence([GOOD._replace(persistence=None)]), "unknown")
+    check_text(checks.persistence([GOOD._replace(persistence=None)]), "unknown")
     assert checks.persistence([]) is None
 
 
 def test_display() -> None:
-    told(
+    check_text(
         checks.display([GOOD._replace(display=True)]),
         "warn",
         "GPU 0 drives a display",
@@ -66,37 +66,41 @@ def test_display() -> None:
 def test_memory_that_gpu_and_host_share() -> None:
     spark, quiet = machine("gb10"), HostMemory(100 * GIB, 110 * GIB, 0, ("earlyoom",))
     assert checks.shared_memory(HERE, quiet) is None
-    told(checks.shared_memory(spark, quiet), "ok", "110.00 GiB available", "leave 15.21 GiB")
-    told(checks.shared_memory(spark, None), "unknown")
+    check_text(checks.shared_memory(spark, quiet), "ok", "110.00 GiB available", "leave 15.21 GiB")
+    check_text(checks.shared_memory(spark, None), "unknown")
     full = quiet._replace(free=20 * GIB)
-    told(checks.shared_memory(spark, full), "warn", "90.00 GiB of them pages", "drop_caches")
-    told(checks.shared_memory(spark, quiet._replace(guards=())), "warn", "may hang", "earlyoom")
-    told(checks.shared_memory(spark, quiet._replace(swap=16 * GIB)), "warn", "swapoff")
+    check_text(checks.shared_memory(spark, full), "warn", "90.00 GiB of them pages", "drop_caches")
+    check_text(
+        checks.shared_memory(spark, quiet._replace(guards=())), "warn", "may hang", "earlyoom"
+    )
+    check_text(checks.shared_memory(spark, quiet._replace(swap=16 * GIB)), "warn", "swapoff")
 
 
 def test_mig() -> None:
     one, two = HERE.gpus
-    told(
+    check_text(
         checks.mig(HERE.evolve(gpus=(one.evolve(mig=True), two))),
         "warn",
         "without a MIG device",
         "nvidia-smi mig",
     )
-    told(checks.mig(HERE.evolve(gpus=(one.evolve(mig=True, uuid="MIG-1"),))), "ok", "1 devices")
+    check_text(
+        checks.mig(HERE.evolve(gpus=(one.evolve(mig=True, uuid="MIG-1"),))), "ok", "1 devices"
+    )
     assert checks.mig(HERE) is None
 
 
 def test_the_driver_against_every_engine_that_could_be_started() -> None:
-    told(checks.driver(HERE.evolve(driver="580.95"), [OLD, NEW]), "ok", OLD.ref, NEW.ref)
-    told(
+    check_text(checks.driver(HERE.evolve(driver="580.95"), [OLD, NEW]), "ok", OLD.ref, NEW.ref)
+    check_text(
         checks.driver(HERE.evolve(driver="570.1"), [OLD, NEW]),
         "warn",
         f"too old for {NEW.ref}",
         "580 or newer",
     )
-    told(checks.driver(HERE.evolve(driver="470.1"), [OLD, NEW]), "fail", "580 or newer")
-    told(checks.driver(HERE.evolve(driver=None), [OLD]), "unknown")
-    told(checks.driver(HERE, [engine(min_driver=None)]), "unknown")
+    check_text(checks.driver(HERE.evolve(driver="470.1"), [OLD, NEW]), "fail", "580 or newer")
+    check_text(checks.driver(HERE.evolve(driver=None), [OLD]), "unknown")
+    check_text(checks.driver(HERE, [engine(min_driver=None)]), "unknown")
     assert checks.driver(machine("cpu"), [OLD]) is None
     assert checks.driver(HERE, []) is None
 
@@ -105,17 +109,17 @@ def test_wsl() -> None:
     wsl2 = (
         "Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0) #1 SMP"
     )
-    told(checks.wsl(wsl2), "warn", "pin memory", ".wslconfig")
+    check_text(checks.wsl(wsl2), "warn", "pin memory", ".wslconfig")
     assert checks.wsl("Linux version 6.1.0-18-amd64 (debian-kernel@lists.debian.org)") is None
-    told(checks.wsl(None), "unknown")
+    check_text(checks.wsl(None), "unknown")
 
 
 def test_limits() -> None:
-    told(checks.open_files(1024, 1024 * 1024), "ok", "1,024, may be raised to 1,048,576")
-    told(checks.open_files(None, None), "ok", "unlimited")
-    told(checks.open_files(1024, 4096), "warn", "at most 4,096", "LimitNOFILE")
-    told(checks.locked_memory(8 * 1024**2, HERE), "warn", "InfiniBand")
-    told(checks.locked_memory(None, HERE), "ok")
+    check_text(checks.open_files(1024, 1024 * 1024), "ok", "1,024, may be raised to 1,048,576")
+    check_text(checks.open_files(None, None), "ok", "unlimited")
+    check_text(checks.open_files(1024, 4096), "warn", "at most 4,096", "LimitNOFILE")
+    check_text(checks.locked_memory(8 * 1024**2, HERE), "warn", "InfiniBand")
+    check_text(checks.locked_memory(None, HERE), "ok")
     assert checks.locked_memory(0, machine("cpu")) is None
 
 
@@ -145,10 +149,10 @@ TOOLS = Toolchain(
     ],
 )
 def test_toolchains(tools: Toolchain, states: list[str], words: list[str]) -> None:
-    found = checks.toolchains([tools])
-    assert [check.state for check in found] == states
-    for check in found:
-        told(check, check.state, "vllm==1", *words)
+    toolchains = checks.toolchains([tools])
+    assert [check.state for check in toolchains] == states
+    for check in toolchains:
+        check_text(check, check.state, "vllm==1", *words)
 
 
 def test_disks() -> None:
@@ -158,9 +162,9 @@ def test_disks() -> None:
         "temporary files": ("/tmp", None),
     }
     weights, caches, temporary = checks.disk(uses)
-    told(weights, "ok", "/models")
-    told(caches, "warn", "1.00 GiB free in /data", "FITSERVE_DATA_DIR")
-    told(temporary, "unknown", "/tmp")
+    check_text(weights, "ok", "/models")
+    check_text(caches, "warn", "1.00 GiB free in /data", "FITSERVE_DATA_DIR")
+    check_text(temporary, "unknown", "/tmp")
 
 
 HUB = HubAnswer("https://hub", 200, "", 0.5)
@@ -195,20 +199,20 @@ def test_the_hub_its_token_and_the_clock() -> None:
         HUB._replace(asked_with_token=True, status=401),
     ):
         for check in checks.hub(answer):
-            told(check, check.state)
+            check_text(check, check.state)
 
 
 def test_gpus_in_containers() -> None:
     uuids = tuple(f"nvidia.com/gpu={gpu.uuid}" for gpu in HERE.gpus)
-    told(checks.container_gpus(Containers(("runc", "nvidia"), ()), HERE), "ok")
-    told(checks.container_gpus(Containers(("runc",), uuids), HERE), "ok", "CDI")
-    told(
+    check_text(checks.container_gpus(Containers(("runc", "nvidia"), ()), HERE), "ok")
+    check_text(checks.container_gpus(Containers(("runc",), uuids), HERE), "ok", "CDI")
+    check_text(
         checks.container_gpus(Containers(("runc",), ("nvidia.com/gpu=0",)), HERE),
         "fail",
         "nvidia-ctk cdi generate",
     )
-    told(checks.container_gpus(Containers(("runc",), ()), HERE), "fail", "Container Toolkit")
-    told(checks.container_gpus(None, HERE), "unknown")
+    check_text(checks.container_gpus(Containers(("runc",), ()), HERE), "fail", "Container Toolkit")
+    check_text(checks.container_gpus(None, HERE), "unknown")
     assert checks.container_gpus(None, machine("cpu")) is None
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from gateway.cli.doctor import readings
+from gateway.cli.doctor.checks import MachineCheck
 from gateway.cli.doctor.examination import examine
+from gateway.hosts.cluster.membership import Membership, make_token, write_membership
 from gateway.settings import Settings
 from tests.support.fake_nvml import Card, FakeNvml
 from tests.support.versions import NEWEST_VLLM, VLLM_REF
@@ -122,3 +125,30 @@ def test_an_environment_without_headers_is_foreseen(tmp_path: Path) -> None:
     assert (compiler.state, "Python.h" in compiler.finding) == ("fail", True)
     (driver,) = (check for check in found if check.name == "driver")
     assert (driver.state, VLLM_REF in driver.finding) == ("fail", True)
+
+
+def test_a_machine_is_told_why_it_is_in_no_cluster(tmp_path: Path) -> None:
+    def row(kind: Literal["process", "cluster"]) -> MachineCheck | None:
+        settings = Settings(
+            data_dir=tmp_path, host_kind=kind, hf_endpoint="http://127.0.0.1:9", port=0
+        )
+        checks = examine(settings, nvml=FakeNvml([]))
+        return next((check for check in checks if check.name == "cluster"), None)
+
+    tmp_path.chmod(0o700)
+    assert row("process") is None
+    absent = row("cluster")
+    assert absent is not None
+    assert absent.state == "fail"
+    assert "belongs to no cluster" in absent.finding
+    token = tmp_path / "cluster/token"
+    make_token(token)
+    membership = Membership(
+        name="two", role="node", head="127.0.0.1:9", address="127.0.0.1", token_file=token
+    )
+    write_membership(tmp_path, membership)
+    for silent in (row("process"), row("cluster")):
+        assert silent is not None
+        assert silent.state == "fail"
+        assert "The head of the cluster does not answer at 127.0.0.1:9" in silent.finding
+        assert "firewall" in silent.do

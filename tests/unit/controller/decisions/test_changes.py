@@ -23,6 +23,7 @@ from gateway.controller.decisions.changes import (
     may_need_restart,
     next_step,
     starts_same_engine,
+    why_no_effect,
 )
 from tests.support.examples import quicker
 from tests.support.makers import plan, wish
@@ -146,6 +147,19 @@ def test_the_same_on_other_gpus_is_the_same_start() -> None:
     assert starts_same_engine(one.evolve(gpus=("GPU-x",) * len(one.gpus)), one)
     assert not starts_same_engine(one.evolve(gpus=(*one.gpus, "GPU-x")), one)
     assert not starts_same_engine(one.evolve(argv=(*one.argv, "--x")), one)
+
+
+def test_a_wish_that_leaves_the_plan_says_why() -> None:
+    one = plan()
+    kept = f"max model len stays {one.max_model_len.value}: {one.max_model_len.reason}"
+    assert why_no_effect(diff_wishes(wish(), wish(max_context=10**6)), one, one) == kept
+    assert "follows from engines" in why_no_effect(
+        diff_wishes(wish(), wish(engines=["vllm"])), one, one
+    )
+    # A policy is no part of a plan, and another plan speaks for itself.
+    assert not why_no_effect(diff_wishes(wish(), wish(policy={"wait_s": 5})), one, one)
+    other = one.evolve(argv=(*one.argv, "--seed=3"))
+    assert not why_no_effect(diff_wishes(wish(), wish(max_context=5)), one, other)
 
 
 def test_a_plan_beside_that_holds_less_is_not_as_good() -> None:

@@ -17,11 +17,11 @@ def process(
     return EngineProcess(pid=pid, cpu_s=cpu_s, stopped=stopped, command=command)
 
 
-def changed(value: int) -> Choice[int]:
+def changed_choice(value: int) -> Choice[int]:
     return Choice[int](value=value, reason="a test", source="a test")
 
 
-def looked(
+def detector_after(
     *seconds: float, core_cpu: float = 0.0, answers: bool = True, metrics: object = "m"
 ) -> FreezeDetector:
     """Looked at in these seconds; its core takes so much of a processor."""
@@ -34,7 +34,7 @@ def looked(
 
 
 def test_a_process_that_is_stopped_at_two_looks_is_frozen_and_thaws() -> None:
-    detector = looked(0, 5)
+    detector = detector_after(0, 5)
     detector.note_processes(10, [process(1), process(2, stopped=True)])
     assert detector.is_suspicious
     assert detector.freeze_reason(10) == ""
@@ -47,15 +47,15 @@ def test_a_process_that_is_stopped_at_two_looks_is_frozen_and_thaws() -> None:
 
 
 def test_an_engine_that_answers_no_health_check_and_does_nothing_is_frozen() -> None:
-    assert looked(0, 5, 7.9, answers=False).freeze_reason(7.9) == ""
-    silent = looked(0, 5, 8, answers=False)
+    assert detector_after(0, 5, 7.9, answers=False).freeze_reason(7.9) == ""
+    silent = detector_after(0, 5, 8, answers=False)
     assert "no health check for 8 s" in silent.freeze_reason(8)
 
 
 @pytest.mark.parametrize("core_cpu", [0.3, 1.0])
 def test_an_engine_that_answers_nothing_while_it_computes_is_not_frozen(core_cpu: float) -> None:
     """As while it collects garbage, compiles a kernel or reads a request of many megabytes."""
-    busy = looked(0, 5, 8, 10, 20, core_cpu=core_cpu, answers=False)
+    busy = detector_after(0, 5, 8, 10, 20, core_cpu=core_cpu, answers=False)
     assert busy.freeze_reason(20) == ""
 
 
@@ -69,13 +69,13 @@ def test_without_a_look_at_its_processes_the_silence_alone_decides() -> None:
 
 
 def test_a_gateway_that_stood_itself_takes_no_engine_for_frozen() -> None:
-    detector = looked(0, 5)
+    detector = detector_after(0, 5)
     detector.note_processes(500, [process(1), process(2)])
     assert detector.freeze_reason(500) == ""
 
 
 def test_a_core_is_frozen_when_clients_wait_and_the_smallest_request_gets_no_answer() -> None:
-    detector = looked(0, 5, 8)
+    detector = detector_after(0, 5, 8)
     assert not detector.needs_probe(8, None, ASK_S)
     assert not detector.needs_probe(8, 4.9, ASK_S)
     assert detector.needs_probe(8, 5.0, ASK_S)
@@ -95,17 +95,19 @@ def test_a_core_that_works_or_of_which_nothing_is_known_stands_not(
     core_cpu: float, metrics: object
 ) -> None:
     """A long prefill, a kernel that is built; an engine that tells no metrics."""
-    assert not looked(0, 5, 8, 20, core_cpu=core_cpu, metrics=metrics).needs_probe(20, 20.0, ASK_S)
+    assert not detector_after(0, 5, 8, 20, core_cpu=core_cpu, metrics=metrics).needs_probe(
+        20, 20.0, ASK_S
+    )
 
 
 def test_a_core_that_answers_the_smallest_request_is_at_work() -> None:
-    detector = looked(0, 5, 8)
+    detector = detector_after(0, 5, 8)
     detector.note_probe(9, alive=True)
     assert not detector.needs_probe(10, 10.0, ASK_S)
 
 
 def spinning(step_s: float) -> FreezeDetector:
-    detector = looked(0, 5, 10, 15, 20, core_cpu=1.0)
+    detector = detector_after(0, 5, 10, 15, 20, core_cpu=1.0)
     detector.step_s = step_s
     return detector
 
@@ -141,12 +143,15 @@ def test_how_long_a_step_may_take_follows_from_what_a_full_one_took() -> None:
     """The prompt was half a step; of a context of sixteen such prompts the last is read beside
     fifteen others."""
     attention = (LayerAttention(kind="full", layers=32, head_dim=128, backend="a", status="ok"),)
-    lengths = {"max_model_len": changed(16_000), "max_num_batched_tokens": changed(2000)}
+    lengths = {
+        "max_model_len": changed_choice(16_000),
+        "max_num_batched_tokens": changed_choice(2000),
+    }
     known = plan().evolve(**lengths, attention=attention)
     assert longest_step_s(known, 1000, 0.25) == 0.25 * 2 * 2 * 16
     # Of windows, and of states, a prefill shows nothing before its end.
     sliding = known.evolve(attention=(attention[0].evolve(kind="sliding"),))
     assert longest_step_s(sliding, 1000, 0.25) == 0.25 * 2 * 16 * 2 * 16
-    assert longest_step_s(known.evolve(max_model_len=changed(1002)), 1000, 0.25) == pytest.approx(
-        0.25 * 2 * 2, rel=0.01
-    )
+    assert longest_step_s(
+        known.evolve(max_model_len=changed_choice(1002)), 1000, 0.25
+    ) == pytest.approx(0.25 * 2 * 2, rel=0.01)

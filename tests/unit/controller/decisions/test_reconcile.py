@@ -57,7 +57,7 @@ def instance(one: Attempt, state: str = "running", **fields: Any) -> Instance:
     )
 
 
-def failed(number: int, kind: str, ended_at: float = NOW - 1, **fields: Any) -> Attempt:
+def failed_attempt(number: int, kind: str, ended_at: float = NOW - 1, **fields: Any) -> Attempt:
     """Of these kinds only `killed` has a cause outside the plan."""
     proves = "nothing" if kind == "killed" else "plan"
     failure = Failure.model_validate(
@@ -151,7 +151,7 @@ def test_a_ready_engine_that_vanished_has_failed() -> None:
 
 
 def test_the_engine_of_an_ended_attempt_is_stopped_before_the_next_plan() -> None:
-    old = failed(1, "kv_too_small")
+    old = failed_attempt(1, "kv_too_small")
     assert act(history=(old,), instance=instance(old)) == Stop("m-r0-a1")
     assert act(history=(old,)) == MakePlan()
 
@@ -163,25 +163,28 @@ def test_an_engine_with_another_plan_is_replaced() -> None:
 
 
 def test_causes_outside_the_plan_back_off_and_others_do_not() -> None:
-    action = act(history=(failed(1, "killed"),))
+    action = act(history=(failed_attempt(1, "killed"),))
     assert isinstance(action, Rest)
     assert (action.state, action.recheck_at) == ("backing_off", NOW - 1 + 10)
-    assert act(history=(failed(1, "killed", ended_at=NOW - 10),)) == MakePlan()
-    assert act(history=(failed(1, "unknown"),)) == MakePlan()
+    assert act(history=(failed_attempt(1, "killed", ended_at=NOW - 10),)) == MakePlan()
+    assert act(history=(failed_attempt(1, "unknown"),)) == MakePlan()
 
 
 @pytest.mark.parametrize("served_s", [0.1, 5, 120])
 def test_an_engine_that_served_is_started_again_at_once_and_waits_begin_with_its_second_death(
     served_s: float,
 ) -> None:
-    healthy = failed(1, "killed", ready_at=NOW - 1 - served_s)
+    healthy = failed_attempt(1, "killed", ready_at=NOW - 1 - served_s)
     assert act(history=(healthy,)) == MakePlan()
-    again = failed(2, "killed", ready_at=NOW - 1 - served_s)
+    again = failed_attempt(2, "killed", ready_at=NOW - 1 - served_s)
     waits = [act(history=(healthy, *[again] * more)).recheck_at - (NOW - 1) for more in (1, 2, 3)]
     assert waits == [10, 20, 40]
     # What never served waits from the first time on, and ten good minutes begin anew.
-    assert act(history=(failed(1, "killed"), healthy)).recheck_at == NOW - 1 + 20
-    assert act(history=(healthy, again, failed(3, "killed", ready_at=NOW - 1 - 600))) == MakePlan()
+    assert act(history=(failed_attempt(1, "killed"), healthy)).recheck_at == NOW - 1 + 20
+    assert (
+        act(history=(healthy, again, failed_attempt(3, "killed", ready_at=NOW - 1 - 600)))
+        == MakePlan()
+    )
 
 
 def test_a_gateway_that_finds_an_engine_dead_that_served_starts_another_at_once() -> None:
@@ -200,7 +203,7 @@ def test_back_off_doubles_to_five_minutes() -> None:
 
 
 def test_a_clock_that_jumps_neither_stretches_nor_skips_the_wait_for_ever() -> None:
-    in_the_future = failed(1, "killed", ended_at=NOW + 86400)
+    in_the_future = failed_attempt(1, "killed", ended_at=NOW + 86400)
     assert act(history=(in_the_future,)) == MakePlan()
 
 
@@ -216,7 +219,7 @@ def test_what_no_plan_helps_against_is_quarantined_at_once() -> None:
 
 
 def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
-    history = tuple(failed(number, "killed", ended_at=NOW - 1000) for number in range(5))
+    history = tuple(failed_attempt(number, "killed", ended_at=NOW - 1000) for number in range(5))
     action = act(history=history)
     assert isinstance(action, Rest)
     assert action.state == "quarantined"
@@ -225,10 +228,10 @@ def test_too_many_failures_in_a_row_are_quarantined_with_the_reason() -> None:
 
 
 def test_ten_good_minutes_forgive_what_was_before() -> None:
-    early = tuple(failed(number, "killed", ended_at=NOW - 5000) for number in range(4))
-    served = failed(5, "killed", ended_at=NOW - 100, ready_at=NOW - 900)
+    early = tuple(failed_attempt(number, "killed", ended_at=NOW - 5000) for number in range(4))
+    served = failed_attempt(5, "killed", ended_at=NOW - 100, ready_at=NOW - 900)
     assert failures_in_a_row((*early, served)) == (served,)
-    short = failed(5, "killed", ended_at=NOW - 100, ready_at=NOW - 300)
+    short = failed_attempt(5, "killed", ended_at=NOW - 100, ready_at=NOW - 300)
     assert len(failures_in_a_row((*early, short))) == 5
 
 
@@ -262,7 +265,9 @@ def test_who_is_held_back_is_not_planned_but_says_why_it_failed_before() -> None
         "starting", "it waits for its turn"
     )
     assert act(hold="x", blocked="needs 40 GiB") == Rest("stopped", "x")
-    quarantined = act(hold="x", history=tuple(failed(number, "oom") for number in range(1, 6)))
+    quarantined = act(
+        hold="x", history=tuple(failed_attempt(number, "oom") for number in range(1, 6))
+    )
     assert quarantined.state == "quarantined"
 
 

@@ -14,7 +14,7 @@ from gateway.controller.decisions.reconcile import (
     attempts_that_count,
     next_action,
 )
-from gateway.diagnosis.ending import ended
+from gateway.diagnosis.ending import exit_failure
 from gateway.diagnosis.facts.learn import learn
 from gateway.domain import Attempt, Failure, Hardware, Instance, Policy
 from tests.support.makers import attempt, engine, machine, spec, wish
@@ -26,7 +26,7 @@ DAY = 86_400.0
 START = 1_000_000.0
 
 
-def failed(number: int, at: float, ready_at: float | None = None) -> Attempt:
+def failed_attempt(number: int, at: float, ready_at: float | None = None) -> Attempt:
     failure = Failure(
         kind="killed",
         phase="serving",
@@ -49,7 +49,7 @@ def crashes(history: list[Attempt], now: float, until: float, step: float = 1.0)
     while now < until:
         if act(history, now) == MakePlan():
             starts.append(now)
-            history.append(failed(len(history), now))
+            history.append(failed_attempt(len(history), now))
         now += step
     return starts
 
@@ -63,20 +63,20 @@ def test_a_crash_loop_starts_seven_times_in_a_quarter_of_an_hour() -> None:
 
 
 def test_the_state_says_when_the_next_start_is() -> None:
-    rest = act([failed(1, START), failed(2, START + 10)], START + 11)
+    rest = act([failed_attempt(1, START), failed_attempt(2, START + 10)], START + 11)
     assert isinstance(rest, Rest)
     assert (rest.state, rest.recheck_at) == ("backing_off", START + 30)
     assert "The engine was killed" in rest.reason
 
 
 def test_ten_good_minutes_begin_the_back_off_anew() -> None:
-    early = [failed(number, START) for number in range(6)]
-    good = failed(6, START + 2000, ready_at=START + 1400)
+    early = [failed_attempt(number, START) for number in range(6)]
+    good = failed_attempt(6, START + 2000, ready_at=START + 1400)
     assert act([*early, good], START + 2001) == MakePlan()
-    rest = act([*early, good, failed(7, START + 2002)], START + 2003)
+    rest = act([*early, good, failed_attempt(7, START + 2002)], START + 2003)
     assert isinstance(rest, Rest)
     assert rest.recheck_at == START + 2012
-    short = failed(6, START + 2000, ready_at=START + 1401)
+    short = failed_attempt(6, START + 2000, ready_at=START + 1401)
     rest = act([*early, short], START + 2001)
     assert isinstance(rest, Rest)
     assert rest.recheck_at == START + 2300
@@ -106,9 +106,9 @@ def test_a_clock_that_jumps_touches_nothing_that_runs(jump: float) -> None:
 
 
 def test_a_clock_set_back_does_not_forgive_what_fails_from_then_on() -> None:
-    old, new = failed(1, START - 10), failed(2, START - DAY)
-    assert attempts_that_count([old, failed(2, START + 1)], START, START + 2) == (
-        failed(2, START + 1),
+    old, new = failed_attempt(1, START - 10), failed_attempt(2, START - DAY)
+    assert attempts_that_count([old, failed_attempt(2, START + 1)], START, START + 2) == (
+        failed_attempt(2, START + 1),
     )
     assert new in attempts_that_count([old, new], START, START - DAY + 1)
 
@@ -131,7 +131,7 @@ def test_the_plan_whose_engine_the_kernel_killed_for_memory_is_never_made_again(
         exit_code=137,
         oom_killed=True,
     )
-    failure = ended(killed, "loading weights", (), was_ready=False)
+    failure = exit_failure(killed, "loading weights", (), was_ready=False)
     assert failure.kind == "host_oom"
     here = machine("2x3090")
     assert one.fingerprint in {
@@ -161,4 +161,4 @@ def test_an_engine_that_crashed_was_not_killed_from_outside(code: int, kind: str
         state="exited",
         exit_code=code,
     )
-    assert ended(gone, "loading weights", (), was_ready=False).kind == kind
+    assert exit_failure(gone, "loading weights", (), was_ready=False).kind == kind

@@ -20,7 +20,7 @@ from gateway.domain import Fact, Failure, Plan, Policy
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, machine, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 
 PROFILES = Profiles()
 SIGNATURES = PROFILES.signatures
@@ -74,7 +74,7 @@ class Planner:
     def plans(self, facts: tuple[Fact, ...]) -> tuple[Plan, ...]:
         key = repr([(fact.kind, sorted(fact.scope.items()), fact.value) for fact in facts])
         if key not in self._plans:
-            model, here = published("llama-3.1-8b"), machine("2xh100")
+            model, here = published_model("llama-3.1-8b"), machine("2xh100")
             decision = decide(model, here, self._engines, wish(), facts, rules=self._rules)
             self._plans[key] = decision.plans
         return self._plans[key]

@@ -39,7 +39,7 @@ def attempt(number: int = 1, **changes: Any) -> Attempt:
     return first.evolve(**changes)
 
 
-def failed(number: int = 1) -> Attempt:
+def failed_attempt(number: int = 1) -> Attempt:
     failure = Failure(
         kind="kv_too_small", phase="loading", message="too long", line="ValueError: too long"
     )
@@ -62,7 +62,7 @@ def kinds(
 
 def test_nothing_happened_where_nothing_is_other() -> None:
     told = ReportedStages()
-    now = model(ReportedReplica(0, (failed(), ready(2)), Rest("ready"), watched=2))
+    now = model(ReportedReplica(0, (failed_attempt(), ready(2)), Rest("ready"), watched=2))
     assert list(events_of_model(OLD, now, told, NOW))
     assert list(events_of_model(now, now, told, NOW)) == []
 
@@ -121,14 +121,14 @@ def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
             ReportedReplica(0, (ready(),), watched=1),
             ["plan.chosen", "engine.started", "engine.proven", "engine.ready"],
         ),
-        (ReportedReplica(0, (failed(),)), ["plan.chosen", "engine.failed"]),
+        (ReportedReplica(0, (failed_attempt(),)), ["plan.chosen", "engine.failed"]),
         (
             ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),)),
             ["plan.chosen", "engine.stopped"],
         ),
         # All that lies between two looks is told, in its order.
         (
-            ReportedReplica(0, (failed(), attempt(2))),
+            ReportedReplica(0, (failed_attempt(), attempt(2))),
             ["plan.chosen", "engine.failed", "plan.fallback"],
         ),
     ],
@@ -182,14 +182,14 @@ def test_a_start_goes_on_where_it_was_told_to_be() -> None:
     ]
     told = ReportedStages()
     told.note(1, stage(ready(), watched=True))
-    assert kinds(OLD, model(ReportedReplica(0, (failed().evolve(ready_at=5.0),))), told) == [
-        "engine.failed"
-    ]
+    assert kinds(
+        OLD, model(ReportedReplica(0, (failed_attempt().evolve(ready_at=5.0),))), told
+    ) == ["engine.failed"]
 
 
 def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> None:
     first, failure, second = events_of_model(
-        OLD, model(ReportedReplica(0, (failed(), attempt(2)))), ReportedStages(), NOW
+        OLD, model(ReportedReplica(0, (failed_attempt(), attempt(2)))), ReportedStages(), NOW
     )
     assert first.data["why"]["max_model_len"] == first.data["why"]["max_model_len"] | {
         "value": plan().max_model_len.value

@@ -16,7 +16,7 @@ def giving(fleet: Fleet, take: Offer, *asking: str) -> None:
     giver.gave_to = frozenset(asking)
 
 
-def admitted(fleet: Fleet, *names: str) -> list[ReplicaState]:
+def admit(fleet: Fleet, *names: str) -> list[ReplicaState]:
     return [fleet.admit(ManagedModel(wish(name=name), 0.0)).replicas[0] for name in names]
 
 
@@ -24,8 +24,8 @@ def test_what_was_given_for_a_model_is_claimed_for_it_until_it_is_planned_or_fin
     None
 ):
     fleet = Fleet()
-    taker, other = admitted(fleet, "taker", "other")
-    admitted(fleet, "giver")
+    taker, other = admit(fleet, "taker", "other")
+    admit(fleet, "giver")
     take = Offer(
         model="giver",
         how="surplus",
@@ -52,8 +52,8 @@ def test_what_was_given_for_a_model_is_claimed_for_it_until_it_is_planned_or_fin
 
 def test_what_was_given_for_one_is_not_claimed_for_who_asked_for_the_same_meanwhile() -> None:
     fleet = Fleet()
-    taker, late, other = admitted(fleet, "taker", "late", "other")
-    admitted(fleet, "giver")
+    taker, late, other = admit(fleet, "taker", "late", "other")
+    admit(fleet, "giver")
     take = Offer(
         model="giver",
         how="surplus",
@@ -76,21 +76,23 @@ def test_what_was_given_for_one_is_not_claimed_for_who_asked_for_the_same_meanwh
 
 def test_a_gift_goes_to_as_many_waiting_models_as_it_suffices_for() -> None:
     fleet = Fleet()
-    first, second = admitted(fleet, "first", "second")
+    first, second = admit(fleet, "first", "second")
     short = wish(name="giver", min_context=512, concurrency=1)
     giver = fleet.admit(ManagedModel(short, 0.0)).replicas[0]
     giver.attempt = attempt()
     (whole,) = surplus_offers(plan(), short)
     size = max(whole.gives.values())
 
-    def offered(share: int, beside: int = 0) -> tuple[int, set[str]]:
+    def offered_places(share: int, beside: int = 0) -> tuple[int, set[str]]:
         take = partial_offer(whole, share).evolve(beside=beside)
         for one in (first, second):
             one.wait_for((take,))
         offer, names = fleet.combined_offer(fleet.models["giver"], take, "second")
         return max(offer.gives.values()), names
 
-    assert offered(size) == (size, {"second"}), "the other would have nothing of it"
-    assert offered(size // 2) == (size // 2 * 2, {"first", "second"})
-    assert offered(size // 3, size // 3) == (size // 3 * 3, {"first", "second"})
-    assert offered(size // 2, size // 2) == (size // 2, {"second"}), "free memory exists once"
+    assert offered_places(size) == (size, {"second"}), "the other would have nothing of it"
+    assert offered_places(size // 2) == (size // 2 * 2, {"first", "second"})
+    assert offered_places(size // 3, size // 3) == (size // 3 * 3, {"first", "second"})
+    assert offered_places(size // 2, size // 2) == (size // 2, {"second"}), (
+        "free memory exists once"
+    )

@@ -10,10 +10,9 @@ import pytest
 from gateway.controller.decisions.eviction import Eviction
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.controller.fleet.managed_model import REPLAN_S, ManagedModel, ReplicaState
 from gateway.controller.fleet.model_rest import (
     MODEL_FIELDS,
-    REPLAN_S,
     REPLICA_FIELDS,
     RestingModels,
     is_at_rest,
@@ -37,12 +36,14 @@ _OTHER_MODEL_FIELDS = {
 _OTHER_REPLICA_FIELDS = {
     "model": "it never changes",
     "index": "it never changes",
-    "history": "its length is part of it, and no ended attempt changes",
+    "history": "the number of its last attempt is part of it, and no ended attempt changes",
     "watcher": "an engine is watched, and no model with one rests",
     "preparation": "no replica with one rests",
     "early_inquiry": "no replica with one rests",
     "stopping": "a stop is a task",
     "outdated": "of a plan that is being made, which is a task",
+    "vain_looks": "it changes with `looks_again`, or a plan is made after it",
+    "vain": "it changes with `blocked`",
     "gave_to": "of a serving plan",
     "requested_copies": "of offers that it waits for",
     "seeks": "of a trial",
@@ -109,6 +110,11 @@ def test_a_replica_without_a_plan_is_looked_at_when_its_plan_is_due() -> None:
     rests.note([model], False, 100.0)
     assert not looked_at(rests, model, now_s=90.0 + REPLAN_S - 1)
     assert looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
+    # After a vain plan the next one is later.
+    model.replicas[0].vain_looks = 1
+    rests.note([model], False, 90.0)
+    assert not looked_at(rests, model, now_s=90.0 + REPLAN_S + 1)
+    assert looked_at(rests, model, now_s=90.0 + 2 * REPLAN_S + 1)
 
 
 @pytest.mark.parametrize(

@@ -55,12 +55,12 @@ class Docker:
 async def at_once(_sizes: bool) -> None: ...
 
 
-async def launched(launcher: Launcher, one: Attempt) -> None:
+async def launch(launcher: Launcher, one: Attempt) -> None:
     files = await launcher.bring(one.plan, lambda _: None, allow_remote_code=False)
     await launcher.launch(one, files, lambda _: None, at_once, allow_remote_code=False)
 
 
-async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
+async def launch_mounts(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     host: Any = Docker()
 
     async def download(*_: object, **__: object) -> Path:
@@ -70,7 +70,7 @@ async def mounted(tmp_path: Path, folder: Path) -> tuple[Mount, ...]:
     launcher = Launcher(Settings(data_dir=tmp_path / "data"), host, lambda _: made, download)
     one: Attempt = attempt()
     model = ModelRef(source=str(folder), task="generate", vocab=1)
-    await launched(launcher, one.evolve(plan=one.plan.evolve(model=model)))
+    await launch(launcher, one.evolve(plan=one.plan.evolve(model=model)))
     (spec,) = host.started
     mounts: tuple[Mount, ...] = spec.mounts
     return mounts
@@ -88,13 +88,13 @@ def snapshot(
 async def test_a_folder_is_shown_alone(tmp_path: Path) -> None:
     folder = tmp_path / "models" / "name"
     folder.mkdir(parents=True)
-    assert await mounted(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
+    assert await launch_mounts(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
 
 
 async def test_a_snapshot_of_the_hub_is_shown_with_its_repository(tmp_path: Path) -> None:
     folder = snapshot(tmp_path)
     root = str(tmp_path / "models--org--name")
-    assert await mounted(tmp_path, folder) == (Mount(source=root, target=root),)
+    assert await launch_mounts(tmp_path, folder) == (Mount(source=root, target=root),)
 
 
 @pytest.mark.parametrize(
@@ -111,16 +111,16 @@ async def test_a_folder_that_only_is_called_as_in_a_cache_is_shown_alone(
     tmp_path: Path, make: Callable[[Path], Path]
 ) -> None:
     folder = make(tmp_path)
-    assert await mounted(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
+    assert await launch_mounts(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
 
 
 async def test_a_snapshot_whose_blobs_are_a_link_is_shown_alone(tmp_path: Path) -> None:
     folder = snapshot(tmp_path, blobs="other")
     (folder.parent.parent / "blobs").symlink_to("/")
-    assert await mounted(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
+    assert await launch_mounts(tmp_path, folder) == (Mount(source=str(folder), target=str(folder)),)
 
 
-def templated(text: str) -> tuple[Attempt, ChatTemplate]:
+def attempt_with_template(text: str) -> tuple[Attempt, ChatTemplate]:
     """An attempt whose plan names the template."""
     given, one = ChatTemplate(text=text), attempt()
     argv = (f"--chat-template={given.digest}.jinja",)
@@ -138,14 +138,14 @@ def launcher_of(host: Any, **settings: Any) -> Launcher:
 async def test_a_chat_template_is_a_file_that_only_its_container_sees(tmp_path: Path) -> None:
     folder, host = tmp_path / "model", Docker()
     folder.mkdir()
-    one, given = templated("{{ messages }} \u00df")
+    one, given = attempt_with_template("{{ messages }} \u00df")
     one = one.evolve(
         plan=one.plan.evolve(model=ModelRef(source=str(folder), task="generate", vocab=1))
     )
     launcher = launcher_of(host, data_dir=tmp_path / "data")
     for _ in range(2):
         launcher.keep_template(given.text)
-        await launched(launcher, one)
+        await launch(launcher, one)
     spec, templates = host.started[1], tmp_path / "data" / "chat-templates"
     assert spec.mounts == tuple(
         Mount(source=str(path), target=str(path)) for path in (folder, templates)
@@ -164,7 +164,7 @@ async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_tha
 ) -> None:
     models, host = tmp_path / "models", Docker()
     (models / "m").mkdir(parents=True)
-    one, given = templated("{{ messages }}")
+    one, given = attempt_with_template("{{ messages }}")
     one = one.evolve(
         plan=one.plan.evolve(model=ModelRef(source=str(models / "m"), task="generate", vocab=1))
     )
@@ -172,7 +172,7 @@ async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_tha
         host, data_dir=tmp_path / "data", models_dir=models, models_source="fitserve-models"
     )
     launcher.keep_template(given.text)
-    await launched(launcher, one)
+    await launch(launcher, one)
     (spec,) = host.started
     assert spec.mounts == (Mount(source="fitserve-models", target=str(models)),)
     assert f"--chat-template={models}/chat-templates/{given.digest}.jinja" in spec.argv
@@ -181,7 +181,7 @@ async def test_where_engines_see_one_folder_alone_the_chat_template_is_below_tha
 
 async def test_a_plan_whose_chat_template_is_gone_is_not_started(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    one, _ = templated("{{ messages }}")
+    one, _ = attempt_with_template("{{ messages }}")
     one = one.evolve(
         plan=one.plan.evolve(
             model=ModelRef(source=str(tmp_path / "model"), task="generate", vocab=1)
@@ -189,7 +189,7 @@ async def test_a_plan_whose_chat_template_is_gone_is_not_started(tmp_path: Path)
     )
     host = Docker()
     with pytest.raises(BadModel, match="No such file"):
-        await launched(launcher_of(host, data_dir=tmp_path / "data"), one)
+        await launch(launcher_of(host, data_dir=tmp_path / "data"), one)
     assert not host.started
 
 
@@ -206,4 +206,4 @@ async def test_a_folder_that_became_a_link_since_it_was_planned_is_not_shown(
         (tmp_path / "models").rmdir()
         (tmp_path / "models").symlink_to(tmp_path / "secret")
     with pytest.raises(BadModel, match="was replaced after the model was planned"):
-        await mounted(tmp_path, folder)
+        await launch_mounts(tmp_path, folder)

@@ -60,7 +60,7 @@ def gate(seen: Seen) -> StartGate:
     return StartGate(seen, hardware, 1800.0)
 
 
-async def turned(asked: StartGate, one: Attempt, words: list[str]) -> asyncio.Task[int | None]:
+async def take_turn(asked: StartGate, one: Attempt, words: list[str]) -> asyncio.Task[int | None]:
     task = asyncio.create_task(asked.turn(one, words.append))
     for _ in range(5):
         await asyncio.sleep(0)
@@ -71,7 +71,7 @@ async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() 
     seen, words = Seen(), list[str]()
     asked, old, new = gate(seen), start(1, "old"), start(9)
     seen.now(old, "loads")
-    task = await turned(asked, new, words)
+    task = await take_turn(asked, new, words)
     assert not task.done(), "nobody has looked yet"
     asked.look([])
     await asyncio.sleep(0.01)
@@ -88,7 +88,7 @@ async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it()
     asked = gate(seen)
     asked.look([])
     await asked.turn(start(9), words.append)
-    task = await turned(asked, start(10, "next"), words)
+    task = await take_turn(asked, start(10, "next"), words)
     asked.look([])
     await asyncio.sleep(0.01)
     assert not task.done()
@@ -125,7 +125,7 @@ async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
     asked = gate(seen)
     seen.now(start(1, "old"), "loads")
     asked.look([])
-    task = await turned(asked, start(9), words)
+    task = await take_turn(asked, start(9), words)
     seen.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
     asked.look([])
     with pytest.raises(WithdrawnError, match="failed first: No kernel takes it"):
@@ -197,7 +197,7 @@ def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> 
         wish(), 0.0, replicas=[ReplicaState("m", 0, serves)], trial=ReplicaState("m", 0, tried)
     )
     names = {serves.instance_name, tried.instance_name}
-    assert {one.instance: one.proved for one in fleet.holders(names, set(), 1.0)} == dict(
+    assert {holder.instance: holder.proved for holder in fleet.holders(names, set(), 1.0)} == dict(
         zip(sorted(names), (True, False), strict=True)
     )
 
@@ -216,12 +216,14 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
     oom = Failure(
         kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
     )
-    assert "from now on it measures" in asked.failed(one, oom)
+    assert "from now on it measures" in asked.note_failure(one, oom)
     seen.now(one, "stands")
     asked.look([])
     again = attempt(10, plan=one.plan.evolve(grade="verified"), model="new")
     assert await asked.turn(again, lambda _: None, sizes=True) is None
-    assert not asked.failed(again, oom), "a measuring engine that lacks memory says what is so"
+    assert not asked.note_failure(again, oom), (
+        "a measuring engine that lacks memory says what is so"
+    )
 
 
 async def test_a_kernel_that_fails_fails_whoever_was_given_bytes_too() -> None:
@@ -232,7 +234,7 @@ async def test_a_kernel_that_fails_fails_whoever_was_given_bytes_too() -> None:
     )
     one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
     assert await asked.turn(one, lambda _: None, sizes=True)
-    assert not asked.failed(
+    assert not asked.note_failure(
         one,
         Failure(
             kind="kernel_refused", phase="loading weights", message="no kernel", proves="kernel"

@@ -4,7 +4,7 @@ from gateway.domain.units import GIB
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, machine, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 
 OOM = Failure(
     kind="gpu_oom",
@@ -18,7 +18,10 @@ OOM = Failure(
 def test_what_nvml_says_beside_the_share_is_what_the_next_plan_leaves_free() -> None:
     profiles = Profiles()
     here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
-    rules, models = profiles.rules(engines), [published("llama-3.1-8b"), published("llama-3.2-1b")]
+    rules, models = (
+        profiles.rules(engines),
+        [published_model("llama-3.1-8b"), published_model("llama-3.2-1b")],
+    )
     first = decide(models[0], here, engines, wish(), rules=rules).plans[0]
     one: Attempt = attempt(plan=first)
     taken = first.memory.promised_bytes + 2 * GIB
@@ -60,7 +63,7 @@ def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_ag
     profiles, here = Profiles(), machine("h200")
     wanted = ("vllm==0.26.0", "vllm==0.33.0")
     engines = profiles.engines(wanted, device="cuda")
-    rules, model = profiles.rules(engines), published("llama-3.1-8b")
+    rules, model = profiles.rules(engines), published_model("llama-3.1-8b")
     first = decide(model, here, engines, wish(), rules=rules).plans[0]
     failure = Failure(kind="tokenizer", phase="load", message="It broke.", cure="engine")
     facts = learn(attempt(plan=first), failure, 2.0)
@@ -69,7 +72,7 @@ def test_an_engine_that_no_plan_of_its_own_cures_is_not_planned_for_the_model_ag
     after = decide(model, here, engines, wish(), facts, rules=rules).plans
     assert after
     assert str(first.engine) not in {str(plan.engine) for plan in after}
-    other = decide(published("llama-3.2-1b"), here, engines, wish(), facts, rules=rules).plans
+    other = decide(published_model("llama-3.2-1b"), here, engines, wish(), facts, rules=rules).plans
     assert str(first.engine) in {str(plan.engine) for plan in other}
     # Where sizes matter another plan of the engine may help.
     for later in (failure.evolve(phase="graphs"), failure.evolve(cure="plan")):
@@ -86,6 +89,6 @@ def test_what_is_learned_says_what_the_engine_said_and_not_when() -> None:
         Failure(kind="unknown", phase="load", message="it ended", proves="plan", line=line)
         for line in lines
     ]
-    assert {fact.source for one in failures for fact in learn(attempt(), one, 2.0)} == {
+    assert {fact.source for failure in failures for fact in learn(attempt(), failure, 2.0)} == {
         "RuntimeError: no such op"
     }

@@ -12,10 +12,10 @@ from gateway.engines.common.expert_warmups import VARIABLE
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, machine, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
-from .test_peers import searched
+from .test_peers import make_decision
 
 NAME, VALUE = FORK
 PROFILES = Profiles()
@@ -37,11 +37,11 @@ SILENT = Failure(
 @pytest.mark.parametrize("silent", [True, False], ids=["silent", "refused"])
 def test_a_failed_fork_is_taken_back(silent: bool) -> None:
     failure = SILENT if silent else diagnose([LINE], Profiles().signatures, "vllm")[0]
-    forked = searched("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
+    forked = make_decision("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
     assert forked.env[NAME] == VALUE
     facts = learn(attempt(1, plan=forked), failure, 1.0)
     assert "fork_fails" in {fact.kind for fact in facts}
-    spawned = searched("llama-3.1-8b", "8xh100", VLLM_REF, facts).plans[0]
+    spawned = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, facts).plans[0]
     assert NAME not in spawned.env
     assert spawned.argv == forked.argv
     # A second failure is not due to a fork.
@@ -53,17 +53,17 @@ def test_only_forks_of_dense_models_on_hopper_skip_the_warm_ups_of_experts() -> 
     """Each engine that compiles the kernels of experts for every model."""
     assert FIXED
     for ref in FIXED:
-        dense = searched("llama-3.1-8b", "8xh100", ref).plans[0]
+        dense = make_decision("llama-3.1-8b", "8xh100", ref).plans[0]
         assert dense.env[VARIABLE]
         assert "experts" in dense.variables[VARIABLE].reason
         for model, hardware in (("qwen3-30b-a3b", "8xh100"), ("llama-3.1-8b", "2x3090")):
-            assert VARIABLE not in searched(model, hardware, ref).plans[0].env
+            assert VARIABLE not in make_decision(model, hardware, ref).plans[0].env
         facts = learn(attempt(1, plan=dense), SILENT, 1.0)
-        assert VARIABLE not in searched("llama-3.1-8b", "8xh100", ref, facts).plans[0].env
+        assert VARIABLE not in make_decision("llama-3.1-8b", "8xh100", ref, facts).plans[0].env
 
 
 def test_a_guessed_family_keeps_the_warm_ups_of_experts() -> None:
-    guessed = published("llama-3.1-8b").evolve(guessed=("its MLPs",))
+    guessed = published_model("llama-3.1-8b").evolve(guessed=("its MLPs",))
     for engine in map(PROFILES.engine, FIXED):
         rules = PROFILES.rules([engine])
         plan = decide(guessed, machine("8xh100"), [engine], wish(), (), rules=rules).plans[0]
@@ -72,12 +72,12 @@ def test_a_guessed_family_keeps_the_warm_ups_of_experts() -> None:
 
 
 def test_other_failures_say_nothing_of_forks() -> None:
-    forked = searched("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
+    forked = make_decision("llama-3.1-8b", "8xh100", VLLM_REF).plans[0]
     other = SILENT.evolve(kind="exited")
     assert "fork_fails" not in {fact.kind for fact in learn(attempt(1, plan=forked), other, 1.0)}
 
 
 def test_the_user_decides_before_the_planner() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, env={NAME: "spawn"}).plans[0]
+    plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, env={NAME: "spawn"}).plans[0]
     assert plan.env[NAME] == "spawn"
-    assert NAME not in searched("llama-3.1-8b", "8xh100", SGLANG_REF).plans[0].env
+    assert NAME not in make_decision("llama-3.1-8b", "8xh100", SGLANG_REF).plans[0].env

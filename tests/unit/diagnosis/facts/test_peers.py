@@ -16,7 +16,7 @@ from gateway.profiles.profiles import Profiles
 from tests.support.makers import attempt, wish
 from tests.support.paths import LOGS
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -38,12 +38,12 @@ def proven(log: str, engine: str = "vllm") -> Failure:
     return diagnose([(LOGS / f"{log}.log").read_bytes()], PROFILES.signatures, engine)[0]
 
 
-def searched(
+def make_decision(
     model: str, hardware: str, ref: str, facts: tuple[Fact, ...] = (), **wanted: Any
 ) -> Decision:
     engines = [PROFILES.engine(ref)]
     return decide(
-        published(model),
+        published_model(model),
         PROFILES.hardware(hardware),
         engines,
         wish(**wanted),
@@ -52,7 +52,7 @@ def searched(
     )
 
 
-def played(
+def play_starts(
     failure: Failure, model: str, hardware: str, ref: str, **wanted: Any
 ) -> list[tuple[int, str]]:
     """What is started one after the other while every start of several ranks fails so: (GPUs, what
@@ -61,7 +61,7 @@ def played(
     seen: list[tuple[int, str]] = []
     fingerprints = set()
     for number in range(12):
-        plans = searched(model, hardware, ref, facts, **wanted).plans
+        plans = make_decision(model, hardware, ref, facts, **wanted).plans
         if not plans:
             return seen
         best = plans[0]
@@ -80,7 +80,7 @@ def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(
     log: str, ref: str
 ) -> None:
     # NVLink: the engine's own all-reduce is on.
-    assert played(proven(log), "llama-3.1-8b", "8xh100", ref, tensor_parallel=2) == [
+    assert play_starts(proven(log), "llama-3.1-8b", "8xh100", ref, tensor_parallel=2) == [
         (2, ""),
         (2, "no custom all-reduce"),
         (2, "no custom all-reduce, no peer-to-peer access"),
@@ -89,19 +89,19 @@ def test_one_way_after_the_other_is_left_off_and_then_the_gpus_share_nothing(
 
 def test_without_nvlink_peer_access_goes_first_and_a_single_gpu_last() -> None:
     # 120,000 tokens of context do not fit beside the weights as they are.
-    steps = played(
+    steps = play_starts(
         proven("failed-nccl-0.19.1"), "llama-3.1-8b", "2x3090", VLLM_REF, min_context=120_000
     )
     assert steps == [(2, ""), (2, "no peer-to-peer access"), (1, "KV cache in fp8, weights in fp8")]
 
 
 def test_what_the_plan_says_of_it() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
+    plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     failure = proven("failed-nccl-0.19.1")
     facts: tuple[Fact, ...] = ()
     for number in range(2):
         facts += learn(attempt(number, plan=plan), failure, 1.0)
-        plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, facts, tensor_parallel=2).plans[0]
+        plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, facts, tensor_parallel=2).plans[0]
     assert plan.env["NCCL_P2P_DISABLE"] == "1"
     assert "--disable-custom-all-reduce" in plan.argv
     assert plan.custom_all_reduce.source == "fact"
@@ -110,25 +110,29 @@ def test_what_the_plan_says_of_it() -> None:
 
 
 def test_a_fact_holds_between_its_own_gpus_and_on_no_others() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
+    plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     facts = learn(attempt(plan=plan), proven("failed-nccl-0.19.1"), 1.0)
     peers = [fact for fact in facts if fact.kind == "peers_fail"]
     assert [fact.scope["gpus"] for fact in peers] == [",".join(sorted(plan.gpus))]
     elsewhere = [fact.evolve(scope={**fact.scope, "gpus": "GPU-x,GPU-y"}) for fact in peers]
     assert (
-        searched("llama-3.1-8b", "8xh100", VLLM_REF, tuple(elsewhere), tensor_parallel=2).plans[0]
+        make_decision(
+            "llama-3.1-8b", "8xh100", VLLM_REF, tuple(elsewhere), tensor_parallel=2
+        ).plans[0]
         == plan
     )
-    wider = searched("llama-3.1-8b", "8xh100", VLLM_REF, tuple(peers), tensor_parallel=8).plans[0]
+    wider = make_decision(
+        "llama-3.1-8b", "8xh100", VLLM_REF, tuple(peers), tensor_parallel=8
+    ).plans[0]
     assert not wider.custom_all_reduce.value
-    other = searched(
+    other = make_decision(
         "llama-3.1-8b", "8xh100", "vllm==0.26.0", tuple(peers), tensor_parallel=2
     ).plans[0]
     assert other.custom_all_reduce.value
 
 
 def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
-    plan = searched("llama-3.1-8b", "3090", VLLM_REF).plans[0]
+    plan = make_decision("llama-3.1-8b", "3090", VLLM_REF).plans[0]
     (fact,) = learn(attempt(plan=plan), proven("failed-nccl-0.19.1"), 1.0)
     assert fact.kind == "plan_failed"
 
@@ -137,7 +141,7 @@ def test_of_one_gpu_such_a_failure_rules_out_the_plan() -> None:
 
 
 def test_the_second_hang_of_a_plan_is_the_plans() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
+    plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     first = attempt(1, "failed", plan=plan, ended_at=10.0, failure=HANG)
     assert environmental(judge(first, HANG, (), 10.0))
     assert learn(first, judge(first, HANG, (), 10.0), 10.0) == ()
@@ -149,7 +153,7 @@ def test_the_second_hang_of_a_plan_is_the_plans() -> None:
     }
     # After ten good minutes it is the first one again, and so it is of another plan.
     assert environmental(judge(attempt(2, plan=plan, ready_at=20.0), HANG, (first,), 20.0 + 600))
-    other = searched("llama-3.1-8b", "8xh100", "vllm==0.26.0", tensor_parallel=2).plans[0]
+    other = make_decision("llama-3.1-8b", "8xh100", "vllm==0.26.0", tensor_parallel=2).plans[0]
     assert environmental(judge(attempt(2, plan=other), HANG, (first,), 100.0))
 
 
@@ -160,7 +164,7 @@ def test_the_second_hang_of_one_gpu_rules_out_the_plan() -> None:
 
 
 def test_a_start_that_falls_silent_where_the_ranks_meet_is_about_the_peers() -> None:
-    plan = searched("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
+    plan = make_decision("llama-3.1-8b", "8xh100", VLLM_REF, tensor_parallel=2).plans[0]
     two, alone = attempt(1, plan=plan), attempt(1)
     assert judge(two, SILENT, (), 1.0).proves == "peers"
     assert judge(alone, SILENT, (), 1.0).proves == "plan"

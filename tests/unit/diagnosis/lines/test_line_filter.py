@@ -13,7 +13,7 @@ KINDS = [b"frob", b"frob " * 20, b"RuntimeError: frob", b"x" * 70_000, b"y" * 14
 LINES = st.lists(st.integers(0, len(KINDS) - 1), min_size=1, max_size=200)
 
 
-def handed(log: bytes, cuts: list[int], attend: int) -> list[tuple[int, bytes]]:
+def filtered_lines(log: bytes, cuts: list[int], attend: int) -> list[tuple[int, bytes]]:
     found: list[tuple[int, bytes]] = []
     lines = LineFilter(lambda raw: found.append((lines.number, raw)))
     lines.attend = attend
@@ -31,7 +31,7 @@ def test_each_line_is_handed_over_once_and_the_last_ones_always(
 ) -> None:
     written = [KINDS[kind] for kind in kinds]
     log = b"\n".join(written) + b"\n" * ends
-    found = handed(log, sorted(round(cut * len(log)) for cut in cuts), attend)
+    found = filtered_lines(log, sorted(round(cut * len(log)) for cut in cuts), attend)
     numbers = [number for number, _ in found]
     assert numbers == sorted(set(numbers))
     assert all(written[number - 1].startswith(raw) and raw for number, raw in found)

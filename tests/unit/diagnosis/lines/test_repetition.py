@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.lines.line_filter import LineFilter
 from gateway.profiles.profiles import Profiles
@@ -22,7 +24,7 @@ TRACEBACK = [
 ]
 
 
-def handed(lines: list[bytes]) -> list[int]:
+def counts_of(lines: list[bytes]) -> list[int]:
     found: list[int] = []
     several = LineFilter(lambda _: found.append(several.number))
     several.feed(b"\n".join(lines))
@@ -32,21 +34,21 @@ def handed(lines: list[bytes]) -> list[int]:
 
 
 def test_of_a_flood_few_lines_are_read_and_its_last_ones() -> None:
-    numbers = handed(FLOOD)
+    numbers = counts_of(FLOOD)
     assert len(numbers) < 4000
     assert numbers[:256] == [*range(1, 257)]
     assert numbers[-6:] == [*range(79_995, 80_001)]
 
 
 def test_what_stands_before_another_line_is_read_before_it() -> None:
-    numbers = handed([*FLOOD[:20_000], FATAL, *FLOOD[20_000:40_000]])
+    numbers = counts_of([*FLOOD[:20_000], FATAL, *FLOOD[20_000:40_000]])
     at = numbers.index(20_001)
     assert numbers[at - 16 : at + 2] == [*range(19_985, 20_003)]
 
 
 def test_each_figure_of_a_serving_engine_is_read() -> None:
     speed = b"INFO 03-14 10:22:05 [loggers.py:1] Avg generation throughput: %d.0 tokens/s"
-    assert len(handed([speed % (at // 5_999) for at in range(6_000)])) == 6_000
+    assert len(counts_of([speed % (at // 5_999) for at in range(6_000)])) == 6_000
 
 
 def test_a_flood_hides_no_failure() -> None:
@@ -62,3 +64,21 @@ def test_a_flood_hides_no_failure() -> None:
 def test_a_repeated_traceback_counts_at_its_first_line() -> None:
     found, _ = diagnose([b"\n".join(TRACEBACK * 2_000)], SIGNATURES)
     assert (found.kind, found.line_number) == ("gpu_oom", 4)
+
+
+def test_distinct_lines_that_can_prove_nothing_are_not_read_in_a_flood() -> None:
+    chosen = Random(7)
+    flood = [HEAD + " ".join(chosen.choices("gjkqvwxyz", k=20)).encode() for _ in range(20_000)]
+    lines: list[bytes] = []
+    reader = LineFilter(lines.append, lambda raw: b"CUDA" in raw)
+    reader.feed(b"\n".join([*flood, *TRACEBACK]) + b"\n")
+    reader.close()
+    assert {TRACEBACK[0], TRACEBACK[1], TRACEBACK[3]} <= set(lines)
+    assert len(lines) < 3000
+
+
+def test_a_failure_after_a_flood_of_distinct_lines_is_found() -> None:
+    flood = [HEAD + b"xq%dz jv%dk" % (at * 7919, at * 104729) for at in range(20_000)]
+    failure, _ = diagnose([b"\n".join([*flood, *TRACEBACK, *flood])], SIGNATURES, "vllm")
+    assert failure.kind == "gpu_oom"
+    assert failure.line_number == len(flood) + len(TRACEBACK)

@@ -37,7 +37,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found["Door"]
 
 
-def asked(door: Any, kind: str, *given: bytes) -> list[Any]:
+def send_request(door: Any, kind: str, *given: bytes) -> list[Any]:
     """What came of a request: what the door sent, or that it let it in."""
     seen: list[Any] = []
 
@@ -57,8 +57,8 @@ def asked(door: Any, kind: str, *given: bytes) -> list[Any]:
 
 
 def test_who_brings_the_key_comes_in_and_nobody_else(door: Any) -> None:
-    assert asked(door, "http", f"Bearer {KEY}".encode()) == ["in"]
-    assert asked(door, "websocket", f"Bearer {KEY}".encode()) == ["in"]
+    assert send_request(door, "http", f"Bearer {KEY}".encode()) == ["in"]
+    assert send_request(door, "websocket", f"Bearer {KEY}".encode()) == ["in"]
     for given in (
         (),
         (b"",),
@@ -67,11 +67,11 @@ def test_who_brings_the_key_comes_in_and_nobody_else(door: Any) -> None:
         (f"Bearer {KEY}0".encode(),),
         (b"Bearer " + b"x" * 8,),
     ):
-        assert asked(door, "http", *given) == [401, "http.response.body"]
-        assert asked(door, "websocket", *given) == ["websocket.close"]
+        assert send_request(door, "http", *given) == [401, "http.response.body"]
+        assert send_request(door, "websocket", *given) == ["websocket.close"]
     twice = (f"Bearer {KEY}".encode(), b"Bearer other")
-    assert asked(door, "http", *twice) == [401, "http.response.body"]
-    assert asked(door, "lifespan") == ["in"]
+    assert send_request(door, "http", *twice) == [401, "http.response.body"]
+    assert send_request(door, "lifespan") == ["in"]
 
 
 def test_an_engine_without_a_key_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

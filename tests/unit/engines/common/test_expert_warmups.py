@@ -19,6 +19,7 @@ from gateway.engines.common.expert_warmups import (
     wrap_command,
 )
 from tests.support.makers import engine, plan
+from tests.support.patience import hang_s
 
 PLACE = "served.warm:SHAPES"
 ENGINE = engine(expert_warmups={"router": Warmup(shapes=PLACE, min_capability="9.0")})
@@ -46,7 +47,7 @@ def test_where_none_would_run_in_vain_nothing_is_skipped(
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Path:
+def served_folder(tmp_path: Path) -> Path:
     """An engine that prints, from a fork, the shapes that it would compile."""
     package = tmp_path / "served"
     package.mkdir()
@@ -80,25 +81,25 @@ def output(folder: Path, command: tuple[str, ...], *before: str) -> list[object]
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=hang_s(),
     )
     found: list[object] = json.loads(result.stdout)
     return found
 
 
-def test_the_engine_finds_an_empty_list_and_all_else_as_it_was(served: Path) -> None:
+def test_the_engine_finds_an_empty_list_and_all_else_as_it_was(served_folder: Path) -> None:
     command = (sys.executable, "-m", "served.server")
-    assert output(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
+    assert output(served_folder, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
     skipping = wrap_command(command, ENGINE, "router")
-    assert output(served, skipping) == ["__main__", ["--port=1"], [[], [3]]]
-    imported = output(served, skipping, "served.warm")
+    assert output(served_folder, skipping) == ["__main__", ["--port=1"], [[], [3]]]
+    imported = output(served_folder, skipping, "served.warm")
     assert imported == ["__main__", ["--port=1"], [[], [3]]]
 
 
-def test_it_goes_with_the_door(served: Path) -> None:
+def test_it_goes_with_the_door(served_folder: Path) -> None:
     door = engine_auth.wrap_command((sys.executable, "-m", "served.server"), "KEY")
     arguments = ["--middleware=fitserve_door.Door", "--port=1"]
-    assert output(served, wrap_command(door, ENGINE, "router")) == [
+    assert output(served_folder, wrap_command(door, ENGINE, "router")) == [
         "__main__",
         arguments,
         [[], [3]],
@@ -106,10 +107,10 @@ def test_it_goes_with_the_door(served: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["served.warm:GONE", "served.gone:SHAPES", "served.warm:warm"])
-def test_a_version_without_the_list_starts_as_ever(served: Path, place: str) -> None:
+def test_a_version_without_the_list_starts_as_ever(served_folder: Path, place: str) -> None:
     changed = engine(expert_warmups={"router": Warmup(shapes=place, min_capability="9.0")})
     command = wrap_command((sys.executable, "-m", "served.server"), changed, "router")
-    assert output(served, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
+    assert output(served_folder, command) == ["__main__", ["--port=1"], [[[1, 2]], [3]]]
 
 
 def test_names_that_the_profile_lacks_change_no_command() -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gateway.engines.common.open_flags import REVIEWED, why_closed
+from gateway.engines.common.open_flags import REVIEWED, closing_reason
 from tests.support.paths import ROOT
 
 
@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
     ],
 )
 def test_a_refusal_says_its_own_reason(name: str, why: str, instead: str) -> None:
-    said, do = why_closed(name)
+    said, do = closing_reason(name)
     assert why in said
     assert instead in do
 

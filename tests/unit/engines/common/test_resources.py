@@ -7,14 +7,14 @@ import pytest
 from gateway.domain.value import MOST_BYTES
 from gateway.engines.common import resources
 from gateway.planner.flags import LaunchInputs, launch_spec
-from tests.support.makers import GIB, engine, machine, plan, planned
-from tests.support.published import published
+from tests.support.makers import GIB, engine, machine, make_decision, plan
+from tests.support.published import published_model
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "3090", "2x3090", "8xh100", "gb10"])
 def test_a_sound_engine_stays_far_below_its_limit(hardware: str) -> None:
     """Everything that it has on its devices, in RAM once more, and its programs."""
-    plans = planned(hardware, model=published("llama-3.2-1b")).plans
+    plans = make_decision(hardware, model=published_model("llama-3.2-1b")).plans
     assert plans
     for found in plans:
         ranks = resources.ranks(found)
@@ -48,7 +48,7 @@ def test_what_a_plan_does_not_know_of_ram_is_left_to_the_machine(flag: str) -> N
 
 
 def test_a_model_on_a_cpu_has_its_memory_in_ram_alone() -> None:
-    found = plan("cpu", model=published("llama-3.2-1b"))
+    found = plan("cpu", model=published_model("llama-3.2-1b"))
     assert resources.memory(found) < 8 * machine("cpu").ram_total_bytes
 
 
@@ -91,7 +91,7 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
 def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
     one, two = plan("3090"), plan("2x3090", tensor_parallel=2)
     here = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
-    left = resources.ram_left(64 * GIB)
+    left = resources.free_ram_beside(64 * GIB)
     assert resources.page_cache_bytes(one, here) == 40 * GIB - left - 2 * GIB
     assert resources.page_cache_bytes(two, here) == 40 * GIB - left - 4 * GIB
     assert resources.page_cache_bytes(one, here.evolve(ram_available_bytes=3 * GIB)) == 0
@@ -100,7 +100,7 @@ def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
 @pytest.mark.parametrize("hardware", ["cpu", "gb10"])
 def test_an_engine_in_ram_keeps_all_that_it_is_promised(hardware: str) -> None:
     here = machine(hardware)
-    found = planned(hardware, model=published("llama-3.2-1b")).plans[0]
+    found = make_decision(hardware, model=published_model("llama-3.2-1b")).plans[0]
     free = here.evolve(ram_available_bytes=found.memory.promised_bytes + 2 * GIB)
     assert resources.page_cache_bytes(found, free) == 0
     plenty = resources.page_cache_bytes(found, here.evolve(ram_available_bytes=10**13))

@@ -9,7 +9,7 @@ import pytest
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.sleep import failure_fact
 from gateway.domain import Flag
-from gateway.engines.common.sleep_mode import chosen
+from gateway.engines.common.sleep_mode import choose_sleep_mode
 from tests.support.makers import GIB, attempt, engine, plan
 
 PLAN = plan("3090")
@@ -29,7 +29,7 @@ def choice(**fields: Any) -> tuple[bool, str]:
         "ranks": 1,
         "ram_bytes": 128 * GIB,
     }
-    made = chosen(**{**found, **fields})
+    made = choose_sleep_mode(**{**found, **fields})
     return made.value, made.reason
 
 

@@ -14,7 +14,7 @@ from gateway.planner.parallel import sufficient_ranks
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG, VLLM, VLLM_REF
 
 PROFILES = Profiles()
@@ -29,16 +29,16 @@ FP8 = {
     "activation_scheme": "dynamic",
     "weight_block_size": [128, 128],
 }
-V3 = published("deepseek-v3", quantization_config=FP8)
+V3 = published_model("deepseek-v3", quantization_config=FP8)
 
 
 def sizes(layouts: Layouts, args: dict[str, Scalar] | None = None, **fields: Any) -> list[Any]:
     """Ranks and groups of each variant, and whether its experts are whole."""
     variants = plain(ENGINE, layouts, args or {}, wish(**fields))
-    return [(one.tp, one.dp, one.ep) for one in variants]
+    return [(variant.tp, variant.dp, variant.ep) for variant in variants]
 
 
-def planned(spec: Any, machine: str, *refs: str, **fields: Any) -> Decision:
+def make_decision(spec: Any, machine: str, *refs: str, **fields: Any) -> Decision:
     asked = Wish.model_validate({"name": "m", "source": "m", **fields})
     engines = [ENGINES[ref] for ref in refs or (VLLM_REF,)]
     here = PROFILES.hardware(machine)
@@ -82,9 +82,9 @@ def test_what_the_user_set_is_in_every_variant() -> None:
 def test_groups_are_tried_where_ranks_would_repeat_the_cache() -> None:
     latent = Layouts(8, partial(sufficient_ranks, V3.attention))
     assert sizes(latent)[8:] == [(1, 2, True), (1, 4, True), (1, 8, True)]
-    four = Layouts(8, partial(sufficient_ranks, published("qwen3-30b-a3b").attention))
+    four = Layouts(8, partial(sufficient_ranks, published_model("qwen3-30b-a3b").attention))
     assert sizes(four)[8:] == [(4, 2, True)]
-    eight = Layouts(8, partial(sufficient_ranks, published("mixtral-8x7b").attention))
+    eight = Layouts(8, partial(sufficient_ranks, published_model("mixtral-8x7b").attention))
     assert len(sizes(eight)) == 8
     # Not where the user sets a size, or wants no whole experts.
     assert sizes(latent, tensor_parallel=1) == [(1, 1, False)]
@@ -118,7 +118,7 @@ def test_groups_of_the_user_are_the_layout() -> None:
 
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_every_version_plans_groups_and_spells_them(ref: str) -> None:
-    plans = planned(V3, "8xh200", ref).plans
+    plans = make_decision(V3, "8xh200", ref).plans
     grouped = next(plan for plan in plans if layout(plan) == (1, 8, True))
     alone = next(plan for plan in plans if layout(plan) == (8, 1, False))
     assert len(grouped.gpus) == 8
@@ -144,7 +144,9 @@ def test_every_version_plans_groups_and_spells_them(ref: str) -> None:
 
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_a_start_with_groups_is_one_that_plans_may_have(ref: str) -> None:
-    plan = next(one for one in planned(V3, "8xh200", ref).plans if one.data_parallel.value == 8)
+    plan = next(
+        one for one in make_decision(V3, "8xh200", ref).plans if one.data_parallel.value == 8
+    )
     known: Engine = ENGINES[ref]
     spelling = known.spelling
     last = {"model": "/models/m", "served-model-name": "m", "host": "0.0.0.0", "port": "8000"}
@@ -156,20 +158,20 @@ def test_a_start_with_groups_is_one_that_plans_may_have(ref: str) -> None:
 def test_groups_hold_more_and_win_where_many_ask() -> None:
     """vllm#51454: data parallel attention holds several times the cache of tensor parallel ranks,
     each of which would keep all latents."""
-    plans = planned(V3, "8xb200", goal="throughput", concurrency=1024).plans
+    plans = make_decision(V3, "8xb200", goal="throughput", concurrency=1024).plans
     assert layout(plans[0]) == (1, 8, True)
-    alone = planned(V3, "8xb200", tensor_parallel=8).plans[0]
+    alone = make_decision(V3, "8xb200", tensor_parallel=8).plans[0]
     assert 8 * plans[0].memory.kv_tokens > 3 * alone.memory.kv_tokens
     # One user at a time is served faster by ranks that share the work.
-    single = planned(V3, "8xb200", goal="latency", concurrency=1).plans[0]
+    single = make_decision(V3, "8xb200", goal="latency", concurrency=1).plans[0]
     assert single.data_parallel.value == 1
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "qwen3-30b-a3b"])
 def test_the_users_switch_never_leaves_copies_of_one_rank(name: str) -> None:
     args = {"enable-expert-parallel": True}
-    spec = V3 if name == "deepseek-v3" else published(name)
-    for plan in planned(spec, "8xh100", *VERSIONS[:4], args=args).plans:
+    spec = V3 if name == "deepseek-v3" else published_model(name)
+    for plan in make_decision(spec, "8xh100", *VERSIONS[:4], args=args).plans:
         tp, dp, whole = layout(plan)
         assert whole
         assert tp * dp > 1
@@ -177,29 +179,35 @@ def test_the_users_switch_never_leaves_copies_of_one_rank(name: str) -> None:
 
 def test_groups_of_the_user_are_planned_or_refused_in_words() -> None:
     args = {"data-parallel-size": 4}
-    assert {layout(plan)[1] for plan in planned(V3, "8xh200", args=args).plans} == {4}
-    by_name = planned(V3, "8xh200", SGLANG_REF, args=args).plans[0]
+    assert {layout(plan)[1] for plan in make_decision(V3, "8xh200", args=args).plans} == {4}
+    by_name = make_decision(V3, "8xh200", SGLANG_REF, args=args).plans[0]
     assert "--attn-dp-size=4" in by_name.argv
-    dense = planned(published("llama-3.1-8b"), "8xh200", args=args)
+    dense = make_decision(published_model("llama-3.1-8b"), "8xh200", args=args)
     assert not dense.plans
     assert "no experts" in dense.rejected[0].reasons[0]
-    few = planned(V3, "2xh100", args=args)
+    few = make_decision(V3, "2xh100", args=args)
     assert few.rejected[0].verdict == "no_device"
     assert few.rejected[0].data_parallel == 4
-    staged = planned(V3, "8xh200", args={**args, "pipeline-parallel-size": 2})
+    staged = make_decision(V3, "8xh200", args={**args, "pipeline-parallel-size": 2})
     assert "stages" in staged.rejected[0].reasons[0]
-    uneven = planned(published("qwen1.5-moe-a2.7b"), "8xh100", SGLANG_REF, args={"attn-dp-size": 8})
+    uneven = make_decision(
+        published_model("qwen1.5-moe-a2.7b"), "8xh100", SGLANG_REF, args={"attn-dp-size": 8}
+    )
     assert "evenly" in uneven.rejected[0].reasons[0]
     # vLLM gives some ranks one expert more.
-    assert planned(published("qwen1.5-moe-a2.7b"), "8xh100", args={"data-parallel-size": 8}).plans
+    assert make_decision(
+        published_model("qwen1.5-moe-a2.7b"), "8xh100", args={"data-parallel-size": 8}
+    ).plans
 
 
 def test_a_flashinfer_kernel_that_groups_crash_comes_last() -> None:
     """vllm/model_executor/layers/fused_moe/oracle/unquantized.py:85 of 0.33.0."""
-    spec = published("qwen3-30b-a3b")
+    spec = published_model("qwen3-30b-a3b")
     kernels = {}
     for args in ({}, {"data-parallel-size": 2}):
-        plan = planned(spec, "4xrtx-pro-6000", args=args | {"tensor-parallel-size": 2}).plans[0]
+        plan = make_decision(spec, "4xrtx-pro-6000", args=args | {"tensor-parallel-size": 2}).plans[
+            0
+        ]
         kernels[plan.data_parallel.value] = {
             row.kernel for row in plan.kernels if ".experts" in row.layer
         }

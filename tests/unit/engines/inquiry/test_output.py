@@ -11,31 +11,31 @@ from gateway.errors import HostError
 def test_lines_are_whole_in_whatever_pieces_they_come() -> None:
     output = InquiryOutput()
     text = b'{"question": 0}\n\n{"done": true}\nrest'
-    assert [line for at in range(len(text)) for line in output.answered(text[at : at + 1])] == [
+    assert [line for at in range(len(text)) for line in output.add_output(text[at : at + 1])] == [
         *text.split(b"\n")[:-1]
     ]
-    assert [*InquiryOutput().answered(text)] == [*text.split(b"\n")[:-1]]
+    assert [*InquiryOutput().add_output(text)] == [*text.split(b"\n")[:-1]]
 
 
 def test_a_line_and_all_together_have_an_end() -> None:
     with pytest.raises(HostError, match="a line without an end"):
-        [*InquiryOutput(most_line=10).answered(b"x" * 11)]
-    assert [*InquiryOutput(most_bytes=10).answered(b"x" * 9 + b"\n")] == [b"x" * 9]
+        [*InquiryOutput(most_line=10).add_output(b"x" * 11)]
+    assert [*InquiryOutput(most_bytes=10).add_output(b"x" * 9 + b"\n")] == [b"x" * 9]
     output = InquiryOutput(most_bytes=10)
-    output.muttered(b"x" * 6)
+    output.add_error_output(b"x" * 6)
     with pytest.raises(HostError, match="is too long"):
-        [*output.answered(b"x" * 5)]
+        [*output.add_output(b"x" * 5)]
 
 
 def test_a_failure_is_told_in_the_last_words() -> None:
     output = InquiryOutput()
     assert "it printed nothing" in output.failure(1).message
-    output.muttered(b"Traceback\n  File x\nImportError: no such thing\n\n")
+    output.add_error_output(b"Traceback\n  File x\nImportError: no such thing\n\n")
     assert (
         output.failure(1).message
         == "The engine's code could not be run (exit code 1): ImportError: no such thing."
     )
-    output.muttered(b"without an end" + b"!" * 10_000)
+    output.add_error_output(b"without an end" + b"!" * 10_000)
     assert output.failure(1).message.count("!") == 300
     for code in (137, -9):
         assert "wanted more than 8 GiB of memory" in output.failure(code).message

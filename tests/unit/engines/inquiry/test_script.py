@@ -32,7 +32,7 @@ def test_it_imports_the_standard_library_and_its_own_files_alone(path: Path) -> 
 
 
 def test_what_is_sent_is_a_length_and_those_files() -> None:
-    length, _, rest = script.packed().partition(b"\n")
+    length, _, rest = script.pack().partition(b"\n")
     assert int(length) == len(rest)
     with zipfile.ZipFile(io.BytesIO(rest)) as archive:
         sent = {name: archive.read(name).decode() for name in archive.namelist()}
@@ -41,9 +41,9 @@ def test_what_is_sent_is_a_length_and_those_files() -> None:
 
 
 def test_it_is_the_same_every_time_so_that_answers_are_found_again() -> None:
-    first = script.packed()
-    script.packed.cache_clear()
-    assert script.packed() == first
+    first = script.pack()
+    script.pack.cache_clear()
+    assert script.pack() == first
 
 
 def test_no_word_of_it_allows_code_of_a_model() -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from gateway.engines.inside.__main__ import ask
 from gateway.engines.inside.meta import StandIn
-from gateway.engines.sglang.inside.model import resolved
+from gateway.engines.sglang.inside.model import resolve_argument
 
 MODEL: dict[str, Any] = {"files": {}, "questions": [{"argv": []}]}
 
 
-def told(asked: Any) -> dict[str, Any]:
+def run_program(asked: Any) -> dict[str, Any]:
     out = io.StringIO()
     package = "gateway.engines.vllm.inside"
     ask(SimpleNamespace(answer_of=asked, __package__=package), out, 0, MODEL)
@@ -30,7 +30,7 @@ def test_what_an_engine_raises_is_its_refusal() -> None:
     def engine(*_: Any) -> Any:
         raise AttributeError("'MergedColumnParallelLinear' object has no attribute 'weight'")
 
-    assert told(engine)["refused"].startswith("AttributeError: 'MergedColumnParallelLinear'")
+    assert run_program(engine)["refused"].startswith("AttributeError: 'MergedColumnParallelLinear'")
 
 
 def test_a_crash_of_the_engine_is_told_with_its_line(tmp_path: Path) -> None:
@@ -39,24 +39,26 @@ def test_a_crash_of_the_engine_is_told_with_its_line(tmp_path: Path) -> None:
     (path := folder / "rope.py").write_text(source)
     functions: dict[str, Any] = {}
     exec(compile(source, str(path), "exec"), functions)
-    assert told(lambda *_: functions["of"]({}))["refused"] == "KeyError: 'theta' at rope.py:2"
-    assert told(lambda *_: functions["no"]())["refused"] == "KeyError: 'theta'"
+    assert (
+        run_program(lambda *_: functions["of"]({}))["refused"] == "KeyError: 'theta' at rope.py:2"
+    )
+    assert run_program(lambda *_: functions["no"]())["refused"] == "KeyError: 'theta'"
 
 
 def test_an_assertion_without_words_says_where_it_stands() -> None:
     def engine(*_: Any) -> Any:
         raise AssertionError
 
-    assert told(engine)["refused"] == "AssertionError: raise AssertionError"
+    assert run_program(engine)["refused"] == "AssertionError: raise AssertionError"
 
 
 def test_what_a_stand_in_lacks_is_no_refusal() -> None:
     """A later version asks an object of ours for more than it was made with."""
     with pytest.raises(AttributeError, match="registry"):
-        told(lambda *_: StandIn(device="cuda").registry)
+        run_program(lambda *_: StandIn(device="cuda").registry)
 
 
 def test_a_version_that_is_built_otherwise_refuses_nothing() -> None:
     """Then a line of ours fails, which says nothing of the model."""
     with pytest.raises(AttributeError):
-        told(lambda *_: resolved(object(), "tp_size"))
+        run_program(lambda *_: resolve_argument(object(), "tp_size"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.engines.inside.compiled import common, compiled, cuda_major
+from gateway.engines.inside.compiled import common, compiled_architectures, cuda_major
 
 PTX, ELF, ALONE, FAMILY, PACKED = 1, 2, 0x100000, 0x200000, 0x8011
 
@@ -77,7 +77,7 @@ def package(tmp_path: Path) -> Path:
 def test_each_extension_says_what_it_holds_and_those_without_code_for_gpus_nothing(
     package: Path,
 ) -> None:
-    found = compiled(package)
+    found = compiled_architectures(package)
     assert found == {
         "_C": ["compute_80", "sm_75", "sm_90a", "sm_100f"],
         "sm90/_moe_C": ["sm_75", "sm_90a"],
@@ -93,9 +93,9 @@ def test_files_that_are_cut_off_or_lie_about_their_length_say_what_can_be_read_a
     whole = (package / "_C.abi3.so").read_bytes()
     for length in (0, 3, 40, 80, len(whole) - 100):
         (package / "_C.abi3.so").write_bytes(whole[:length])
-        assert set(compiled(package)) <= {"_C", "sm90/_moe_C"}
+        assert set(compiled_architectures(package)) <= {"_C", "sm90/_moe_C"}
     lying = bytearray(fat_binary((ELF, 75, 0), (ELF, 80, 0)))
     struct.pack_into("<Q", lying, 8, 2**63)  # the row's length
     struct.pack_into("<IQ", lying, 16 + 4, 0, 0)  # the first entry's
     (package / "_C.abi3.so").write_bytes(shared_object(bytes(lying)))
-    assert compiled(package)["_C"] == ["sm_75"]
+    assert compiled_architectures(package)["_C"] == ["sm_75"]

@@ -15,7 +15,7 @@ from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
 from tests.support.engine_rules import rule_document
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_SGLANG, SGLANG
 
 PROFILES = Profiles()
@@ -28,7 +28,7 @@ def rules(version: str) -> BackendRules:
 
 @cache
 def model(name: str) -> ModelSpec:
-    return published(name)
+    return published_model(name)
 
 
 def rows(
@@ -155,7 +155,7 @@ def test_where_the_engines_own_choice_would_fail_another_is_forced() -> None:
         args={"attention-backend": "fa3"},
     )
     assert not refused.plans
-    assert [one.verdict for one in refused.rejected] == ["no_backend"]
+    assert [rejection.verdict for rejection in refused.rejected] == ["no_backend"]
 
 
 def test_an_encoder_is_kept_from_a_backend_that_would_hide_later_tokens() -> None:
@@ -181,7 +181,7 @@ def test_a_forced_backend_is_checked() -> None:
         tensor_parallel=1,
         args={"attention-backend": "trtllm_mha"},
     )
-    assert [one.verdict for one in refused.rejected] == ["no_backend"]
+    assert [rejection.verdict for rejection in refused.rejected] == ["no_backend"]
     assert "trtllm_mha: runs on compute capability 9.* or 10.*" in refused.rejected[0].reasons[0]
     taken = plan(
         "3090",

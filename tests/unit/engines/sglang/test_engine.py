@@ -10,19 +10,21 @@ from gateway.domain import Plan
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_SGLANG, SGLANG
 
 PROFILES = Profiles()
 FLAGS = ("--cuda-graph-max-bs-decode", "--cuda-graph-max-bs")
 
 
-def planned(machine: str, version: str = NEWEST_SGLANG, **wishes: Any) -> Plan:
+def make_plan(machine: str, version: str = NEWEST_SGLANG, **wishes: Any) -> Plan:
     """The first plan for an 8B model."""
     engine = PROFILES.engine(f"sglang=={version}")
     hardware = PROFILES.hardware(machine)
     rules = PROFILES.rules([engine])
-    return decide(published("qwen3-8b"), hardware, [engine], wish(**wishes), rules=rules).plans[0]
+    return decide(
+        published_model("qwen3-8b"), hardware, [engine], wish(**wishes), rules=rules
+    ).plans[0]
 
 
 def graphs(plan: Plan) -> int | None:
@@ -45,15 +47,15 @@ def graphs(plan: Plan) -> int | None:
 def test_decoding_has_graphs_for_the_planned_requests(
     version: str, machine: str, asked: int, expected: int | None
 ) -> None:
-    plan = planned(machine, version, concurrency=asked)
+    plan = make_plan(machine, version, concurrency=asked)
     assert graphs(plan) == expected
     assert ("planned requests" in plan.enforce_eager.reason) is (expected is not None)
 
 
 def test_never_for_more_than_the_engine_admits_and_never_without_graphs() -> None:
-    few = planned("l40s", concurrency=64, args={"max-running-requests": 40})
+    few = make_plan("l40s", concurrency=64, args={"max-running-requests": 40})
     assert graphs(few) == 40
-    eager = planned("l40s", concurrency=64, args={"disable-cuda-graph": True})
+    eager = make_plan("l40s", concurrency=64, args={"disable-cuda-graph": True})
     assert graphs(eager) is None
 
 
@@ -66,12 +68,12 @@ def test_never_for_more_than_the_engine_admits_and_never_without_graphs() -> Non
     ],
 )
 def test_the_users_graphs_win(flag: str, value: int) -> None:
-    plan = planned("l40s", concurrency=64, args={flag: value})
+    plan = make_plan("l40s", concurrency=64, args={flag: value})
     assert [item for item in plan.argv if "cuda-graph" in item] == [f"--{flag}={value}"]
 
 
 def test_the_memory_of_more_graphs_is_counted() -> None:
-    usual, more = planned("l40s", concurrency=32), planned("l40s", concurrency=256)
+    usual, more = make_plan("l40s", concurrency=32), make_plan("l40s", concurrency=256)
     taken = more.memory.activation_bytes - usual.memory.activation_bytes
     assert taken == (256 - 32) * 2 * 1024**2
     assert more.memory.kv_tokens < usual.memory.kv_tokens

@@ -4,6 +4,7 @@ ask of a model."""
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from gateway.engines.sglang.engine import SglangRules
 from gateway.engines.sglang.kv_cache import TokenPool, model_of
 from gateway.profiles.profiles import Profiles
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_SGLANG, SGLANG, SGLANG_REF
 
 PROFILES = Profiles()
@@ -26,14 +27,18 @@ def pool(name: str, version: str = NEWEST_SGLANG, tp: int = 1, element_bytes: in
     rules = PROFILES.rules([PROFILES.engine(f"sglang=={version}")])[f"sglang=={version}"]
     assert isinstance(rules, SglangRules)
     assert rules.memory is not None
-    return TokenPool(rules.memory, build(published(name)).attention, tp, element_bytes)
+    return TokenPool(rules.memory, build(published_model(name)).attention, tp, element_bytes)
 
 
 def planned_on(ref: str, name: str) -> Plan:
     engine = PROFILES.engine(ref)
     wish = Wish(name="m", tensor_parallel=1)
     return decide(
-        published(name), PROFILES.hardware("8xh100"), [engine], wish, rules=PROFILES.rules([engine])
+        published_model(name),
+        PROFILES.hardware("8xh100"),
+        [engine],
+        wish,
+        rules=PROFILES.rules([engine]),
     ).plans[0]
 
 
@@ -100,15 +105,15 @@ def test_more_bytes_hold_no_fewer_tokens(
 
 
 def test_what_the_settings_ask_of_a_model() -> None:
-    text = model_of(published("llama-3.1-8b"))
+    text = model_of(published_model("llama-3.1-8b"))
     assert (text.architecture, text.mla, text.towers, text.vision) == (
         "LlamaForCausalLM",
         False,
         False,
         False,
     )
-    assert model_of(published("deepseek-v3")).mla
-    seeing = model_of(published("gemma-3-27b"))
+    assert model_of(published_model("deepseek-v3")).mla
+    seeing = model_of(published_model("gemma-3-27b"))
     assert (seeing.towers, seeing.vision, seeing.vision_layers, seeing.vision_hidden) == (
         True,
         True,
@@ -116,7 +121,7 @@ def test_what_the_settings_ask_of_a_model() -> None:
         1152,
     )
     absurd = model_of(
-        published("gemma-3-27b").evolve(
+        published_model("gemma-3-27b").evolve(
             config={"vision_config": {"num_hidden_layers": 10**9, "hidden_size": "x"}}
         )
     )
@@ -138,3 +143,36 @@ def test_a_state_takes_what_the_engine_says(name: str, tp: int, told: int) -> No
     found = pool(name, tp=tp)
     share = found.rules.mamba_ratio / (1 + found.rules.mamba_ratio)
     assert found.state_bytes / share == pytest.approx(told, rel=0.004)
+
+
+def test_a_number_of_states_by_flags_leaves_the_rest_to_tokens() -> None:
+    # Qwen3.5-397B-A17B in NVFP4 on four RTX PRO 6000, with 128 requests, no radix cache, states in
+    # bfloat16 and an FP8 cache: --mem-fraction-static 0.8 makes 2.2 million tokens
+    # (github.com/SemiAnalysisAI/InferenceX, qwen3.5_fp4_rtx6000pro_sglang.sh, SGLang 0.5.16).
+    hybrid = pool("qwen3.6-35b-a3b", element_bytes=1)
+    numbered = hybrid.evolve(slots=1, most_states=128)
+    tokens = numbered.tokens(10 * GIB)
+    assert tokens is not None
+    assert numbered.bytes_per_token == 10 * 2 * 256 * 2  # 10 layers, 2 heads of keys and values
+    assert tokens == (10 * GIB - 128 * hybrid.state_bytes) // numbered.bytes_per_token
+    narrow = numbered.evolve(matrices="bfloat16")
+    assert narrow.state_bytes < numbered.state_bytes
+    assert (narrow.tokens(10 * GIB) or 0) > tokens
+
+
+def test_the_users_requests_number_the_states_without_a_radix_cache() -> None:
+    def tokens(**args: Any) -> int:
+        engine = PROFILES.engine(SGLANG_REF)
+        wish = Wish(name="m", tensor_parallel=1, text_only=True, args=args)
+        spec = published_model("qwen3.5-9b")
+        machine = PROFILES.hardware("8xh100")
+        plan = decide(spec, machine, [engine], wish, rules=PROFILES.rules([engine])).plans[0]
+        assert plan.memory.kv_tokens is not None
+        return plan.memory.kv_tokens
+
+    shared = tokens(**{"disable-radix-cache": True})
+    few = tokens(**{"disable-radix-cache": True, "max-running-requests": 8})
+    many = tokens(**{"disable-radix-cache": True, "max-running-requests": 64})
+    assert few > many > shared
+    flags = {"disable-radix-cache": True, "max-running-requests": 64, "mamba-ssm-dtype": "bfloat16"}
+    assert tokens(**flags) > many

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from gateway.domain import AttentionGroup, Engine, Gpu, Hardware, Recurrent, Scalar
 from gateway.engines.sglang.memory import MemoryRules, StaticMemory, fraction_within, kv_tokens
 from gateway.errors import BadFlag
-from gateway.planner.flags import canonical, check_args, spelled
+from gateway.planner.flags import canonical, check_args, spell_flags
 from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import QUANTS
 from tests.support.engine_rules import rule_document
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_SGLANG, SGLANG, since
 
 PROFILES = Profiles()
@@ -64,7 +64,7 @@ def test_the_planners_flags_are_written_as_this_engine_calls_them(version: str) 
         "moe-backend": "triton",
         "kv-cache-dtype": "fp8_e4m3",
     }
-    assert spelled(engine(version), flags) == (
+    assert spell_flags(engine(version), flags) == (
         *(
             f"--{tp}=4",
             "--dtype=bfloat16",
@@ -91,7 +91,7 @@ def test_a_users_flag_is_known_by_every_name_and_means_the_planners(version: str
             "max-model-len": 4096,
         }
         assert set(checked) <= set(engine(version).flags)
-        assert spelled(engine(version), canonical(engine(version), checked)) == spelled(
+        assert spell_flags(engine(version), canonical(engine(version), checked)) == spell_flags(
             engine(version), checked
         )
     with pytest.raises(BadFlag, match="given twice"):
@@ -155,7 +155,7 @@ def test_the_pool_is_as_large_as_one_that_was_measured(
     near = engine("0.5.10.post1")
     wanted = wish(args={"mem-fraction-static": 0.897, "max-running-requests": 256})
     plan = decide(
-        published(model, **changes), machine, [near], wanted, rules=Profiles().rules([near])
+        published_model(model, **changes), machine, [near], wanted, rules=Profiles().rules([near])
     ).plans[0]
     assert plan.memory.kv_tokens == pytest.approx(counted, rel=0.005)
 

@@ -204,12 +204,37 @@ def test_what_the_rules_do_not_describe_is_unknown() -> None:
     assert choose(NEWEST_VLLM, "", head_dim=64).status == "unknown"
     assert choose(NEWEST_VLLM, "8.6", kind="recurrent").status == "unknown"
     (row,) = rows(
-        NEWEST_VLLM, "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV4ForCausalLM"
+        NEWEST_VLLM, "10.0", group("mla", 512, value_dim=448), architecture="DeepseekV41ForCausalLM"
     )
     assert (row.status, row.refused[0].reason) == (
         "unknown",
-        "DeepseekV4ForCausalLM brings attention backends of its own",
+        "DeepseekV41ForCausalLM brings attention backends of its own",
     )
+
+
+@pytest.mark.parametrize("version", vllm_since("0.26"))
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [
+        ("8.0", None),
+        ("9.0", "FLASHMLA_SPARSE_DSV4"),
+        ("10.0", "FLASHMLA_SPARSE_DSV4"),
+        ("12.1", "FLASHINFER_MLA_SPARSE_DSV4"),
+    ],
+)
+def test_a_class_that_names_its_backends_is_refused_on_gpus_that_none_takes(
+    version: str, capability: str, expected: str | None
+) -> None:
+    layers = group("full", 512)
+    (row,) = rows(version, capability, layers, architecture="DeepseekV4ForCausalLM")
+    assert (row.status, row.backend) == ("ok" if expected else "none", expected)
+    if expected is None:
+        assert reasons(row) == {
+            "FLASHINFER_MLA_SPARSE_DSV4": "runs on compute capability 12.*, this GPU has 8.0",
+            "FLASHMLA_SPARSE_DSV4": "runs on compute capability 9.* or 10.*, this GPU has 8.0",
+        }
+    forced = {"architecture": "DeepseekV4ForCausalLM", "forced": "FLASHMLA_SPARSE"}
+    assert rows(version, capability, layers, **forced)[0].status == "unknown"
 
 
 def test_a_package_that_is_missing_changes_the_answer() -> None:
@@ -230,7 +255,7 @@ def test_every_rule_has_a_source_and_every_backend_is_in_a_list(version: str) ->
     for source in [
         *sources,
         *(backend.source for backend in rules.backends.values()),
-        *(one.source for one in rules.models),
+        *(model.source for model in rules.models),
     ]:
         path, _, line = source.rpartition(":")
         assert path.endswith(".py")

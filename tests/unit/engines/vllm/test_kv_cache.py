@@ -14,7 +14,7 @@ from gateway.domain import AttentionGroup, Recurrent
 from gateway.engines.vllm.kv_cache import cache, state_bytes
 from gateway.models.rank import Rank
 from tests.conformance.kv_questions import LENGTHS
-from tests.support.published import TRAITS, published
+from tests.support.published import TRAITS, published_model
 from tests.support.versions import NEWEST_VLLM
 
 
@@ -115,7 +115,7 @@ READ = [
 def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
     read, known = (
         cache(attention, Rank(tp=2, capability="9.0"), 16, TRAITS[NEWEST_VLLM])
-        for attention in (published(name).attention, MODELS[name])
+        for attention in (published_model(name).attention, MODELS[name])
     )
     assert read.bytes_per_token == known.bytes_per_token
     assert [read.bytes_for(length, 2048) for length in LENGTHS] == [
@@ -235,3 +235,28 @@ def test_an_indexer_beside_keys_and_values_keeps_keys_of_its_own() -> None:
     plain = cache((full(4, 4, 128),), Rank(), 128, TRAITS[NEWEST_VLLM])
     sparse = cache((full(4, 4, 128, index_dim=128),), Rank(), 128, TRAITS[NEWEST_VLLM])
     assert sparse.bytes_per_token - plain.bytes_per_token == 4 * 128 * 2
+
+
+def test_each_drafted_token_takes_a_state_of_a_request() -> None:
+    # Qwen3.6-27B in FP8 on two RTX 5090: 14.68 GiB beside a drafting layer of three tokens are
+    # 841,541 tokens in blocks of 1,568 (vLLM 0.25.1, github.com/noonghunna/club-3090 issue 849).
+    attention = (full(17, 4, 256), recurrent(48, "gdn", 48, 128, 128, 16, dtype="float32"))
+    rank = Rank(tp=2, kv_dtype="fp8", capability="12.0")
+    drafting = cache(attention, rank, 16, TRAITS["0.26.0"], drafts=3)
+    pool = int(14.68 * 1024**3)
+    assert drafting.block_tokens == 1568
+    assert drafting.requests(pool, 262144, 8192) * 262144 == pytest.approx(841_541, rel=0.005)
+    plain = cache(attention, rank, 16, TRAITS["0.26.0"])
+    states = plain.tables[1].count
+    assert drafting.blocks_for(1000, 8192) == plain.blocks_for(1000, 8192) + 3 * states
+    assert drafting.state_bytes == plain.state_bytes + 3 * states * plain.block_bytes
+
+
+def test_a_state_for_every_block_has_further_ones_for_drafted_tokens() -> None:
+    attention = (full(4, 8, 128), recurrent(8, "mamba2", 64, 64, 128, 8))
+    traits = {"states_at_every_block"}
+    plain = cache(attention, Rank(), 16, traits, prefixes=True)
+    drafting = cache(attention, Rank(), 16, traits, prefixes=True, drafts=2)
+    states = sum(table.count for table in plain.tables if table.kind == "state")
+    assert states
+    assert drafting.blocks_for(5000, 2048) == plain.blocks_for(5000, 2048) + 2 * states

@@ -35,7 +35,7 @@ from gateway.profiles.profiles import Profiles
 from tests.conformance.layer_cases import case
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import CONFIGS, TENSORS, TRAITS, published, tensors
+from tests.support.published import CONFIGS, TENSORS, TRAITS, published_model, tensors
 
 PROFILES = Profiles()
 ENGINES = PROFILES.engines(("vllm==0.26.0",), device="cuda")
@@ -65,7 +65,7 @@ def machine(count: int) -> Hardware:
 
 
 @functools.cache
-def predicted(name: str) -> Plan:
+def best_plan(name: str) -> Plan:
     """The best plan for that start; of one rank, or as many as it had."""
     row = MEASURED[name]
     task: Any = "embed" if row["base"] in _EMBEDS else None
@@ -79,7 +79,7 @@ def predicted(name: str) -> Plan:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_what_was_measured_was_foreseen(name: str) -> None:
-    row, plan = MEASURED[name], predicted(name)
+    row, plan = MEASURED[name], best_plan(name)
     size = plan.memory
     assert size is not None
     # Beside the weights the log counts rotary tables and buffers for images; the planner has those
@@ -102,12 +102,12 @@ def test_what_was_measured_was_foreseen(name: str) -> None:
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_engine_took_the_runner_and_the_backends_that_were_foreseen(name: str) -> None:
-    row, plan = MEASURED[name], predicted(name)
+    row, plan = MEASURED[name], best_plan(name)
     task: Any = "embed" if row["base"] in _EMBEDS else None
     spec = read_model("m", None, case(row["base"], row["quant"]), None, None, (), task)
     assert runner_of(spec, build(spec), TRAITS["0.26.0"]) == row["runner"]
     assert row["backend"] in {one.backend for one in plan.attention}
-    assert set(row.get("kernels", ())) <= {one.kernel for one in plan.kernels}
+    assert set(row.get("kernels", ())) <= {kernel.kernel for kernel in plan.kernels}
 
 
 def test_cuda_has_less_than_nvml_says() -> None:
@@ -118,17 +118,18 @@ def test_cuda_has_less_than_nvml_says() -> None:
     assert driver_bytes(PROFILES.hardware("gb10").gpus[0]) == 0
 
 
-def kept(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> Cache:
+def cache_of(built: BuiltModel, tp: int, dtype: str = "bfloat16") -> Cache:
     return cache(built.attention, Rank(tp=tp, dtype=dtype, capability="8.6"), 16, frozenset())
 
 
-def sized(
+def memory_of(
     spec: ModelSpec, tp: int = 1, budget: int = 24 * GIB, device: str = "cuda", **more: Any
 ) -> Memory:
     built = build(spec)
     load = Workload(device, Rank(tp=tp), 2048, 256, graphs=True)
     return memory(
-        spec, built, kept(built, tp), load, weights_bytes=weights_bytes(built, Rank(tp=tp)) or 0,
+        spec, built, cache_of(built, tp), load,
+        weights_bytes=weights_bytes(built, Rank(tp=tp)) or 0,
         device_bytes=24 * GIB, budget_bytes=budget, **more,
     )  # fmt: skip
 
@@ -139,28 +140,28 @@ def test_the_table_of_positions_is_the_engines() -> None:
         ("llama-3.2-1b", 16777216),
         ("qwen3-8b", 10485760),
     ):
-        spec = published(name)
+        spec = published_model(name)
         assert position_bytes(spec, build(spec), "bfloat16") == size
     longer = (
-        sized(published("llama-3.1-8b")).overhead_bytes
-        - sized(published("llama-3.1-8b", max_position_embeddings=1)).overhead_bytes
+        memory_of(published_model("llama-3.1-8b")).overhead_bytes
+        - memory_of(published_model("llama-3.1-8b", max_position_embeddings=1)).overhead_bytes
     )
     assert longer == 131071 * 128 * 2
 
 
 def test_what_is_left_of_the_budget_is_kv_cache() -> None:
-    size = sized(published("llama-3.1-8b"))
+    size = memory_of(published_model("llama-3.1-8b"))
     used = size.weights_bytes + size.activation_bytes + size.graph_bytes + size.overhead_bytes
     assert size.kv_bytes == 24 * GIB - used
     assert size.kv_tokens == size.kv_bytes // size.kv_bytes_per_token
     assert size.weights_bytes < size.low < used < size.high
-    assert sized(published("llama-3.1-8b"), budget=8 * GIB).kv_bytes == 0
-    assert sized(published("llama-3.1-8b"), tp=2).weights_bytes < size.weights_bytes
+    assert memory_of(published_model("llama-3.1-8b"), budget=8 * GIB).kv_bytes == 0
+    assert memory_of(published_model("llama-3.1-8b"), tp=2).weights_bytes < size.weights_bytes
 
 
 def test_versions_that_capture_graphs_beside_their_budget_have_that_much_more_cache() -> None:
-    spec = published("llama-3.1-8b")
-    within, beside = sized(spec), sized(spec, graphs_in_budget=False)
+    spec = published_model("llama-3.1-8b")
+    within, beside = memory_of(spec), memory_of(spec, graphs_in_budget=False)
     assert beside.kv_bytes - within.kv_bytes == within.graph_bytes > 0
 
 
@@ -169,7 +170,7 @@ def test_an_encoder_keeps_no_kv_cache() -> None:
     fields = {"architectures": ["OtherModel"], "model_type": "distilbert", "hidden_size": 768}
     fields |= {"num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 30522}
     spec = read_model("b", None, fields, shapes, None, (), None)
-    size = sized(spec)
+    size = memory_of(spec)
     assert (size.kv_bytes, size.kv_bytes_per_token, size.kv_tokens) == (0, 0, 0)
 
 
@@ -187,12 +188,12 @@ def test_a_family_that_is_not_known_has_a_wider_band() -> None:
     built = build(spec)
     assert not built.is_known
     narrow = memory(
-        spec, BuiltModel((), built.other_tensors, built.attention), kept(built, 1),
+        spec, BuiltModel((), built.other_tensors, built.attention), cache_of(built, 1),
         Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
     wide = memory(
-        spec, built, kept(built, 1), Workload("cuda", Rank(), 2048, 256, graphs=True),
+        spec, built, cache_of(built, 1), Workload("cuda", Rank(), 2048, 256, graphs=True),
         weights_bytes=GIB, device_bytes=24 * GIB, budget_bytes=24 * GIB,
     )  # fmt: skip
     assert wide.high - wide.low > narrow.high - narrow.low
@@ -221,18 +222,18 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
         )
         > 0
     )
-    held = kept(built, tp, dtype)
+    held = cache_of(built, tp, dtype)
     assert held.bytes_per_token >= 0
     length = held.largest(kv_bytes, 2048, spec.max_position)
     assert 0 <= length <= spec.max_position
     assert length == 0 or held.bytes_for(length, 2048) <= kv_bytes
     for device in ("cuda", "cpu"):
-        size = sized(spec, tp, kv_bytes, device)
+        size = memory_of(spec, tp, kv_bytes, device)
         assert 0 <= size.low <= size.high
 
 
 def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
-    spec = published("llama-3.1-8b")
+    spec = published_model("llama-3.1-8b")
     built = build(spec)
 
     def overhead(tp: int, capability: str, **changes: Any) -> float:
@@ -244,7 +245,7 @@ def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
         size = memory(
             spec,
             built,
-            kept(built, tp),
+            cache_of(built, tp),
             load,
             weights_bytes=GIB,
             device_bytes=80 * GIB,
@@ -259,7 +260,7 @@ def test_ranks_that_fuse_their_all_reduces_keep_a_workspace() -> None:
 
 
 def test_graphs_beside_the_budget_are_as_large_as_captured_ones() -> None:
-    row, plan = MEASURED["llama-3.1-8b"], predicted("llama-3.1-8b")
+    row, plan = MEASURED["llama-3.1-8b"], best_plan("llama-3.1-8b")
     assert plan.memory.graph_bytes / GIB == pytest.approx(row["graphs_gib"], abs=0.03)
     assert plan.memory.promised_bytes - plan.memory.budget_bytes > plan.memory.graph_bytes
 
@@ -269,7 +270,7 @@ def test_few_requests_have_few_sizes_of_graphs() -> None:
     GiB of 0.45, as an H200 took."""
     assert [graph_sizes(seqs) for seqs in (1024, 256, 64, 16, 1)] == [51, 51, 19, 7, 2]
     assert graph_sizes(16, query=4) == 19
-    spec = published("llama-3.2-1b")
+    spec = published_model("llama-3.2-1b")
     built = build(spec, frozenset())
 
     def graphs(seqs: int) -> int:
@@ -277,7 +278,7 @@ def test_few_requests_have_few_sizes_of_graphs() -> None:
         return memory(
             spec,
             built,
-            kept(built, 1),
+            cache_of(built, 1),
             load,
             weights_bytes=0,
             device_bytes=80 * GIB,

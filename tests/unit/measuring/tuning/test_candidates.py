@@ -19,12 +19,12 @@ from gateway.measuring.tuning.candidates import (
     may_win,
     neighbours,
     other_engines,
-    pinned,
+    pin_layout,
     speculation,
 )
 from gateway.profiles.profiles import Profiles
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_SGLANG, NEWEST_VLLM, SGLANG_REF, VLLM, VLLM_REF
 
 PROFILES = Profiles()
@@ -35,39 +35,41 @@ MACHINES = ("3090", "2x5090", "4xh100", "8xh200")
 CASES = [(model, here, ref) for model in MODELS for here in MACHINES for ref in ENGINES]
 
 
-def decided(model: str, machine: Hardware, wish: Wish, *refs: str) -> Decision:
+def make_decision(model: str, machine: Hardware, wish: Wish, *refs: str) -> Decision:
     engines = [ENGINES[ref] for ref in refs]
     given: dict[str, Any] = {"gpus": PROFILES.gpus, "pace": PROFILES.pace}
-    return decide(published(model), machine, engines, wish, rules=RULES, **given)
+    return decide(published_model(model), machine, engines, wish, rules=RULES, **given)
 
 
-def served(model: str, here: str, ref: str, **wish: Any) -> BasePlan | None:
+def first_plan(model: str, here: str, ref: str, **wish: Any) -> BasePlan | None:
     """The first plan of the model, as it would be tuned; None: there is none."""
     owner = Wish(name="m", source=f"/models/{model}", engines=(ref,), **wish)
-    decision = decided(model, PROFILES.hardware(here), owner, ref)
+    decision = make_decision(model, PROFILES.hardware(here), owner, ref)
     if not decision.plans:
         return None
     plan = decision.plans[0]
-    return BasePlan(owner, pinned(owner, plan), plan, ENGINES[ref])
+    return BasePlan(owner, pin_layout(owner, plan), plan, ENGINES[ref])
 
 
-def planned(base: BasePlan, here: str, change: PlanChange) -> Plan | None:
+def change_plan(base: BasePlan, here: str, change: PlanChange) -> Plan | None:
     model = (change.wish.source or "").rpartition("/")[2]
     try:
-        plans = decided(model, PROFILES.hardware(here), change.wish, *change.wish.engines).plans
+        plans = make_decision(
+            model, PROFILES.hardware(here), change.wish, *change.wish.engines
+        ).plans
     except FitserveError:
         return None
     return plans[0] if plans else None
 
 
-def tried(
+def try_changes(
     model: str, here: str, ref: str, **wish: Any
 ) -> Iterator[tuple[BasePlan, PlanChange, Plan]]:
-    base = served(model, here, ref, **wish)
+    base = first_plan(model, here, ref, **wish)
     if base is None:
         return
     for change in neighbours(base):
-        plan = planned(base, here, change)
+        plan = change_plan(base, here, change)
         # A model without layers that draft keeps its plan, and a search starts no plan twice.
         same = change in speculation(base) and plan is not None and plan.argv == base.plan.argv
         if plan is not None and not same and keeps_quality(plan, base):
@@ -79,7 +81,7 @@ def test_each_change_is_another_start_and_no_loss_of_quality(
     model: str, here: str, ref: str
 ) -> None:
     commands = set()
-    found = [*tried(model, here, ref)]
+    found = [*try_changes(model, here, ref)]
     for base, change, plan in found:
         assert plan.argv != base.plan.argv, change.change
         assert change.change
@@ -99,7 +101,7 @@ _LAYOUT = ("tensor_parallel", "data_parallel", "replicas")
 
 
 def test_where_a_model_has_a_plan_there_is_mostly_something_to_try() -> None:
-    counts = [len([*tried(*case)]) for case in CASES if served(*case) is not None]
+    counts = [len([*try_changes(*case)]) for case in CASES if first_plan(*case) is not None]
     assert len(counts) >= 30
     assert sum(count >= 2 for count in counts) >= 0.9 * len(counts)
 
@@ -108,16 +110,16 @@ def test_where_a_model_has_a_plan_there_is_mostly_something_to_try() -> None:
 def test_the_pinned_wish_gives_the_served_plan_again(ref: str) -> None:
     for model in MODELS:
         for here in MACHINES:
-            base = served(model, here, ref)
+            base = first_plan(model, here, ref)
             if base is not None:
-                again = planned(base, here, PlanChange("", "", base.wish))
+                again = change_plan(base, here, PlanChange("", "", base.wish))
                 assert again is not None
                 assert again.argv == base.plan.argv, (model, here)
 
 
 def test_flags_and_sizes_of_the_owner_are_not_touched() -> None:
     args = {"max-num-batched-tokens": 4096, "--max_num_seqs": 64}
-    base = served("llama-3.1-8b", "4xh100", VLLM_REF, args=args, tensor_parallel=2)
+    base = first_plan("llama-3.1-8b", "4xh100", VLLM_REF, args=args, tensor_parallel=2)
     assert base is not None
     for change in neighbours(base):
         assert change.wish.args.items() >= args.items()
@@ -127,32 +129,36 @@ def test_flags_and_sizes_of_the_owner_are_not_touched() -> None:
 
 
 def test_layouts_are_tried_on_the_same_gpus() -> None:
-    base = served("llama-3.1-8b", "4xh100", VLLM_REF)
+    base = first_plan("llama-3.1-8b", "4xh100", VLLM_REF)
     assert base is not None
     whole = len(base.plan.gpus) * base.plan.replicas.value
     layouts = {
         (plan.tensor_parallel.value, plan.replicas.value)
-        for _, _, plan in tried("llama-3.1-8b", "4xh100", VLLM_REF)
+        for _, _, plan in try_changes("llama-3.1-8b", "4xh100", VLLM_REF)
     }
     assert all(ranks * copies == whole for ranks, copies in layouts)
     assert len(layouts) >= min(2, whole)
 
 
 def test_a_cache_of_less_precision_is_tried_only_by_word() -> None:
-    base = served("llama-3.1-8b", "3090", VLLM_REF, max_context=8192)
+    base = first_plan("llama-3.1-8b", "3090", VLLM_REF, max_context=8192)
     assert base is not None
     assert base.plan.kv_cache_dtype.value == "auto"
     assert not any("kv-cache-dtype" in change.wish.args for change in neighbours(base))
     lossy = BasePlan(base.owner, base.wish, base.plan, base.engine, lossy=True)
-    found = [one for one in neighbours(lossy) if one.wish.args.get("kv-cache-dtype") == "fp8"]
-    plan = planned(base, "3090", found[0])
+    found = [
+        neighbour
+        for neighbour in neighbours(lossy)
+        if neighbour.wish.args.get("kv-cache-dtype") == "fp8"
+    ]
+    plan = change_plan(base, "3090", found[0])
     assert plan is not None
     assert keeps_quality(plan, lossy)
     assert not keeps_quality(plan, base)
 
 
 def test_a_cache_that_memory_made_smaller_is_tried_in_full() -> None:
-    base = served("qwen3-8b", "3090", SGLANG_REF)
+    base = first_plan("qwen3-8b", "3090", SGLANG_REF)
     assert base is not None
     assert base.plan.kv_cache_dtype.source == "memory model"
     assert any(change.wish.args.get("kv-cache-dtype") == "auto" for change in neighbours(base))
@@ -161,21 +167,21 @@ def test_a_cache_that_memory_made_smaller_is_tried_in_full() -> None:
 def test_drafts_by_the_checkpoint_are_tried_where_the_version_has_them() -> None:
     drafted = {}
     for model in ("qwen3-next-80b-a3b", "llama-3.1-8b"):
-        base = served(model, "8xh200", VLLM_REF)
+        base = first_plan(model, "8xh200", VLLM_REF)
         assert base is not None
         (change,) = speculation(base)
-        plan = planned(base, "8xh200", change)
+        plan = change_plan(base, "8xh200", change)
         assert plan is not None
         drafted[model] = plan.speculation.value
         assert keeps_quality(plan, base)
     assert drafted == {"qwen3-next-80b-a3b": "mtp", "llama-3.1-8b": "none"}
-    asked = served("qwen3-next-80b-a3b", "8xh200", VLLM_REF, speculative="off")
+    asked = first_plan("qwen3-next-80b-a3b", "8xh200", VLLM_REF, speculative="off")
     assert asked is not None
     assert speculation(asked) == ()
 
 
 def test_the_defaults_of_an_engine_are_one_gpu_and_its_own_batch() -> None:
-    base = served("qwen3-8b", "3090", SGLANG_REF)
+    base = first_plan("qwen3-8b", "3090", SGLANG_REF)
     assert base is not None
     first = engine_defaults(base)[0]
     assert first.wish.tensor_parallel == 1
@@ -186,7 +192,7 @@ def test_the_defaults_of_an_engine_are_one_gpu_and_its_own_batch() -> None:
 def test_the_best_plan_of_another_engine_is_tried() -> None:
     owner = Wish(name="m", source="/models/llama-3.1-8b")
     machine = PROFILES.hardware("4xh100")
-    plans = decided("llama-3.1-8b", machine, owner, *ENGINES).plans
+    plans = make_decision("llama-3.1-8b", machine, owner, *ENGINES).plans
     by_kind = {"vllm": NEWEST_VLLM, "sglang": NEWEST_SGLANG}
     for kind in by_kind:
         mine = next(plan for plan in plans if plan.engine.kind == kind)
@@ -195,7 +201,7 @@ def test_the_best_plan_of_another_engine_is_tried() -> None:
 
 
 def test_what_is_expected_to_be_far_slower_is_not_started() -> None:
-    base = served("llama-3.1-8b", "4xh100", VLLM_REF)
+    base = first_plan("llama-3.1-8b", "4xh100", VLLM_REF)
     assert base is not None
     assert base.plan.speed is not None
     assert may_win(base.plan, base)
@@ -209,7 +215,7 @@ def test_what_is_expected_to_be_far_slower_is_not_started() -> None:
 
 
 def test_requests_are_dealt_over_the_copies() -> None:
-    base = served("llama-3.1-8b", "3090", VLLM_REF, concurrency=10)
+    base = first_plan("llama-3.1-8b", "3090", VLLM_REF, concurrency=10)
     assert base is not None
     copies = base.plan.replicas.evolve(value=4)
     assert at_once(base.owner, base.plan.evolve(replicas=copies)) == 3

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import Speed
-from gateway.engines.common.speed.correction import banded
+from gateway.engines.common.speed.correction import estimate
 from gateway.measuring.tuning.figures import rebase
 from gateway.measuring.tuning.tuning_report import TriedPlan, TuningReport
 from tests.support.makers import wish
 
 SPEED = Speed(
-    stream=banded(20.0, 0.05),
-    total=banded(20.0, 0.05),
+    stream=estimate(20.0, 0.05),
+    total=estimate(20.0, 0.05),
     concurrency=1,
-    first_token_2k_s=banded(0.1, 0.05),
+    first_token_2k_s=estimate(0.1, 0.05),
     grade="measured",
     source="fitserve tune",
 )

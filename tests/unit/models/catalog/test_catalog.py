@@ -37,14 +37,14 @@ def facts(source: str | Path, *, allow_remote_code: bool = False) -> Facts:
     return gather(str(source), None, allow_remote_code=allow_remote_code, hub=NO_HUB)
 
 
-def tried(source: Path) -> Facts | BadModel:
+def read_or_refusal(source: Path) -> Facts | BadModel:
     try:
         return facts(source)
     except BadModel as error:
         return error
 
 
-def refused(source: str | Path) -> BadModel:
+def refusal(source: str | Path) -> BadModel:
     with pytest.raises(BadModel) as caught:
         facts(source)
     assert caught.value.hint, "every error says what to do"
@@ -100,9 +100,11 @@ def test_the_ways_to_write_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_what_is_neither_a_folder_nor_a_repository_is_told_how_both_look(source: str) -> None:
-    error = refused(source)
+    error = refusal(source)
     assert "neither a model folder nor a Hugging Face repository" in error.message
-    assert error.hint == "A folder begins with /, ./, ../ or ~; a repository is written org/name."
+    both = "A folder begins with /, ./, ../ or ~; a repository is written org/name."
+    assert error.hint.startswith(both)
+    assert ("qwen3:8b is Qwen/Qwen3-8B" in error.hint) == (source == "llama")
     str(error).encode()
 
 
@@ -117,13 +119,13 @@ def test_what_is_neither_a_folder_nor_a_repository_is_told_how_both_look(source:
     ],
 )
 def test_a_folder_that_cannot_be_is_named(source: str, says: str) -> None:
-    assert says in str(refused(source))
-    str(refused(source)).encode()
+    assert says in str(refusal(source))
+    str(refusal(source)).encode()
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    assert "is not a folder" in refused(tmp_path / "model.gguf").message
+    assert "is not a folder" in refusal(tmp_path / "model.gguf").message
 
 
 def test_shards_are_those_of_the_index_and_other_files_are_ignored(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     assert (
         f"{tmp_path}/model-00002-of-00002.safetensors is missing, 1 of the 2 shards that"
-        in refused(tmp_path).message
+        in refusal(tmp_path).message
     )
 
 
@@ -173,7 +175,7 @@ def test_missing_shards_are_told_without_an_index_too(tmp_path: Path) -> None:
             names[2]: safetensors(layer(1)),
         },
     )
-    message = refused(tmp_path).message
+    message = refusal(tmp_path).message
     assert message.startswith(
         f"{tmp_path}/{names[0]}, {tmp_path}/{names[3]}, {tmp_path}/{names[4]} and 2 more are"
         " missing, 5 of the 7"
@@ -208,14 +210,14 @@ def test_an_index_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
         tmp_path,
         {"model.safetensors.index.json": b'{"weight_map": {"a": "../outside.safetensors"}}'},
     )
-    assert "is missing" in refused(tmp_path).message
+    assert "is missing" in refusal(tmp_path).message
 
 
 @pytest.mark.parametrize("index", [b"{}", b'{"weight_map": []}', b'{"weight_map": {"a": 1}}'])
 def test_an_index_without_a_weight_map_is_refused(tmp_path: Path, index: bytes) -> None:
     assert (
         "has no weight_map"
-        in refused(write(tmp_path, model() | {"model.safetensors.index.json": index})).message
+        in refusal(write(tmp_path, model() | {"model.safetensors.index.json": index})).message
     )
 
 
@@ -225,7 +227,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         "a.safetensors": safetensors(layer(0)),
         "b.safetensors": safetensors(layer(0)),
     }
-    error = refused(write(tmp_path, files))
+    error = refusal(write(tmp_path, files))
     assert (
         f"{tmp_path}/b.safetensors has tensor model.layers.0.mlp.down_proj.weight, and another"
         " file has it too" in error.message
@@ -235,7 +237,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
 def test_a_cut_off_shard_is_named_with_what_it_should_hold(tmp_path: Path) -> None:
     write(tmp_path, model())
     os.truncate(tmp_path / "model.safetensors", 70_000)
-    message = refused(tmp_path).message
+    message = refusal(tmp_path).message
     assert f"{tmp_path}/model.safetensors is not a complete safetensors file" in message
     assert "describes 98304 bytes of weights" in message
 
@@ -249,7 +251,7 @@ def test_a_model_without_weights_is_read_from_its_config(tmp_path: Path) -> None
     "name", ["pytorch_model.bin", "model.pt", "model.pth", "model-Q4_K_M.gguf"]
 )
 def test_weights_in_another_format_are_to_be_converted(tmp_path: Path, name: str) -> None:
-    error = refused(write(tmp_path, {name: b""}))
+    error = refusal(write(tmp_path, {name: b""}))
     assert name in error.message
     assert "Convert them to safetensors" in error.hint
 
@@ -271,7 +273,7 @@ def test_weights_in_another_format_are_to_be_converted(tmp_path: Path, name: str
 def test_a_config_that_cannot_be_read_is_named_with_the_place(
     tmp_path: Path, config: bytes, says: str
 ) -> None:
-    message = refused(write(tmp_path, model() | {"config.json": config})).message
+    message = refusal(write(tmp_path, model() | {"config.json": config})).message
     assert says in message
     assert f"{tmp_path}/config.json" in message
 
@@ -285,7 +287,7 @@ def test_a_config_with_infinity_is_read_as_transformers_writes_it(tmp_path: Path
 
 
 def test_no_config_is_refused(tmp_path: Path) -> None:
-    assert f"There is no {tmp_path}/config.json" in refused(tmp_path).message
+    assert f"There is no {tmp_path}/config.json" in refusal(tmp_path).message
 
 
 @pytest.mark.parametrize("make", ["mkdir", "mkfifo", "dangle"])
@@ -302,7 +304,7 @@ def test_a_config_that_is_no_file_is_refused_at_once(tmp_path: Path, make: str) 
         "mkfifo": "is not a file",
         "dangle": "cannot be read: No such file or directory",
     }[make]
-    assert refused(tmp_path).message == f"{path} {says}."
+    assert refusal(tmp_path).message == f"{path} {says}."
 
 
 def test_files_may_be_links_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
@@ -341,7 +343,7 @@ def test_a_file_that_is_a_link_out_of_the_model_is_not_read(
     )
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(elsewhere / name)
-    assert f"{folder / name} is a link to a file outside of" in refused(folder).message
+    assert f"{folder / name} is a link to a file outside of" in refusal(folder).message
 
 
 @pytest.mark.parametrize(
@@ -414,7 +416,7 @@ def test_names_that_are_not_unicode_can_be_said(tmp_path: Path) -> None:
 def test_random_bytes_in_any_file_are_a_bad_model_if_they_matter(
     tmp_path: Path, name: str, data: bytes
 ) -> None:
-    outcome = tried(write(tmp_path, sharded_model() | {name: data}))
+    outcome = read_or_refusal(write(tmp_path, sharded_model() | {name: data}))
     if isinstance(outcome, BadModel):
         assert name in outcome.message
         assert name != "consolidated.safetensors"
@@ -443,7 +445,7 @@ _VALUES: Any = st.recursive(
 def test_any_json_object_as_config_gives_facts_or_a_bad_model(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    outcome = tried(write(tmp_path, model(**changes)))
+    outcome = read_or_refusal(write(tmp_path, model(**changes)))
     if isinstance(outcome, Facts):
         assert ("auto_map in config.json" in outcome.remote_code) == bool(changes.get("auto_map"))
         assert outcome.config.keys() == CONFIG.keys() | changes.keys()
@@ -453,8 +455,7 @@ def test_any_json_object_as_config_gives_facts_or_a_bad_model(
 async def test_ten_times_the_tensors_cost_not_much_more_than_ten_times_the_work(
     tmp_path: Path,
 ) -> None:
-    """In CPU time, the best of several: what grows with the square would cost a hundred times.
-    benchmarks/small.py tells the time."""
+    """In CPU time, the best of several: what grows with the square would cost a hundred times."""
 
     async def cost(shards: int) -> float:
         folder = write(tmp_path / str(shards), experts(shards))
@@ -487,7 +488,7 @@ def test_more_tensors_than_any_model_has_are_refused(
     count = len(facts(folder).tensors or ())
     for module in ("catalog", "safetensors"):
         monkeypatch.setattr(f"gateway.models.catalog.{module}.MAX_TENSORS", count - 1)
-    assert f"{count - 1}" in refused(folder).message
+    assert f"{count - 1}" in refusal(folder).message
     for module in ("catalog", "safetensors"):
         monkeypatch.setattr(f"gateway.models.catalog.{module}.MAX_TENSORS", count)
     assert len(facts(folder).tensors or ()) == count
@@ -498,7 +499,7 @@ def test_a_folder_with_more_files_than_any_model_is_refused(
 ) -> None:
     folder = write(tmp_path, model())
     monkeypatch.setattr("gateway.models.catalog.files.MAX_FILES", 1)
-    assert "holds more than 1 files" in refused(folder).message
+    assert "holds more than 1 files" in refusal(folder).message
 
 
 @pytest.mark.parametrize(
@@ -546,4 +547,4 @@ def test_the_files_of_a_quantization_are_read_with_config_json(tmp_path: Path) -
     assert (spec.quant.method, spec.quant.file) == ("modelopt", "hf_quant_config.json")
     assert facts(tmp_path / "a").quant_files == {"hf_quant_config.json": file}
     damaged = model() | {"hf_quant_config.json": b"{"}
-    assert "hf_quant_config.json is not JSON" in refused(write(tmp_path / "b", damaged)).message
+    assert "hf_quant_config.json is not JSON" in refusal(write(tmp_path / "b", damaged)).message

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.errors import BadModel
 from gateway.models.catalog.safetensors import FIRST_READ_BYTES, read_header
 from gateway.models.tensor import Tensor
-from tests.support.model_files import entries, packed, safetensors
+from tests.support.model_files import entries, pack, safetensors
 
 
 def header_of(data: bytes, size: int | None = None) -> dict[str, Tensor]:
@@ -25,7 +25,7 @@ def header_of(data: bytes, size: int | None = None) -> dict[str, Tensor]:
     )
 
 
-def tried(data: bytes) -> dict[str, Tensor] | BadModel:
+def read_or_refusal(data: bytes) -> dict[str, Tensor] | BadModel:
     try:
         return header_of(data)
     except BadModel as error:
@@ -52,7 +52,7 @@ def test_a_scalar_an_empty_tensor_and_no_tensor_are_fine() -> None:
 
 
 def test_a_dtype_that_is_not_known_yet_is_taken_as_it_is() -> None:
-    assert header_of(packed(one(dtype="F2_NEW"), 12)) == {"a": Tensor("F2_NEW", (2, 3))}
+    assert header_of(pack(one(dtype="F2_NEW"), 12)) == {"a": Tensor("F2_NEW", (2, 3))}
 
 
 def test_weights_are_not_read() -> None:
@@ -88,27 +88,27 @@ def test_a_header_longer_than_the_first_read_is_read_in_two() -> None:
         (struct.pack("<Q", 100_000_001) + b"{}", "over the limit"),
         (struct.pack("<Q", 2**63) + b"{}", "over the limit"),
         (struct.pack("<Q", 50) + b"{}", "ends at byte 58, but the file has 10"),
-        (packed(b"{nonsense", 0), "not JSON"),
-        (packed(b"\xff\xfe", 0), "not JSON"),
-        (packed(b"[" * 100_000, 0), "not JSON"),
-        (packed(b"[]", 0), "not a JSON object"),
-        (packed({"a": 7}, 0), "tensor a: "),
-        (packed({"a": {"shape": [1], "data_offsets": [0, 2]}}, 2), "`dtype`"),
-        (packed({"a": {"dtype": "F16", "data_offsets": [0, 2]}}, 2), "`shape`"),
-        (packed({"a": {"dtype": "F16", "shape": [1]}}, 2), "`data_offsets`"),
-        (packed(one(shape=[-2, -3]), 12), "tensor a: "),
-        (packed(one(shape=[2.0, 3]), 12), "tensor a: "),
-        (packed(one(shape=[2**62, 2**62]), 12), "cannot be the bytes"),
-        (packed(one(shape=[1] * 33), 12), "tensor a: "),
-        (packed(one(shape=[2, 4]), 12), "shape [2, 4] and dtype F16 cannot be the bytes 0 to 12"),
-        (packed(one(data_offsets=[-12, 0]), 12), "tensor a: "),
-        (packed(one(data_offsets=[12, 0]), 12), "cannot be the bytes"),
-        (packed(one(data_offsets=[0]), 12), "tensor a: "),
-        (packed(one(), 11), "describes 12 bytes of weights and the file has 11, so it is cut off"),
-        (packed(one(), 13), "describes 12 bytes of weights and the file has 13, so it is longer"),
-        (packed(one() | {"b": one()["a"]}, 12), "overlap"),
+        (pack(b"{nonsense", 0), "not JSON"),
+        (pack(b"\xff\xfe", 0), "not JSON"),
+        (pack(b"[" * 100_000, 0), "not JSON"),
+        (pack(b"[]", 0), "not a JSON object"),
+        (pack({"a": 7}, 0), "tensor a: "),
+        (pack({"a": {"shape": [1], "data_offsets": [0, 2]}}, 2), "`dtype`"),
+        (pack({"a": {"dtype": "F16", "data_offsets": [0, 2]}}, 2), "`shape`"),
+        (pack({"a": {"dtype": "F16", "shape": [1]}}, 2), "`data_offsets`"),
+        (pack(one(shape=[-2, -3]), 12), "tensor a: "),
+        (pack(one(shape=[2.0, 3]), 12), "tensor a: "),
+        (pack(one(shape=[2**62, 2**62]), 12), "cannot be the bytes"),
+        (pack(one(shape=[1] * 33), 12), "tensor a: "),
+        (pack(one(shape=[2, 4]), 12), "shape [2, 4] and dtype F16 cannot be the bytes 0 to 12"),
+        (pack(one(data_offsets=[-12, 0]), 12), "tensor a: "),
+        (pack(one(data_offsets=[12, 0]), 12), "cannot be the bytes"),
+        (pack(one(data_offsets=[0]), 12), "tensor a: "),
+        (pack(one(), 11), "describes 12 bytes of weights and the file has 11, so it is cut off"),
+        (pack(one(), 13), "describes 12 bytes of weights and the file has 13, so it is longer"),
+        (pack(one() | {"b": one()["a"]}, 12), "overlap"),
         (
-            packed(one() | {"b": {"dtype": "U8", "shape": [1], "data_offsets": [13, 14]}}, 14),
+            pack(one() | {"b": {"dtype": "U8", "shape": [1], "data_offsets": [13, 14]}}, 14),
             "holes",
         ),
     ],
@@ -129,7 +129,7 @@ def test_a_header_that_breaks_off_while_it_is_read_is_refused() -> None:
 
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused_as_a_bad_model(data: bytes) -> None:
-    outcome = tried(data)
+    outcome = read_or_refusal(data)
     assert outcome == {} if isinstance(outcome, dict) else "x.safetensors" in outcome.message
 
 
@@ -154,16 +154,16 @@ _ENTRY = st.fixed_dictionaries(
 def test_any_json_is_tensors_within_the_file_or_a_bad_model(
     header: dict[str, Any], data_bytes: int
 ) -> None:
-    outcome = tried(packed(header, data_bytes))
+    outcome = read_or_refusal(pack(header, data_bytes))
     if isinstance(outcome, dict):
         assert outcome.keys() == header.keys() - {"__metadata__"}
 
 
 @given(st.integers(0), st.integers(0, 255))
 def test_one_wrong_byte_is_a_bad_model_or_another_header(position: int, value: int) -> None:
-    data = bytearray(packed(entries({"a": (2, 3), "b": (4,)}), 20))
+    data = bytearray(pack(entries({"a": (2, 3), "b": (4,)}), 20))
     data[position % len(data)] = value
-    outcome = tried(bytes(data))
+    outcome = read_or_refusal(bytes(data))
     assert len(outcome) == 2 if isinstance(outcome, dict) else "x.safetensors" in outcome.message
 
 

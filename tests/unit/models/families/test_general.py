@@ -18,6 +18,7 @@ from gateway.models.families import general
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields
 from gateway.models.families.registry import blueprint_of, with_defaults
+from gateway.models.families.text_config import text_of
 from gateway.models.spec import read_model
 from gateway.models.tensor import Tensor
 from gateway.planner.asked import open_questions
@@ -66,7 +67,7 @@ OTHER_CACHES = {"gemma-4-26b-a4b", "gemma-4-31b", "gemma-4-e4b"}
 def guess(fields: dict[str, Any]) -> Blueprint:
     top = Fields(fields, "m")
     text, around = (
-        general.decoder(with_defaults(general.text_of(top).fields), "model"),
+        general.decoder(with_defaults(text_of(top).fields), "model"),
         general.towers(top),
     )
     return Blueprint(
@@ -85,7 +86,7 @@ def elements(plan: Blueprint) -> int:
     return held + sum(group.count * math.prod(group.shape) for group in plan.parameters)
 
 
-def kept(plan: Blueprint) -> list[tuple[Any, ...]]:
+def attention_rows(plan: Blueprint) -> list[tuple[Any, ...]]:
     groups = [group for group in plan.attention if group.kind != "vision"]
     return sorted(
         (group.kind, group.layers, group.kv_heads, group.head_dim, group.window or 0)
@@ -105,7 +106,7 @@ def test_what_names_of_fields_tell_is_what_the_familys_own_reader_tells(name: st
         assert layers["k"] == layers["g"]
         assert all(group.kind == "full" for group in guessed.attention if group.kind != "vision")
     elif name not in OTHER_CACHES and known.attention[0].kind != "encoder":
-        assert kept(guessed) == kept(known)
+        assert attention_rows(guessed) == attention_rows(known)
 
 
 def shape(name: str) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def test_published_models_have_as_many_parameters_as_their_publishers_count(name
 def test_layers_without_attention_and_layers_with_two_keep_the_caches_that_they_have(
     name: str, caches: list[tuple[Any, ...]]
 ) -> None:
-    assert kept(guess(shape(name))) == caches
+    assert attention_rows(guess(shape(name))) == caches
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def unheard(
     return read_model("m", None, fields, headers, None, (), None)
 
 
-def decided(
+def make_decision(
     spec: ModelSpec,
     answers: dict[Question, EngineAnswer] | None = None,
     *,
@@ -191,7 +192,7 @@ def decided(
     return decide(spec, here, [engine], wish(**wanted), rules=rules, answers=answers)
 
 
-def asked(decision: Decision) -> list[Question]:
+def list_questions(decision: Decision) -> list[Question]:
     """What the decision leaves open."""
     return [question for row in open_questions(decision) for question in row.questions]
 
@@ -204,8 +205,8 @@ SAID = EngineAnswer(
 
 
 def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> None:
-    known = decided(read_model("m", None, config("qwen3-8b"), None, None, (), None)).plans[0]
-    best = decided(unheard()).plans[0]
+    known = make_decision(read_model("m", None, config("qwen3-8b"), None, None, (), None)).plans[0]
+    best = make_decision(unheard()).plans[0]
     assert (best.grade, best.verdict) == ("guess", "degraded")
     assert any(
         "its attention, its MLPs are guessed from the names of fields" in words
@@ -216,50 +217,52 @@ def test_a_plan_of_an_unheard_family_is_a_guess_that_says_what_was_guessed() -> 
 
 
 def test_the_answer_of_an_engine_replaces_the_guess() -> None:
-    found = asked(decided(unheard()))
-    assert found
-    best = decided(unheard(), dict.fromkeys(found, SAID)).plans[0]
+    questions = list_questions(make_decision(unheard()))
+    assert questions
+    best = make_decision(unheard(), dict.fromkeys(questions, SAID)).plans[0]
     assert (best.grade, best.verdict, best.memory.weights_bytes) == ("checked", "ok", SAID.weights)
     assert not any("guessed" in words for words in best.warnings)
 
 
 def test_a_guess_that_does_not_fit_is_asked_about_before_it_is_believed() -> None:
     large = unheard(num_hidden_layers=400)
-    before = decided(large, tensor_parallel=1)
+    before = make_decision(large, tensor_parallel=1)
     assert not before.plans
     assert before.rejected[0].verdict == "no_memory"
-    found = asked(before)
-    assert found
-    assert decided(large, {found[0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
+    questions = list_questions(before)
+    assert questions
+    assert make_decision(large, {questions[0]: SAID}, tensor_parallel=1).plans[0].grade == "checked"
     words = EngineAnswer(refused="ValueError: no such layers", source="sha256:0123")
-    after = decided(large, {found[0]: words}, tensor_parallel=1)
+    after = make_decision(large, {questions[0]: words}, tensor_parallel=1)
     assert not after.plans
-    assert found[0] not in asked(after)
+    assert questions[0] not in list_questions(after)
 
 
 def test_an_architecture_that_is_not_listed_is_refused_unless_the_engine_itself_takes_it() -> None:
-    before = decided(unheard(), listed=False, tensor_parallel=1)
-    assert [one.verdict for one in before.rejected] == ["unsupported_architecture"]
+    before = make_decision(unheard(), listed=False, tensor_parallel=1)
+    assert [rejection.verdict for rejection in before.rejected] == ["unsupported_architecture"]
     assert "transformers is unknown: `fitserve plan --check`" in before.rejected[0].reasons[0]
-    found = asked(before)
-    assert found
+    questions = list_questions(before)
+    assert questions
     assert (
-        decided(unheard(), {found[0]: SAID}, listed=False, tensor_parallel=1).plans[0].grade
+        make_decision(unheard(), {questions[0]: SAID}, listed=False, tensor_parallel=1)
+        .plans[0]
+        .grade
         == "checked"
     )
     words = EngineAnswer(refused="ValueError: not supported", source="sha256:0123")
-    refused = decided(unheard(), {found[0]: words}, listed=False, tensor_parallel=1)
+    refused = make_decision(unheard(), {questions[0]: words}, listed=False, tensor_parallel=1)
     assert (refused.plans, refused.rejected[0].reasons) == ((), ("ValueError: not supported",))
     hostile = unheard().evolve(remote_code=("auto_map in config.json",))
-    closed = decided(hostile, listed=False)
-    assert asked(closed) == [], "the class would be the repository's"
+    closed = make_decision(hostile, listed=False)
+    assert list_questions(closed) == [], "the class would be the repository's"
 
 
 def test_an_architecture_that_is_not_listed_has_a_plan_where_transformers_class_stands_in() -> None:
-    best = decided(unheard(), listed=False, stands_in=True).plans[0]
+    best = make_decision(unheard(), listed=False, stands_in=True).plans[0]
     assert best.grade == "guess"
     hostile = unheard().evolve(remote_code=("auto_map in config.json",))
-    closed = decided(hostile, listed=False, stands_in=True)
+    closed = make_decision(hostile, listed=False, stands_in=True)
     assert not closed.plans, "the class would be the repository's"
 
 
@@ -267,12 +270,12 @@ def test_a_reader_of_a_family_does_not_describe_transformers_class_of_it() -> No
     fields = config("qwen3-8b", architectures=["UnheardForCausalLM"])
     read = read_model("m", None, fields, None, None, (), None)
     assert not read.guessed
-    assert not decided(read, listed=False, stands_in=True).plans
+    assert not make_decision(read, listed=False, stands_in=True).plans
 
 
 def test_the_weights_are_those_of_the_headers_where_there_are_any() -> None:
     headers = tensors({f"a.layers.{number}.odd.weight": (4096, 1000) for number in range(4)})
-    best = decided(unheard(headers=headers), tensor_parallel=1).plans[0]
+    best = make_decision(unheard(headers=headers), tensor_parallel=1).plans[0]
     assert best.memory.weights_bytes == 4 * 4096 * 1000 * 2
 
 
@@ -284,12 +287,16 @@ def test_a_method_without_rules_is_sized_by_headers_where_the_engine_has_it(
         {f"model.layers.{number}.mlp.up_proj.weight": (512, 4096) for number in range(36)}, "I8"
     )
     fields = config("qwen3-8b", quantization_config={"quant_method": method})
-    found = decided(read_model("m", None, fields, headers, None, (), None), tensor_parallel=1)
-    assert bool(found.plans) == plans
+    decision = make_decision(
+        read_model("m", None, fields, headers, None, (), None), tensor_parallel=1
+    )
+    assert bool(decision.plans) == plans
     if plans:
-        assert found.plans[0].memory.weights_bytes == 36 * 512 * 4096
+        assert decision.plans[0].memory.weights_bytes == 36 * 512 * 4096
     else:
-        assert {one.verdict for one in found.rejected} == {"unsupported_quantization"}
+        assert {rejection.verdict for rejection in decision.rejected} == {
+            "unsupported_quantization"
+        }
 
 
 @pytest.mark.parametrize(
@@ -425,7 +432,7 @@ def test_any_config_is_read_built_and_planned_or_a_fitserve_error(
         | ({} if known else {"model_type": "unheard", "architectures": ["UnheardForCausalLM"]})
     )
     with suppress(FitserveError):
-        decided(read_model("m", None, whole, headers, None, (), None))
+        make_decision(read_model("m", None, whole, headers, None, (), None))
 
 
 def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
@@ -446,9 +453,9 @@ def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
     }
     found = guess({"model_type": "unheard-of", **sizes, **ranks})
     layer = {
-        one.name.rpartition(".")[2]: (one.k, sum(one.parts))
-        for one in found.linears
-        if ".self_attn." in one.name
+        linear.name.rpartition(".")[2]: (linear.k, sum(linear.parts))
+        for linear in found.linears
+        if ".self_attn." in linear.name
     }
     assert layer == {
         "q_a_proj": (4096, 1024),

@@ -100,12 +100,12 @@ STRUCTURE: dict[str, Any] = {
 }
 
 
-def made(config: dict[str, Any], **changes: Any) -> Any:
+def make_value(config: dict[str, Any], **changes: Any) -> Any:
     return structure_blueprint(json.dumps(STRUCTURE | changes), Fields(config, "m"))
 
 
 def test_sizes_and_layers_are_the_terms_of_the_config() -> None:
-    blueprint = made(CONFIG)
+    blueprint = make_value(CONFIG)
     qkv, w13, w2 = blueprint.linears
     assert (qkv.k, qkv.parts, qkv.heads, qkv.kv_heads) == (64, (64, 16, 19), 8, 2)
     assert (qkv.bias, qkv.quantizable, len(qkv.numbers)) == (False, True, 6)
@@ -146,7 +146,7 @@ def test_sizes_and_layers_are_the_terms_of_the_config() -> None:
     ],
 )
 def test_a_field_changes_what_it_decides(changes: dict[str, Any], read: Any) -> None:
-    assert read(made(CONFIG | changes))
+    assert read(make_value(CONFIG | changes))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_field_changes_what_it_decides(changes: dict[str, Any], read: Any) -> 
 )
 def test_what_the_terms_cannot_use_is_refused_with_a_reason(changes: dict[str, Any]) -> None:
     with pytest.raises(BadModel) as refusal:
-        made(CONFIG | changes)
+        make_value(CONFIG | changes)
     assert "config.json of m" in str(refusal.value)
 
 
@@ -190,7 +190,7 @@ def test_a_structure_replaces_the_guess_and_names_what_stays_unknown() -> None:
 def test_a_term_is_no_program(term: str) -> None:
     rows = [{**ROWS[0], "k": term}]
     with pytest.raises(BadModel):
-        made(CONFIG, rows=rows)
+        make_value(CONFIG, rows=rows)
 
 
 def test_a_structure_needs_no_guess() -> None:

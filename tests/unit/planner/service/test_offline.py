@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,35 @@ def test_what_cannot_be_wished_for_is_told(folder: Path) -> None:
         gateway.plan("models/llama-3.1-8b", "2x3090", tensor_parallel=0)
     with pytest.raises(NotFound, match="no engine"):
         gateway.plan("models/llama-3.1-8b", "2x3090", ["nothing"])
+
+
+def test_a_field_or_a_word_that_is_nearly_right_is_proposed(folder: Path) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"min_contex": 1}, "min_contex: there is no such field (did you mean min_context?)."),
+        ({"goal": "thruput"}, "'context' (did you mean throughput?)."),
+        ({"gpus": "fewest"}, "gpus: Input should be 'all' or 'few' or a valid integer"),
+    ]
+    for fields, words in wrong:
+        with pytest.raises(BadRequest, match=re.escape(words)):
+            gateway.plan("models/llama-3.1-8b", "2x3090", **fields)
+
+
+def test_one_engine_needs_no_list(folder: Path) -> None:
+    alone = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0")
+    assert alone.plans
+    assert alone == gateway.plan("models/llama-3.1-8b", "2x3090", ["vllm==0.33.0"])
+
+
+def test_a_decision_is_one_line_in_a_notebook(folder: Path) -> None:
+    decision = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0")
+    best = decision.plans[0]
+    plan = f"<Plan vllm==0.33.0 on 2 GPUs, {best.max_model_len.value:,} tokens of context,"
+    for text in (repr(decision), str(decision)):
+        assert text.startswith(f"<Decision for {folder}/models/llama-3.1-8b on 2x3090: ")
+        assert plan in text
+        assert "\n" not in text
+    none = gateway.plan("models/llama-3.1-8b", "2x3090", "vllm==0.33.0", context="9m")
+    assert none.refusal[0] in repr(none)
 
 
 def test_every_field_of_a_wish_can_be_given() -> None:

@@ -15,11 +15,11 @@ from gateway.planner.service.messages import (
     LENGTH,
     PlanAnswer,
     WorkerConfig,
-    packed,
+    pack,
     read_result,
 )
 from gateway.planner.service.plan_program import PlanWorker, _checked_size, answer_frames
-from tests.support.makers import planned, wish
+from tests.support.makers import make_decision, wish
 
 
 class ScriptedWorker(PlanWorker):
@@ -36,7 +36,7 @@ class ScriptedWorker(PlanWorker):
         return PlanResult(best, "", _checked_size(decision))
 
 
-def told(script: Callable[[], Decision]) -> tuple[PlanAnswer, Plan | None, bytes]:
+def run_program(script: Callable[[], Decision]) -> tuple[PlanAnswer, Plan | None, bytes]:
     head, *frames = answer_frames(ScriptedWorker(script), PlanRequest(wish()), b"")
     result = read_result(frames)
     return PlanAnswer(*json.loads(head)), result.plan, result.decision
@@ -50,15 +50,15 @@ def raising(error: BaseException) -> Callable[[], Decision]:
 
 
 def test_the_best_plan_and_the_whole_decision_are_told() -> None:
-    decision = planned()
-    answer, plan, whole = told(lambda: decision)
+    decision = make_decision()
+    answer, plan, whole = run_program(lambda: decision)
     assert answer.error is None
     assert plan == decision.plans[0]
     assert Decision.model_validate_json(whole) == decision
 
 
 def test_a_decision_that_is_longer_than_any_is_an_error_in_its_place() -> None:
-    answer, plan, whole = told(lambda: Decision(model="m", hardware="h" * DECISION_BYTES))
+    answer, plan, whole = run_program(lambda: Decision(model="m", hardware="h" * DECISION_BYTES))
     assert answer.error is not None
     assert "over the limit of" in str(answer.error["message"])
     assert (plan, whole) == (None, b"null")
@@ -73,7 +73,7 @@ def test_a_decision_that_is_longer_than_any_is_an_error_in_its_place() -> None:
     ],
 )
 def test_every_error_is_told_in_few_words(error: Exception, kind: str, says: str) -> None:
-    answer, *_ = told(raising(error))
+    answer, *_ = run_program(raising(error))
     assert answer.error is not None
     assert answer.error["class"] == kind
     assert says in str(answer.error["message"])
@@ -84,4 +84,4 @@ def test_every_error_is_told_in_few_words(error: Exception, kind: str, says: str
 
 
 def test_frames_come_after_their_lengths() -> None:
-    assert packed([b"ab", b""]) == LENGTH.pack(2) + b"ab" + LENGTH.pack(0)
+    assert pack([b"ab", b""]) == LENGTH.pack(2) + b"ab" + LENGTH.pack(0)

@@ -19,7 +19,7 @@ from tests.support.versions import NEWEST_VLLM, VLLM_REF
 OLD, NEW = (Profiles().engine(ref) for ref in ("vllm==0.19.1", VLLM_REF))
 
 
-def installed(tmp_path: Path, *engines: Engine) -> Path:
+def install_engine(tmp_path: Path, *engines: Engine) -> Path:
     for engine in engines:
         (engine_dir(tmp_path, engine)).mkdir(parents=True)
         (engine_dir(tmp_path, engine) / COMPLETE).touch()
@@ -50,27 +50,30 @@ def decision(*plans: Plan) -> Decision:
 
 
 def test_processes_are_started_of_what_is_installed(tmp_path: Path) -> None:
-    startable = Startable(installed(tmp_path, OLD), installed_only=True)
-    assert startable.split([OLD, NEW]) == ([OLD], [NEW])
+    startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
+    assert startable.split_startable([OLD, NEW]) == ([OLD], [NEW])
 
 
 def test_containers_are_started_of_what_may_be_pulled(tmp_path: Path) -> None:
-    assert Startable(tmp_path, False, AllowedImages(["*:v0.19.1"])).split([OLD, NEW]) == (
+    assert Startable(tmp_path, False, AllowedImages(["*:v0.19.1"])).split_startable([OLD, NEW]) == (
         [OLD],
         [NEW],
     )
-    assert Startable(tmp_path, False).split([OLD, NEW]) == ([OLD, NEW], []), (
+    assert Startable(tmp_path, False).split_startable([OLD, NEW]) == ([OLD, NEW], []), (
         "an agent has its own word"
     )
 
 
 def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_path: Path) -> None:
-    startable = Startable(installed(tmp_path, OLD), installed_only=True)
+    startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
     ours, theirs = decision(with_speed(OLD, 100, 1000)), decision(with_speed(NEW, 110, 1500))
     told = startable.explain_engines(
         ours, [OLD], [NEW], wish(), lambda engines: theirs if engines == [NEW] else ours
     )
-    assert [(one.engine, one.here) for one in told.engines] == [(OLD.ref, True), (NEW.ref, False)]
+    assert [(engine.engine, engine.here) for engine in told.engines] == [
+        (OLD.ref, True),
+        (NEW.ref, False),
+    ]
     assert told.engines[1].gain == 0.5
     assert not_here(told) == [
         f"vllm=={NEWEST_VLLM}: not installed here; `fitserve engine install vllm=={NEWEST_VLLM}`:"
@@ -81,7 +84,7 @@ def test_an_engine_that_is_not_here_is_told_with_its_command_and_its_gain(tmp_pa
 
 
 def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_path: Path) -> None:
-    startable = Startable(installed(tmp_path, OLD), installed_only=True)
+    startable = Startable(install_engine(tmp_path, OLD), installed_only=True)
     ours = decision(with_speed(OLD, 100, 1000))
     for theirs in (
         decision(with_speed(NEW, 90, 900)),
@@ -110,7 +113,7 @@ def test_a_flag_that_only_engines_here_have_is_no_error(tmp_path: Path) -> None:
     told = Startable(tmp_path, True).explain_engines(
         decision(with_speed(OLD, 1, 1)), [OLD], [NEW], wish(), refuse
     )
-    assert [one.gives for one in told.engines] == ["", "no plan"]
+    assert [engine.gives for engine in told.engines] == ["", "no plan"]
 
 
 def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ SERVED = plan("3090", max_context=8192)
 CUT = Failure(kind="exited", phase="serving", message="", proves="nothing")
 
 
-def ended(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
+def ended_attempt(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
     known: dict[str, Any] = {
         "id": 1,
         "model": "m",
@@ -42,18 +42,24 @@ def ended(planned: Plan, failure: Failure | None, *, ready: bool) -> Attempt:
 
 
 def test_starts_that_were_cut_off_too_change_nothing() -> None:
-    cut = [ended(SERVED, CUT, ready=True)]
+    cut = [ended_attempt(SERVED, CUT, ready=True)]
     assert interrupted_plan(cut) is SERVED
     other = plan("3090", max_context=4096)
-    assert interrupted_plan([*cut, ended(other, CUT.evolve(kind="killed"), ready=False)]) is SERVED
-    assert interrupted_plan([*cut, ended(other, CUT, ready=True)]) is other
+    assert (
+        interrupted_plan([*cut, ended_attempt(other, CUT.evolve(kind="killed"), ready=False)])
+        is SERVED
+    )
+    assert interrupted_plan([*cut, ended_attempt(other, CUT, ready=True)]) is other
 
 
 @pytest.mark.parametrize("kind", ["withdrawn", "host_error", "download", "stalled"])
 def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
     assert (
         interrupted_plan(
-            [ended(SERVED, CUT, ready=True), ended(SERVED, CUT.evolve(kind=kind), ready=False)]
+            [
+                ended_attempt(SERVED, CUT, ready=True),
+                ended_attempt(SERVED, CUT.evolve(kind=kind), ready=False),
+            ]
         )
         is None
     )
@@ -61,8 +67,8 @@ def test_a_start_that_met_something_is_planned_anew(kind: str) -> None:
 
 def test_who_stopped_or_failed_by_itself_is_planned_anew() -> None:
     assert interrupted_plan([]) is None
-    assert interrupted_plan([ended(SERVED, None, ready=True)]) is None
-    assert interrupted_plan([ended(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None
+    assert interrupted_plan([ended_attempt(SERVED, None, ready=True)]) is None
+    assert interrupted_plan([ended_attempt(SERVED, CUT.evolve(proves="plan"), ready=True)]) is None
 
 
 def test_without_those_for_whose_sake_it_took_less_it_takes_what_is_free() -> None:
@@ -75,13 +81,13 @@ def test_without_those_for_whose_sake_it_took_less_it_takes_what_is_free() -> No
 def test_what_took_another_place_or_more_is_not_the_same() -> None:
     asked = wish_for_restore(wish(gpus="few"), SERVED)
     assert (asked.gpus, asked.engines, asked.replicas) == (SERVED.gpus, (str(SERVED.engine),), 1)
-    decision = decided(SERVED)
+    decision = make_decision(SERVED)
     found = keep_if_unchanged(decision, SERVED)
     assert found is not None
     assert found.plans[0] == SERVED
-    assert keep_if_unchanged(decided(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
+    assert keep_if_unchanged(make_decision(SERVED.evolve(gpus=("GPU-other",))), SERVED) is None
     more = SERVED.memory.evolve(budget_bytes=SERVED.memory.budget_bytes + 1)
-    assert keep_if_unchanged(decided(SERVED.evolve(memory=more)), SERVED) is None
+    assert keep_if_unchanged(make_decision(SERVED.evolve(memory=more)), SERVED) is None
     assert keep_if_unchanged(decision.evolve(plans=()), SERVED) is None
 
 
@@ -90,7 +96,7 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
     shorter = SERVED.evolve(
         max_model_len=SERVED.max_model_len.evolve(value=SERVED.max_model_len.value - 16)
     )
-    found = keep_if_unchanged(decided(shorter), SERVED)
+    found = keep_if_unchanged(make_decision(shorter), SERVED)
     assert found is not None
     assert found.plans[0] == shorter
     for other in (
@@ -114,8 +120,8 @@ def test_another_way_is_not_the_same_and_other_sizes_are() -> None:
         ),
     ):
         assert other != SERVED
-        assert keep_if_unchanged(decided(other), SERVED) is None
+        assert keep_if_unchanged(make_decision(other), SERVED) is None
 
 
-def decided(planned: Plan) -> Decision:
+def make_decision(planned: Plan) -> Decision:
     return Decision(model="m", hardware="3090", plans=(planned,))

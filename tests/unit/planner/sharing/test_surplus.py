@@ -25,7 +25,7 @@ from gateway.domain import (
     Wish,
 )
 from gateway.models.spec import read_model
-from gateway.planner.parallel import freed, rooms
+from gateway.planner.parallel import rooms, without_engines
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import decide_with_offers
 from gateway.planner.sharing.restore import (
@@ -180,7 +180,7 @@ class Machine:
                 total[uuid] = total.get(uuid, 0) + one.memory.promised_bytes
         return total
 
-    def decided(
+    def make_decision(
         self,
         name: str,
         sharing: Sharing,
@@ -192,7 +192,7 @@ class Machine:
         claims, here = self.claims(name), self.free(name)
         left = {uuid: count - (free or {}).get(uuid, 0) for uuid, count in claims.items()}
         asked = (wish or self.wishes[name]).evolve(**changes)
-        here = freed(here, free or {})
+        here = without_engines(here, free or {})
         return decide(
             spec_of(name),
             here,
@@ -278,10 +278,10 @@ class Machine:
         return True
 
     def plan_copy(self, name: str) -> bool:
-        found = self.decided(name, self.sharing(name)._replace(offers=()))
-        if found.plans:
-            self.start(name, found.plans[0])
-        return bool(found.plans)
+        decision = self.make_decision(name, self.sharing(name)._replace(offers=()))
+        if decision.plans:
+            self.start(name, decision.plans[0])
+        return bool(decision.plans)
 
     def leave(self, name: str) -> None:
         del self.serving[name]
@@ -296,7 +296,7 @@ class Machine:
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
         found = decide_with_offers(
             sharing.offers,
-            partial(self.decided, name, sharing),
+            partial(self.make_decision, name, sharing),
             wanted,
             rooms(self.free(), self.claims()),
         )
@@ -304,7 +304,7 @@ class Machine:
             giver = copy_of(take.model, take.replica)
             old = self.serving[giver]
             cap = cap_after_giving(take, old, (name,))
-            less = self.decided(
+            less = self.make_decision(
                 giver,
                 Sharing(cap, (), (), old.gpus),
                 gpus=old.gpus,
@@ -318,7 +318,7 @@ class Machine:
                 giver,
                 less.plans[0].evolve(cap=cap.evolve(bytes=less.plans[0].memory.promised_bytes)),
             )
-        anew = self.decided(name, sharing) if found.takes else found
+        anew = self.make_decision(name, sharing) if found.takes else found
         assert bool(anew.plans) == bool(found.plans), "what was taken is there once it was given"
         if anew.plans:
             self.start(name, anew.plans[0])
@@ -348,12 +348,12 @@ class Machine:
         )
         sharing = self.sharing(name)._replace(offers=tuple(offers))
         wanted = wanted_context(spec_of(name), self.wishes[name], {})
-        found = decide_with_offers(offers, partial(self.decided, name, sharing), wanted)
+        found = decide_with_offers(offers, partial(self.make_decision, name, sharing), wanted)
         for take in found.takes:
             self.leave(copy_of(take.model, take.replica))
         if not found.plans:
             return None
-        anew = self.decided(name, sharing._replace(offers=()))
+        anew = self.make_decision(name, sharing._replace(offers=()))
         assert anew.plans, "there is room once those have left that were asked to"
         self.start(name, anew.plans[0])
         return found.takes
@@ -364,7 +364,7 @@ class Machine:
             self.attempts.pop(name, None)
             del self.wishes[name]
 
-    def power_cut(self, order: list[str]) -> None:
+    def restart_all(self, order: list[str]) -> None:
         """All start anew, one after the other. What they had is left to those that are still to
         come."""
         self.lost, self.serving = self.serving, {}
@@ -379,13 +379,13 @@ class Machine:
         before = sharing.restored
         found = (
             keep_if_unchanged(
-                self.decided(name, sharing, wish=wish_for_restore(self.wishes[name], before)),
+                self.make_decision(name, sharing, wish=wish_for_restore(self.wishes[name], before)),
                 before,
             )
             if before
             else None
         )
-        found = found or self.decided(name, sharing._replace(restored=None))
+        found = found or self.make_decision(name, sharing._replace(restored=None))
         assert found.plans, found.rejected
         self.start(name, found.plans[0])
 
@@ -423,7 +423,7 @@ PROPERTY = settings(
 )
 
 
-def filled(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
+def fill_machine(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
     """A machine with those of these models that find room, in this order. Claims never exceed a
     GPU, and nobody pinned is touched."""
     machine = Machine(name)
@@ -446,12 +446,12 @@ def filled(name: str, kinds: list[tuple[str, bool, int]]) -> Machine:
 def test_after_a_power_cut_every_copy_has_the_gpus_and_the_plan_that_it_had(
     kinds: list[tuple[str, bool, int]], name: str, chance: Any
 ) -> None:
-    machine = filled(name, kinds)
+    machine = fill_machine(name, kinds)
     had = dict(machine.serving)
     for _ in range(2):
         names = list(machine.serving)
         chance.shuffle(names)
-        machine.power_cut(names)
+        machine.restart_all(names)
         for other, one in had.items():
             now = machine.serving[other]
             assert (now.gpus, now.fingerprint, now.memory) == (
@@ -470,17 +470,17 @@ def test_after_a_power_cut_every_copy_has_the_gpus_and_the_plan_that_it_had(
 def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
     kinds: list[tuple[str, bool, int]], name: str, chance: Any
 ) -> None:
-    machine = filled(name, kinds)
+    machine = fill_machine(name, kinds)
     models = [*dict.fromkeys(map(model_of, machine.serving))]
     chance.shuffle(models)
     for gone in models[:-1]:
         machine.remove(gone)
     names = list(machine.serving)
-    machine.power_cut(names)
+    machine.restart_all(names)
     fresh = Machine(machine.name)
     fresh.wishes[models[-1]] = machine.wishes[models[-1]]
     first = machine.serving[models[-1]]
-    assert first.memory == fresh.decided(models[-1], Sharing()).plans[0].memory
+    assert first.memory == fresh.make_decision(models[-1], Sharing()).plans[0].memory
     assert all(one.cap is None for one in machine.serving.values())
     assert not machine.full()
 
@@ -495,7 +495,7 @@ def test_who_is_left_when_all_others_go_has_everything_back_at_its_next_start(
 def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     kinds: list[tuple[str, bool, int]], asked: str, name: str
 ) -> None:
-    machine = filled(name, kinds)
+    machine = fill_machine(name, kinds)
     had = dict(machine.serving)
     gone = machine.load(f"{asked}/asked")
     assert not machine.full()

@@ -18,7 +18,7 @@ from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.meter import TokenUsage, usage
 
 
-def limited(**limit: int) -> Key:
+def limited_key(**limit: int) -> Key:
     return Key("app", b"d" * 32, frozenset({"inference"}), limit=KeyLimits(**limit))
 
 
@@ -49,7 +49,7 @@ def test_who_waits_as_long_as_was_said_is_let_in(size: int, owed: int, at: float
 
 
 def test_requests_at_once_come_back_and_minutes_do_not() -> None:
-    limiter, key = RateLimiter(), limited(in_flight=1, requests_per_minute=2)
+    limiter, key = RateLimiter(), limited_key(in_flight=1, requests_per_minute=2)
     first = limiter.admit(key, "openai", 0.0)
     assert first is not None
     with pytest.raises(RateLimited, match="concurrent requests"):
@@ -64,7 +64,7 @@ def test_requests_at_once_come_back_and_minutes_do_not() -> None:
 
 
 def test_a_key_without_limits_has_no_account_and_one_that_is_gone_keeps_none() -> None:
-    limiter, key = RateLimiter(), limited(requests_per_minute=1)
+    limiter, key = RateLimiter(), limited_key(requests_per_minute=1)
     assert limiter.admit(ANYONE, "openai", 0.0) is None
     limiter.admit(key, "openai", 0.0)
     limiter.keep([key.digest])

@@ -19,7 +19,7 @@ def sse(data: object, event: str = "") -> bytes:
     return f"{name}data: {json.dumps(data)}\n\n".encode()
 
 
-def typed(kind: str, **fields: object) -> bytes:
+def event(kind: str, **fields: object) -> bytes:
     return sse({**fields, "type": kind}, kind)
 
 
@@ -43,11 +43,14 @@ def end(endpoint: str, *events: bytes) -> tuple[bool, int]:
         ("chat", [TEXT, DONE]),
         ("chat", [TEXT, b"data:[DONE]\r\n\r\n"]),
         ("completions", [sse({"choices": [{"text": "a", "finish_reason": "stop"}]})]),
-        ("responses", [typed("response.created"), typed("response.completed", response={})]),
-        ("responses", [typed("response.incomplete", response={"error": None})]),
+        (
+            "responses",
+            [event("response.created"), event("response.completed", response={})],
+        ),
+        ("responses", [event("response.incomplete", response={"error": None})]),
         ("responses", [sse({"type": "response.completed", "response": {"error": None}})]),
-        ("messages", [typed("message_start"), typed("message_stop")]),
-        ("messages", [typed("message_stop"), DONE]),
+        ("messages", [event("message_start"), event("message_stop")]),
+        ("messages", [event("message_stop"), DONE]),
         ("transcriptions", [sse({"type": "transcript.text.done", "text": "a"})]),
         ("speech", [sse({"type": "speech.audio.delta"})]),  # no known end
     ],
@@ -66,8 +69,8 @@ def test_a_complete_stream(endpoint: str, events: list[bytes]) -> None:
         ("chat", [TEXT, TEXT[:40]]),
         ("chat", [b": waiting\n\n"]),
         ("completions", [sse({"choices": [{"text": "a", "finish_reason": None}]})]),
-        ("responses", [typed("response.created"), typed("response.output_text.delta", delta="a")]),
-        ("messages", [typed("message_start"), typed("message_delta", delta={"stop_reason": "x"})]),
+        ("responses", [event("response.created"), event("response.output_text.delta", delta="a")]),
+        ("messages", [event("message_start"), event("message_delta", delta={"stop_reason": "x"})]),
     ],
 )  # fmt: skip
 def test_a_stream_without_its_end(endpoint: str, events: list[bytes]) -> None:
@@ -75,10 +78,10 @@ def test_a_stream_without_its_end(endpoint: str, events: list[bytes]) -> None:
 
 
 def test_a_last_event_that_is_not_whole_proves_nothing() -> None:
-    whole = typed("response.completed", response={"text": "y" * 9000})
+    whole = event("response.completed", response={"text": "y" * 9000})
     other_order = sse({"type": "response.completed", "response": {"text": "y" * 9000}})
-    assert end("responses", typed("response.created"), whole) == (True, 0)
-    assert end("responses", typed("response.created"), other_order) == (True, 0)
+    assert end("responses", event("response.created"), whole) == (True, 0)
+    assert end("responses", event("response.created"), other_order) == (True, 0)
 
 
 VLLM_ERROR = sse({"error": {"message": "list", "type": "InternalServerError", "code": 500}})
@@ -97,9 +100,9 @@ INVALID = {"type": "error", "error": {"type": "invalid_request_error", "message"
         ("chat", [sse({"error": {"message": "m", "code": 429}}), DONE], 429),
         ("chat", [sse({"error": "out of memory"}), DONE], 500),
         ("chat", [sse({"object": "error", "message": '"error"', "code": 503}), DONE], 503),
-        ("responses", [typed("response.failed", response={"error": {"code": "server"}})], 500),
-        ("responses", [typed("error", code="invalid_prompt", error=None)], 400),
-        ("messages", [typed("message_start"), sse(OVERLOADED, "error")], 500),
+        ("responses", [event("response.failed", response={"error": {"code": "server"}})], 500),
+        ("responses", [event("error", code="invalid_prompt", error=None)], 400),
+        ("messages", [event("message_start"), sse(OVERLOADED, "error")], 500),
         ("messages", [sse(INVALID, "error")], 400),
     ],
 )  # fmt: skip

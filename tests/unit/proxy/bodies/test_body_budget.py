@@ -23,7 +23,7 @@ class Body:
         self.budget = budget
         self.account = account
         self.size = size
-        self.here = self.moved = 0
+        self.here = self.moved_bytes = 0
         self.reads = True
         self.refused: FitserveError | None = None
 
@@ -35,7 +35,7 @@ class Body:
         self.budget.release(self)
 
     def read(self, count: int = READ) -> None:
-        self.here = self.moved = min(self.here + count, self.size)
+        self.here = self.moved_bytes = min(self.here + count, self.size)
         if self.here == self.size:
             self.budget.keep(self, self.here)
             return
@@ -103,7 +103,7 @@ def test_one_key_takes_half_and_the_next_reads_on() -> None:
     assert other.whole
 
 
-def contended(count: int = 20) -> tuple[BodyBudget, list[Body], Body]:
+def contended_budget(count: int = 20) -> tuple[BodyBudget, list[Body], Body]:
     """`count` bodies that have 1 MiB each, and one that waits."""
     budget = BodyBudget(16 * MIB, 120)
     hogs = [Body(budget) for _ in range(count)]
@@ -121,7 +121,7 @@ def look(budget: BodyBudget, begin: float, seconds: float) -> None:
 
 
 def test_who_trickles_loses_the_room_when_somebody_waits() -> None:
-    budget, hogs, victim = contended()
+    budget, hogs, victim = contended_budget()
     look(budget, 0, PATIENCE_S - 1)
     assert not victim.reads
     look(budget, PATIENCE_S - 1, PATIENCE_S)
@@ -130,16 +130,16 @@ def test_who_trickles_loses_the_room_when_somebody_waits() -> None:
 
 
 def test_who_brings_enough_keeps_the_room_and_who_waits_is_told_at_last() -> None:
-    budget, hogs, victim = contended()
+    budget, hogs, victim = contended_budget()
     for second in range(119):
         for hog in hogs:
-            hog.moved += PRESSED_BYTES_S
+            hog.moved_bytes += PRESSED_BYTES_S
         look(budget, second, 0.5)
     assert all(hog.refused is None for hog in hogs if hog.reads)
     assert victim.refused is None
     for second in range(119, 125):
         for hog in hogs:
-            hog.moved += PRESSED_BYTES_S
+            hog.moved_bytes += PRESSED_BYTES_S
         look(budget, second, 0.5)
     assert isinstance(victim.refused, Busy)
 
@@ -153,7 +153,7 @@ def test_nobody_is_hurried_while_nobody_waits() -> None:
 
 
 def test_what_waits_for_a_replica_is_not_hurried_and_what_an_engine_does_not_take_is() -> None:
-    budget, hogs, victim = contended()
+    budget, hogs, victim = contended_budget()
     queued, stuck = hogs[:2]
     budget.keep(queued, MIB)
     budget.keep(stuck, MIB, pressed=True)

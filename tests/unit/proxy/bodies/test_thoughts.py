@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.proxy.bodies.thoughts import for_engine, renamed
+from gateway.proxy.bodies.thoughts import for_engine, rename_thoughts
 
 DELTA = {"role": None, "content": None, "reasoning_content": "hm ", "tool_calls": None}
 
@@ -19,7 +19,7 @@ def compact(value: Any) -> bytes:
 
 def test_the_name_changes_and_no_length_does() -> None:
     event = b"data: " + compact({"choices": [{"delta": DELTA}]}) + b"\n\n"
-    data, held = renamed(event)
+    data, held = rename_thoughts(event)
     assert (len(data), held) == (len(event), b"")
     delta = json.loads(data.removeprefix(b"data: "))["choices"][0]["delta"]
     assert delta["reasoning"] == "hm "
@@ -31,7 +31,7 @@ def test_the_name_changes_and_no_length_does() -> None:
 )
 def test_a_text_about_the_name_stays(text: str) -> None:
     whole = compact({"content": text})
-    assert renamed(whole) == (whole, b"")
+    assert rename_thoughts(whole) == (whole, b"")
 
 
 @given(st.lists(st.integers(0, 400), max_size=12))
@@ -41,11 +41,15 @@ def test_reads_may_end_anywhere(cuts: list[int]) -> None:
     places = sorted({min(cut, len(whole)) for cut in cuts} | {0, len(whole)})
     written, held = b"", b""
     for start, end in pairwise(places):
-        data, held = renamed(held + whole[start:end])
+        data, held = rename_thoughts(held + whole[start:end])
         written += data
     assert held == b""
-    assert written == renamed(whole)[0]
-    assert [one.get("reasoning") for one in json.loads(written)["choices"]] == ["hm ", None, "hm "]
+    assert written == rename_thoughts(whole)[0]
+    assert [choice.get("reasoning") for choice in json.loads(written)["choices"]] == [
+        "hm ",
+        None,
+        "hm ",
+    ]
 
 
 def test_earlier_thoughts_reach_the_engine_under_its_name() -> None:

@@ -52,6 +52,6 @@ def test_series_are_bounded() -> None:
     metrics = Metrics()
     metrics._series = {(f"m{number}", "chat"): _Series() for number in range(MOST_SERIES)}
     for number in range(3):
-        metrics.begun(_Ended(f"new{number}"))  # type: ignore[arg-type]
+        metrics.count_start(_Ended(f"new{number}"))  # type: ignore[arg-type]
     assert len(metrics._series) == MOST_SERIES + 1
     assert metrics._series["other", "chat"].in_flight == 3

@@ -95,7 +95,10 @@ promtool = pytest.mark.skipif(
 
 @promtool
 def test_the_expressions_are_promql(tmp_path: Path) -> None:
-    made = [one.replace("$__rate_interval", "1m").replace("$model", ".*") for one in expressions()]
+    made = [
+        expression.replace("$__rate_interval", "1m").replace("$model", ".*")
+        for expression in expressions()
+    ]
     groups = [
         {
             "name": "all",

@@ -24,7 +24,7 @@ from gateway.proxy.routing.balance import (
     MOST_TOKENS,
     USUAL_TOKENS,
     affine,
-    least_loaded,
+    least_loaded_position,
     prefix,
     weigh,
 )
@@ -37,7 +37,7 @@ keys = st.integers(0, 2**32 - 1)
 tokens_of = st.integers(1, MOST_TOKENS)
 
 
-def asked(**fields: Any) -> RequestFields:
+def request_fields(**fields: Any) -> RequestFields:
     return read_request_fields(json.dumps({"model": "m", **fields}).encode())
 
 
@@ -46,17 +46,17 @@ def asked(**fields: Any) -> RequestFields:
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "max_output_tokens"])
 def test_a_call_weighs_its_prompt_and_the_answer_that_it_asks_for(field: str) -> None:
-    assert weigh(asked(**{field: 100}), 4000) == 1000 + 100
+    assert weigh(request_fields(**{field: 100}), 4000) == 1000 + 100
 
 
 @pytest.mark.parametrize("limit", [None, "100", 1.5, -3, True, [], 10**30])
 def test_a_limit_that_is_no_number_of_tokens_weighs_what_is_usual_or_the_most(limit: Any) -> None:
-    assert weigh(asked(max_tokens=limit), 400) in (100 + USUAL_TOKENS, MOST_TOKENS)
+    assert weigh(request_fields(max_tokens=limit), 400) in (100 + USUAL_TOKENS, MOST_TOKENS)
 
 
 def test_no_call_weighs_more_than_the_most() -> None:
-    assert weigh(asked(max_tokens=999_999_999), 10) == MOST_TOKENS
-    assert weigh(asked(), 32 * 1024 * 1024) == MOST_TOKENS
+    assert weigh(request_fields(max_tokens=999_999_999), 10) == MOST_TOKENS
+    assert weigh(request_fields(), 32 * 1024 * 1024) == MOST_TOKENS
 
 
 # --- how a prompt begins ---
@@ -64,16 +64,17 @@ def test_no_call_weighs_more_than_the_most() -> None:
 
 def test_the_turns_of_a_conversation_begin_alike_and_two_conversations_do_not() -> None:
     turns: list[dict[str, Any]] = [SYSTEM, {"role": "user", "content": "First question"}]
-    begins = [prefix(asked(messages=turns))]
+    begins = [prefix(request_fields(messages=turns))]
     for number in range(3):
         turns += [
             {"role": "assistant", "content": f'{{"answer": {number}}}'},
             {"role": "user", "content": "And then?"},
         ]
-        begins.append(prefix(asked(messages=turns, temperature=number)))
+        begins.append(prefix(request_fields(messages=turns, temperature=number)))
     assert len(set(begins)) == 1
     assert (
-        prefix(asked(messages=[SYSTEM, {"role": "user", "content": "Other question"}])) != begins[0]
+        prefix(request_fields(messages=[SYSTEM, {"role": "user", "content": "Other question"}]))
+        != begins[0]
     )
 
 
@@ -90,7 +91,7 @@ def test_spaces_between_messages_make_no_difference_to_the_turns() -> None:
 def test_what_a_user_quotes_is_no_answer() -> None:
     quoting = [SYSTEM, {"role": "user", "content": 'the role "assistant" is a string'}]
     plain = [SYSTEM, {"role": "user", "content": "the role "}]
-    assert prefix(asked(messages=quoting)) != prefix(asked(messages=plain))
+    assert prefix(request_fields(messages=quoting)) != prefix(request_fields(messages=plain))
 
 
 @pytest.mark.parametrize(
@@ -105,19 +106,21 @@ def test_what_a_user_quotes_is_no_answer() -> None:
     ],
 )
 def test_every_api_has_beginnings(fields: dict[str, Any]) -> None:
-    assert prefix(asked(**fields)) is not None
+    assert prefix(request_fields(**fields)) is not None
     other = json.loads(json.dumps(fields).replace("s" * 300, "u" * 300).replace("1, 1", "2, 2"))
-    assert prefix(asked(**other)) != prefix(asked(**fields))
+    assert prefix(request_fields(**other)) != prefix(request_fields(**fields))
 
 
 def test_a_growing_text_begins_as_before() -> None:
-    assert prefix(asked(prompt="x" * 2000)) == prefix(asked(prompt="x" * 2000 + "more"))
+    assert prefix(request_fields(prompt="x" * 2000)) == prefix(
+        request_fields(prompt="x" * 2000 + "more")
+    )
 
 
 def test_a_short_beginning_has_no_place_of_its_own() -> None:
-    assert prefix(asked(messages=[{"role": "user", "content": "hi"}])) is None
-    assert prefix(asked()) is None
-    assert prefix(asked(prompt="x" * LEAST_BYTES)) is not None
+    assert prefix(request_fields(messages=[{"role": "user", "content": "hi"}])) is None
+    assert prefix(request_fields()) is None
+    assert prefix(request_fields(prompt="x" * LEAST_BYTES)) is not None
 
 
 @given(
@@ -127,7 +130,7 @@ def test_a_short_beginning_has_no_place_of_its_own() -> None:
     )
 )
 def test_whatever_stands_for_messages_is_read_without_complaint(value: Any) -> None:
-    call = asked(messages=value, prompt=value, input=value, system=value, max_tokens=value)
+    call = request_fields(messages=value, prompt=value, input=value, system=value, max_tokens=value)
     assert prefix(call) == prefix(call)
     assert 1 <= weigh(call, 100) <= MOST_TOKENS
 
@@ -160,7 +163,7 @@ def test_without_a_beginning_the_least_loaded_one_is_taken(
     loads: list[int], chance: random.Random
 ) -> None:
     turns = [chance.randrange(10) for _ in loads]
-    chosen = least_loaded(loads, turns)
+    chosen = least_loaded_position(loads, turns)
     assert (loads[chosen], turns[chosen]) == min(zip(loads, turns, strict=True))
 
 
@@ -211,9 +214,11 @@ def test_turns_stay_with_their_replica_while_it_is_not_above_the_others() -> Non
 
 
 def test_of_a_long_prompt_only_the_beginning_is_looked_at() -> None:
-    """So that a choice costs the same for each; benchmarks/small.py tells how little."""
+    """So that a choice costs the same for each."""
 
     def begins(rest: str) -> int | None:
-        return prefix(asked(messages=[{"role": "user", "content": "x" * MESSAGES_BYTES + rest}]))
+        return prefix(
+            request_fields(messages=[{"role": "user", "content": "x" * MESSAGES_BYTES + rest}])
+        )
 
     assert begins("y" * 1_000_000) == begins("z" * 2_000_000)

@@ -26,7 +26,13 @@ def ask(**fields: Any) -> Any:
         "address": "10.0.0.9",
         "state": "asked",
     }
-    made |= {"replica": REPLICA, "started": 990.0, "first_byte_at": 0.0, "received": 12, "sent": 0}
+    made |= {
+        "replica": REPLICA,
+        "started": 990.0,
+        "first_byte_at": 0.0,
+        "received": 12,
+        "sent_bytes": 0,
+    }
     return SimpleNamespace(**made | fields)
 
 
@@ -39,7 +45,7 @@ def ask(**fields: Any) -> Any:
         ({"state": "connecting"}, "waiting for the first token"),
         ({"state": "asked"}, "waiting for the first token"),
         ({"state": "answering"}, "waiting for the first token"),
-        ({"state": "answering", "first_byte_at": 990.25, "sent": 7}, "answering"),
+        ({"state": "answering", "first_byte_at": 990.25, "sent_bytes": 7}, "answering"),
     ],
 )
 def test_the_phase_says_what_a_request_waits_for(fields: dict[str, Any], phase: str) -> None:

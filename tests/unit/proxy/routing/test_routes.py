@@ -226,11 +226,6 @@ def test_an_unknown_model_is_named_and_a_huge_name_is_cut() -> None:
     assert len(str(caught.value)) < 400
 
 
-def test_only_models_with_replicas_are_routed() -> None:
-    table = RouteTable({"m": route(A), "n": route(name="n", state="starting")})
-    assert [model.name for model in table.routed()] == ["m"]
-
-
 def test_the_table_cannot_be_changed_through_what_it_was_made_from() -> None:
     models = {"m": route(A)}
     table = RouteTable(models)
@@ -276,7 +271,7 @@ def full(*replicas: RoutedReplica, queue: int | None = None, **fields: Any) -> R
     return routes
 
 
-def come(routes: Routes, *waiters: Waiting) -> None:
+def arrive(routes: Routes, *waiters: Waiting) -> None:
     for waiter in waiters:
         assert routes.pick(routes.table.find("m"), waiter.call) is None
         routes.wait(waiter)
@@ -295,7 +290,7 @@ def settle(change: Any) -> None:
 def test_those_who_wait_go_in_order_of_coming() -> None:
     routes = full(SMALL)
     waiters = [Waiting(routes) for _ in range(3)]
-    settle(lambda: come(routes, *waiters))
+    settle(lambda: arrive(routes, *waiters))
     for turn in range(3):
         assert routes.waiting("m") == 3 - turn
         settle(lambda: routes.end(SMALL))
@@ -306,20 +301,20 @@ def test_those_who_wait_go_in_order_of_coming() -> None:
 def test_nobody_overtakes_those_who_wait() -> None:
     routes = full(SMALL)
     first = Waiting(routes)
-    come(routes, first)
+    arrive(routes, first)
 
-    def end_and_come() -> None:
+    def swap_replicas() -> None:
         routes.end(SMALL)
         assert routes.pick(routes.table.find("m"), Waiting(routes).call) is None
 
-    settle(end_and_come)
+    settle(swap_replicas)
     assert first.replica is SMALL
 
 
 def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica() -> None:
     routes = full(SMALL, OTHER)
     bound, free = Waiting(routes, maker=SMALL.seed, body=b"{}"), Waiting(routes)
-    settle(lambda: come(routes, bound, free))
+    settle(lambda: arrive(routes, bound, free))
     settle(lambda: routes.end(OTHER))
     assert (bound.replica, free.replica) == (None, OTHER)
     settle(lambda: routes.end(SMALL))
@@ -331,13 +326,13 @@ def test_who_waits_for_the_maker_of_a_response_keeps_nobody_from_another_replica
 )
 def test_what_takes_no_place_does_not_wait(call: Call) -> None:
     routes = full(SMALL)
-    come(routes, Waiting(routes))
+    arrive(routes, Waiting(routes))
     assert routes.pick(routes.table.find("m"), call) is SMALL
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     routes = full(SMALL, queue=2)
-    settle(lambda: come(routes, Waiting(routes), Waiting(routes)))
+    settle(lambda: arrive(routes, Waiting(routes), Waiting(routes)))
     with pytest.raises(Overloaded, match=r"'m' are busy.*Try again in 1 s") as caught:
         routes.pick(routes.table.find("m"), Waiting(routes).call)
     assert (caught.value.status, caught.value.retry_after_s) == (429, 1)
@@ -356,7 +351,7 @@ def test_a_replica_of_unknown_capacity_is_never_full() -> None:
 def test_who_leaves_the_queue_is_forgotten() -> None:
     routes = full(SMALL)
     gone, stays = Waiting(routes), Waiting(routes)
-    settle(lambda: come(routes, gone, stays))
+    settle(lambda: arrive(routes, gone, stays))
     routes.forget(gone)
     routes.forget(gone)
     settle(lambda: routes.end(SMALL))
@@ -369,7 +364,7 @@ def test_a_model_that_is_waited_for_takes_those_who_wait_when_it_is_there() -> N
     starting = dataclasses.replace(route(state="starting"), wait_s=60)
     routes = Routes(RouteTable({"m": starting}))
     waiters = [Waiting(routes), Waiting(routes)]
-    settle(lambda: come(routes, *waiters))
+    settle(lambda: arrive(routes, *waiters))
     settle(lambda: setattr(routes, "table", RouteTable({"m": starting})))
     assert routes.waiting("m") == 2
     settle(lambda: setattr(routes, "table", RouteTable({"m": route(A)})))
@@ -382,7 +377,7 @@ def test_who_waits_for_what_will_not_come_is_told(
 ) -> None:
     routes = Routes(RouteTable({"m": dataclasses.replace(route(state="starting"), wait_s=60)}))
     waiter = Waiting(routes)
-    settle(lambda: come(routes, waiter))
+    settle(lambda: arrive(routes, waiter))
     settle(lambda: setattr(routes, "table", RouteTable(table)))
     assert waiter.error is not None
     assert waiter.error.status == status
@@ -396,7 +391,7 @@ def test_who_avoids_a_dead_replica_waits_for_its_follower_and_keeps_nobody_else(
     assert routes.pick(routes.table.find("m"), shy.call, "a") is None
     settle(lambda: routes.wait(shy))
     other = Waiting(routes)
-    settle(lambda: come(routes, other))
+    settle(lambda: arrive(routes, other))
     assert (shy.replica, other.replica) == (None, A)
     settle(lambda: setattr(routes, "table", RouteTable({"m": route(B)})))
     assert shy.replica is B
@@ -509,9 +504,9 @@ def test_the_first_request_that_waits_for_an_unrouted_model_is_told_once() -> No
 
 def test_a_replica_is_drained_once_no_table_has_it_and_nothing_is_in_flight() -> None:
     routes = Routes(RouteTable({"m": route(A)}))
-    assert not routes.drained("a")
+    assert not routes.has_drained("a")
     routes.begin(A)
     routes.table = RouteTable({"m": route()})
-    assert not routes.drained("a")
+    assert not routes.has_drained("a")
     routes.end(A)
-    assert routes.drained("a")
+    assert routes.has_drained("a")

@@ -75,13 +75,13 @@ class Pair:
         self.workers = [
             SharedRateLimiter(SharedMemory(self.memory.descriptor), index) for index in range(2)
         ]
-        self.told()
+        self.send_limits()
 
-    def told(self, *keys: Key) -> None:
-        for one in self.workers:
-            one.rows = self.rows.assign((self.key, *keys))
+    def send_limits(self, *keys: Key) -> None:
+        for worker in self.workers:
+            worker.rows = self.rows.assign((self.key, *keys))
 
-    def admitted(self, worker: int, now: float = 0.0) -> bool:
+    def is_admitted(self, worker: int, now: float = 0.0) -> bool:
         try:
             return self.workers[worker].admit(self.key, "openai", now) is not None
         except RateLimited:
@@ -97,15 +97,15 @@ def test_requests_of_all_workers_are_taken_from_one_minute(turns: list[tuple[int
             expected = alone.admit(pair.key, "openai", now) is not None
         except RateLimited:
             expected = False
-        assert pair.admitted(worker, now) == expected
+        assert pair.is_admitted(worker, now) == expected
     os.close(pair.memory.descriptor)
 
 
 def test_a_worker_that_first_hears_of_a_key_knows_what_others_admitted() -> None:
     pair = Pair(KeyLimits(requests_per_minute=6))
-    assert [pair.admitted(0) for _ in range(7)] == [True] * 6 + [False]
-    assert not pair.admitted(1)
-    assert [pair.admitted(1, 10.01), pair.admitted(0, 10.01)] == [True, False]
+    assert [pair.is_admitted(0) for _ in range(7)] == [True] * 6 + [False]
+    assert not pair.is_admitted(1)
+    assert [pair.is_admitted(1, 10.01), pair.is_admitted(0, 10.01)] == [True, False]
 
 
 def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
@@ -115,18 +115,18 @@ def test_tokens_are_taken_everywhere_when_an_answer_ends() -> None:
     permit.end(130, 0.0)
     with pytest.raises(RateLimited, match="100 tokens"):
         pair.workers[1].admit(pair.key, "openai", 18.0)
-    assert pair.admitted(1, 19.0)
+    assert pair.is_admitted(1, 19.0)
 
 
 def test_requests_at_once_are_counted_over_all_workers_and_those_of_a_dead_one_are_not() -> None:
     pair = Pair(KeyLimits(in_flight=3))
-    permits = [one.admit(pair.key, "openai", 0.0) for one in pair.workers]
-    assert [pair.admitted(1), pair.admitted(0)] == [True, False]
+    permits = [worker.admit(pair.key, "openai", 0.0) for worker in pair.workers]
+    assert [pair.is_admitted(1), pair.is_admitted(0)] == [True, False]
     pair.rows.forget(1)
-    assert [pair.admitted(0) for _ in range(3)] == [True, True, False]
+    assert [pair.is_admitted(0) for _ in range(3)] == [True, True, False]
     assert permits[0] is not None
     permits[0].end(0, 0.0)
-    assert [pair.admitted(1), pair.admitted(0)] == [True, False]
+    assert [pair.is_admitted(1), pair.is_admitted(0)] == [True, False]
 
 
 def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_then(
@@ -134,15 +134,15 @@ def test_the_row_of_a_key_that_is_gone_is_the_last_to_be_given_again_and_empty_t
 ) -> None:
     monkeypatch.setattr("gateway.proxy.workers.shared_limits.ROWS", 2)
     pair = Pair(KeyLimits(requests_per_minute=1))
-    assert pair.admitted(0)
+    assert pair.is_admitted(0)
     another, third = (dataclasses.replace(pair.key, digest=letter * 32) for letter in (b"e", b"f"))
     assert pair.rows.assign([another]) == {another.digest: 1}
     # None is left for a third one: it has its limits at each worker.
     assert pair.rows.assign([another, third, pair.key]) == {another.digest: 1, third.digest: 0}
-    pair.told()
+    pair.send_limits()
     pair.key = third
-    pair.told()
-    assert [pair.admitted(0), pair.admitted(1)] == [True, False]
+    pair.send_limits()
+    assert [pair.is_admitted(0), pair.is_admitted(1)] == [True, False]
 
 
 def test_a_table_forgets_the_oldest_alone() -> None:
@@ -163,11 +163,11 @@ def test_wrong_keys_are_counted_over_all_workers() -> None:
     for number in range(MOST):
         workers[number % 3].count_wrong_key("10.0.0.1")
     workers[0].count_wrong_key("10.0.0.2")
-    for one in workers:
+    for worker in workers:
         with pytest.raises(RateLimited):
-            one.count_wrong_key("10.0.0.1")
+            worker.count_wrong_key("10.0.0.1")
         with pytest.raises(RateLimited):
-            one.accept_guessable_key("10.0.0.1", DIGEST)
+            worker.accept_guessable_key("10.0.0.1", DIGEST)
     workers[1].accept_guessable_key("10.0.0.2", DIGEST)
 
 
@@ -175,20 +175,20 @@ def test_each_worker_has_its_share_of_a_replica_and_beyond_it_what_the_others_le
     routes = SharedRoutes(begin(), SharedMemory())
     replica = ROUTE.replicas[0]
 
-    def taken() -> int:
+    def count_requests() -> int:
         while routes.pick(ROUTE, Call("chat", "m")) is not None:
             routes.begin(replica)
         return routes.in_flight(replica.id)
 
-    assert taken() == 4  # nothing was heard of the others yet
+    assert count_requests() == 4  # nothing was heard of the others yet
     routes.set_other_loads({replica.id: 2})
-    assert taken() == 6
+    assert count_requests() == 6
     routes.set_other_loads({})
-    assert taken() == 8
+    assert count_requests() == 8
     for _ in range(8):
         routes.end(replica)
     routes.set_other_loads({replica.id: 8})
-    assert taken() == 4
+    assert count_requests() == 4
 
 
 def test_the_places_of_a_queue_are_divided_among_the_workers() -> None:

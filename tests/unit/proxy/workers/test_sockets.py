@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from gateway.proxy.workers.sockets import spread
+from gateway.proxy.workers.sockets import distribute
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_each_socket_has_a_worker_and_each_worker_a_socket(
 ) -> None:
     with ExitStack() as stack:
         given = [stack.enter_context(socket.socket()) for _ in range(sockets)]
-        assert [[given.index(one) for one in own] for own in spread(given, workers)] == expected
+        assert [[given.index(one) for one in own] for own in distribute(given, workers)] == expected

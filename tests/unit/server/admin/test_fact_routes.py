@@ -9,7 +9,7 @@ import pytest
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.scope import stale_reason, valid_facts
 from gateway.domain import Fact
-from tests.support.makers import GIB, plan, planned
+from tests.support.makers import GIB, make_decision, plan
 
 
 def fact(kind: str, scope: dict[str, str], **fields: Any) -> Fact:
@@ -35,17 +35,17 @@ def test_memory_that_an_engine_needed_is_not_planned_away_again() -> None:
     scope = {key: value for key, value in before.scope.items() if key != "budget"}
     scope["max_num_batched_tokens"] = str(before.max_num_batched_tokens.value)
     failed = fact("needs_memory", scope, value=used + GIB)
-    after = planned(
+    after = make_decision(
         facts=(failed,), max_context=4096, tensor_parallel=before.tensor_parallel.value
     ).plans[0]
     assert after.memory.kv_bytes == before.memory.kv_bytes - GIB
     # With another batch it proves nothing, and more than there is leaves no plan of this size.
     other = failed.evolve(scope=scope | {"max_num_batched_tokens": "1"})
-    assert planned(facts=(other,), max_context=4096).plans[0].memory == before.memory
-    hopeless = planned(
+    assert make_decision(facts=(other,), max_context=4096).plans[0].memory == before.memory
+    hopeless = make_decision(
         facts=(failed.evolve(value=30 * GIB),), tensor_parallel=before.tensor_parallel.value
     )
-    assert {one.verdict for one in hopeless.rejected} >= {"no_memory"}
+    assert {rejection.verdict for rejection in hopeless.rejected} >= {"no_memory"}
 
 
 def test_a_good_start_makes_the_band_narrow_and_changes_nothing_else() -> None:
@@ -53,7 +53,7 @@ def test_a_good_start_makes_the_band_narrow_and_changes_nothing_else() -> None:
     scope = {key: value for key, value in before.scope.items() if key != "budget"}
     scope["max_num_batched_tokens"] = str(before.max_num_batched_tokens.value)
     measured = before.memory.budget_bytes - before.memory.kv_bytes - GIB // 4
-    after = planned(
+    after = make_decision(
         facts=(fact("needs_memory", scope, value=measured, grade="verified"),), max_context=4096
     ).plans[0]
     assert after.fingerprint == before.fingerprint
@@ -64,7 +64,9 @@ def test_a_good_start_makes_the_band_narrow_and_changes_nothing_else() -> None:
 def test_memory_that_ran_out_while_serving_is_left_free() -> None:
     before = plan(max_context=4096)
     scope = {key: value for key, value in before.scope.items() if key != "budget"}
-    after = planned(facts=(fact("spare_memory", scope, value=GIB),), max_context=4096).plans[0]
+    after = make_decision(facts=(fact("spare_memory", scope, value=GIB),), max_context=4096).plans[
+        0
+    ]
     assert (
         GIB
         <= before.memory.budget_bytes - after.memory.budget_bytes

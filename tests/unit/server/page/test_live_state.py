@@ -10,7 +10,7 @@ from tests.support.makers import attempt, machine, wish
 WARM = StartConditions(origin="fork", is_cache_empty=False)
 
 
-def unknown(*_: object) -> None:
+def expect_no_time(*_: object) -> None:
     """No start was measured."""
 
 
@@ -37,7 +37,9 @@ def test_an_engine_without_a_gpu_holds_memory_of_the_machine() -> None:
     model = serving()
     plan = model.replicas[0].attempt.plan  # type: ignore[union-attr]
     model.replicas[0].attempt = attempt(7, "ready", plan=plan.evolve(gpus=()))
-    assert [one["model"] for one in live_machine(machine("cpu"), {"m": model})["holders"]] == ["m"]
+    assert [
+        holder["model"] for holder in live_machine(machine("cpu"), {"m": model})["holders"]
+    ] == ["m"]
 
 
 def test_requests_are_those_of_all_processes() -> None:
@@ -49,7 +51,7 @@ def test_requests_are_those_of_all_processes() -> None:
         ("fitserve_requests_queued", ("m",), 1.0),
         ("fitserve_requests_in_flight", ("other",), 9.0),
     ]
-    [shown] = live_models([serving()], Routes(), samples, unknown)
+    [shown] = live_models([serving()], Routes(), samples, expect_no_time)
     assert (shown["running"], shown["waiting"]) == (5, 1)
     assert (shown["replicas"][0]["attempt"], shown["replicas"][0]["grade"]) == (7, "verified")
 
@@ -58,13 +60,13 @@ def test_a_download_is_told_with_its_bytes_and_other_work_in_words() -> None:
     model = serving()
     model.replicas[0].attempt = None
     model.replicas[0].progress = TransferProgress("Downloading", 3, 9, 1.5)
-    assert live_models([model], Routes(), [], unknown)[0]["replicas"][0]["progress"] == {
+    assert live_models([model], Routes(), [], expect_no_time)[0]["replicas"][0]["progress"] == {
         "done": 3,
         "total": 9,
         "rate": 1.5,
     }
     model.replicas[0].progress = "unpacking"
-    assert live_models([model], Routes(), [], unknown)[0]["replicas"][0]["progress"] is None
+    assert live_models([model], Routes(), [], expect_no_time)[0]["replicas"][0]["progress"] is None
 
 
 def test_a_start_is_told_with_its_expected_time_until_it_is_proven() -> None:
@@ -72,14 +74,14 @@ def test_a_start_is_told_with_its_expected_time_until_it_is_proven() -> None:
     model = serving()
     [replica] = model.replicas
 
-    def shown() -> object:
+    def shown_value() -> object:
         return live_models([model], Routes(), [], lambda *_: time)[0]["replicas"][0]["start"]
 
-    assert shown() is None
+    assert shown_value() is None
     replica.attempt, replica.launched, replica.conditions = attempt(8), 7, WARM
-    assert shown() is None, "another gateway began it"
+    assert shown_value() is None, "another gateway began it"
     replica.launched = 8
-    assert shown() == {
+    assert shown_value() == {
         "phase": None,
         "phase_since": None,
         "since": None,

@@ -6,7 +6,7 @@ from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
 from gateway.server.page.traffic import MOST_POINTS, TrafficHistory, percentile
 
 
-def counted(requests: float, tokens: float, fast: float = 0, slow: float = 0) -> list[Sample]:
+def make_samples(requests: float, tokens: float, fast: float = 0, slow: float = 0) -> list[Sample]:
     """fast: answers that began within 5 ms; slow: within 10 s."""
     bounds = [*map(repr, FIRST_BYTES), "+Inf"]
     sums = [fast if bound != "+Inf" and float(bound) < 10 else fast + slow for bound in bounds]
@@ -26,8 +26,8 @@ def counted(requests: float, tokens: float, fast: float = 0, slow: float = 0) ->
 
 def test_a_point_tells_what_happened_since_the_one_before() -> None:
     traffic = TrafficHistory()
-    assert traffic.add(counted(10, 1000), 100.0) is None
-    point = traffic.add(counted(20, 1500, fast=10), 105.0)
+    assert traffic.add(make_samples(10, 1000), 100.0) is None
+    point = traffic.add(make_samples(20, 1500, fast=10), 105.0)
     assert point is not None
     assert point["models"].keys() == {"m"}
     flow = point["models"]["m"]
@@ -37,8 +37,8 @@ def test_a_point_tells_what_happened_since_the_one_before() -> None:
 
 def test_counts_that_were_lost_are_no_rate_below_nothing() -> None:
     traffic = TrafficHistory()
-    traffic.add(counted(10, 1000, fast=5), 1.0)
-    point = traffic.add(counted(4, 100), 2.0)
+    traffic.add(make_samples(10, 1000, fast=5), 1.0)
+    point = traffic.add(make_samples(4, 100), 2.0)
     assert point is not None
     assert point["models"]["m"]["requests"] == 0
     assert point["models"]["m"]["first_p95_s"] is None
@@ -46,11 +46,11 @@ def test_counts_that_were_lost_are_no_rate_below_nothing() -> None:
 
 def test_what_happens_while_nobody_looks_is_in_no_point() -> None:
     traffic = TrafficHistory()
-    traffic.add(counted(1, 1), 1.0)
+    traffic.add(make_samples(1, 1), 1.0)
     traffic.pause()
-    assert traffic.add(counted(100, 100), 500.0) is None
+    assert traffic.add(make_samples(100, 100), 500.0) is None
     for second in range(2 * MOST_POINTS):
-        traffic.add(counted(100, 100), 501.0 + second)
+        traffic.add(make_samples(100, 100), 501.0 + second)
     assert len(traffic.points) == MOST_POINTS
 
 

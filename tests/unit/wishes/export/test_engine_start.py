@@ -159,7 +159,7 @@ def test_the_yaml_has_no_anchors(write: Any) -> None:
     text = yaml_text(documents)
     assert list(yaml.safe_load_all(text)) == documents
     tokens = yaml.scan(text)
-    assert not any(isinstance(one, (yaml.AnchorToken, yaml.AliasToken)) for one in tokens)
+    assert not any(isinstance(token, (yaml.AnchorToken, yaml.AliasToken)) for token in tokens)
 
 
 def names(value: Any) -> set[str]:

@@ -58,48 +58,48 @@ class ImportWatch:
         self._stack: list[str] = []
         self.read: set[str] = set()
         self._files: dict[str, tuple[int, int, int]] = {}
-        self._folders: dict[str, int] = {}
-        self.refused = self._read_refused()
+        self._folders: dict[str, set[str]] = {}
+        self.refused = self._read_refusals()
 
     def import_all(self, names: Iterable[str]) -> None:
         """Import the names and what is learned. Raises Unforkable."""
-        self._folders = {path: _modified(path) for path in sys.path}
+        self._folders = {path: _entries(path) for path in sys.path}
         with self._watching():
             for name in names:
                 self._import(name)
-            self._import_learned()
+            self._import_learned_names()
         self._files = {path: _identity(path) for path in _module_files()}
 
     @property
     def is_current(self) -> bool:
         """Whether the files of all imported modules, and the folders of packages, are unchanged."""
         return all(_identity(path) == identity for path, identity in self._files.items()) and all(
-            _modified(path) == identity for path, identity in self._folders.items()
+            _entries(path) == entries for path, entries in self._folders.items()
         )
 
-    def _read_refused(self) -> dict[str, str]:
+    def _read_refusals(self) -> dict[str, str]:
         try:
             refused: dict[str, str] = json.loads((self._folder / "refused.json").read_text())
         except (OSError, ValueError):
             return {}
         return refused
 
-    def _learned(self) -> list[str]:
+    def _learned_names(self) -> list[str]:
         try:
             names = (self._folder / "learned").read_text().split()
         except OSError:
             return []
         return list(dict.fromkeys(names))[:MOST_NAMES]
 
-    def _import_learned(self) -> None:
+    def _import_learned_names(self) -> None:
         """Import what is learned, each part after a fork survived it.
 
         A trial ends at a module that no fork survives, and the next one is without that module.
         """
         for _ in range(MOST_TRIALS):
-            names, refused = self._learned(), dict(self.refused)
+            names, refused = self._learned_names(), dict(self.refused)
             count = self._trial(names)
-            self.refused |= self._read_refused()
+            self.refused |= self._read_refusals()
             for name in names[:count]:
                 self._import(name)
             if count == len(names) or self.refused == refused:
@@ -152,7 +152,7 @@ class ImportWatch:
         environment = type(os.environ)
         os.environ.__class__ = EnvironmentReader
         for loader, original in zip(_LOADERS, originals, strict=True):
-            loader.exec_module = self._watched(original)
+            loader.exec_module = self._watch_loader(original)
         try:
             yield
         finally:
@@ -161,7 +161,7 @@ class ImportWatch:
             os.environ.__class__ = environment
             self.read = set(EnvironmentReader.names)
 
-    def _watched(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def _watch_loader(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         def exec_module(loader: Any, module: Any) -> None:
             self._look()
             self._stack.append(module.__name__)
@@ -181,7 +181,7 @@ class ImportWatch:
             self.refused.setdefault(name, f"imports {culprit}")
         self.refused[culprit] = reason
         # Modules that were imported well are imported for themselves next time.
-        named = {*self._learned(), *self.refused}
+        named = {*self._learned_names(), *self.refused}
         well = [name for name in list(sys.modules) if name not in named]
         with (self._folder / "learned").open("a") as file:
             file.write("".join(f"{name}\n" for name in well))
@@ -300,5 +300,9 @@ def _identity(path: str) -> tuple[int, int, int]:
     return state.st_ino, state.st_size, state.st_mtime_ns
 
 
-def _modified(path: str) -> int:
-    return _identity(path)[2]
+def _entries(path: str) -> set[str]:
+    """The packages in a folder. Imports themselves add the folder of bytecode."""
+    try:
+        return {*os.listdir(path)} - {"__pycache__"}  # noqa: PTH208 - of the standard library alone
+    except OSError:
+        return set()

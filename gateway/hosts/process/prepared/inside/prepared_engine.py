@@ -4,14 +4,15 @@
 
 Any Python from 3.10 on, standard library only. FOLDER (0700) holds:
 
-    order.json    of the gateway: {"modules": [...], "idle_s": 300}
+    order.json    of the gateway: {"modules": [...], "env": {...}, "idle_s": 300}
     learned, refused.json    of import_watch.py
     socket        where the gateway asks (0600); only processes of this user are answered
 
 A connection carries lines of JSON, each request with one answer:
 
     {"do": "status"}  -> {"pid", "modules", "read", "refused", "cgroup"}
-    {"do": "start", "argv", "env", "cwd", "log", "exit_file"}  -> {"pid"} or {"refused": reason}
+    {"do": "start", "argv", "env", "cwd", "log", "exit_file", "forked_calls"}
+                      -> {"pid"} or {"refused": reason}
 
 The engine waits for one more byte of its connection. Without that byte it ends, and has done
 nothing. So no engine exists that its gateway has not recorded.
@@ -34,11 +35,12 @@ import struct
 import sys
 import time
 import types
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import exit_codes
+from . import exit_codes, forked_calls
 from .import_watch import ImportWatch, LearningFinder, Unforkable, begin_anew
 
 MOST_REQUEST = 4 * 1024 * 1024
@@ -59,7 +61,7 @@ def main(folder: Path, restarts: int) -> None:
         begin_anew(restarts)
     gc.collect()
     gc.freeze()
-    server = ForkServer(folder, watch)
+    server = ForkServer(folder, watch, changes(order["env"], os.environ))
     argv = server.serve(float(order["idle_s"]))
     if argv is None:
         exit_codes.become_writer(server.engines)
@@ -68,11 +70,15 @@ def main(folder: Path, restarts: int) -> None:
 
 
 class ForkServer:
-    """Answers requests, one after the other. Forks engines, and notes how they end."""
+    """Answers requests, one after the other. Forks engines, and notes how they end.
 
-    def __init__(self, folder: Path, watch: ImportWatch) -> None:
+    changes: of the environment by imports, as changes() says.
+    """
+
+    def __init__(self, folder: Path, watch: ImportWatch, changes: dict[str, str | None]) -> None:
         self._folder = folder
         self._watch = watch
+        self._changes = changes
         self._connections: dict[int, tuple[socket.socket, bytearray]] = {}
         self.engines: dict[int, str] = {}
         """Living engines: pid -> the file for their exit code."""
@@ -184,6 +190,8 @@ class ForkServer:
             os.setsid()
             self._leave(connection)
             begin_engine(connection, request, self._oom_score)
+            change_environment(self._changes)
+            forked_calls.replace_calls(request["forked_calls"])
             sys.meta_path.insert(0, LearningFinder(self._folder / "learned"))
         except BaseException as error:
             with suppress(OSError):
@@ -224,6 +232,21 @@ def begin_engine(connection: socket.socket, request: dict[str, Any], oom_score: 
         os._exit(0)
     connection.close()
     os.chdir(request["cwd"])
+
+
+def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables with another value than before; None: the variable is removed."""
+    names = {*before, *after}
+    return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+
+
+def change_environment(changes: Mapping[str, str | None]) -> None:
+    """Set what imports had set, as `import vllm` does: the imports of a plain start set it too."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def listen(path: Path) -> socket.socket:

@@ -104,7 +104,7 @@ export function decisionView(decision) {
   if (!plan) {
     return [
       h("p", { class: "problem" }, "No plan fits."),
-      h("ul", { class: "warnings" }, fits(decision.would_fit).map((line) => h("li", {}, line)), (decision.holders ?? []).filter((one) => one.words).map((one) => h("li", {}, one.words))),
+      h("ul", { class: "warnings" }, decision.refusal.map((line) => h("li", {}, line.replaceAll("`", "")))),
       ...otherPlans(decision),
     ];
   }
@@ -118,15 +118,6 @@ export function decisionView(decision) {
     section("Command line", planCommand(plan)),
     ...otherPlans(decision),
   ];
-}
-
-function fits(would) {
-  if (!would) return [];
-  const lines = [];
-  if (would.weights_bytes) lines.push(`The weights have ${bytes(would.weights_bytes)}; there is room for ${bytes(would.room_bytes)}${would.room_empty_bytes ? `, and for ${bytes(would.room_empty_bytes)} without the engines that run` : ""}.`);
-  if (would.context) lines.push(`A context of ${tokens(would.context)} would fit.`);
-  for (const form of would.forms) lines.push(`${form.what}${form.source ? ` (${form.source})` : ""} would fit: ${bytes(form.weights_bytes)}, ${tokens(form.context)} context, ${form.engine.replace("==", " ")}, ${plural(form.gpus, "GPU")}.`);
-  return lines;
 }
 
 /** @param {string} title */

@@ -14,7 +14,7 @@ import { attribute, fill, h } from "../dom.js";
 const FIELDS = {
   "": [
     { name: "goal", label: "Made for", kind: ["balanced", "latency", "throughput", "context"], help: "one user, many at once, long contexts, or all" },
-    { name: "context", label: "Context", kind: "number", help: "tokens; plans with as many come first" },
+    { name: "context", label: "Context", kind: "number", help: "tokens that the model will have: 8192, 32k" },
     { name: "gpus", label: "GPUs", kind: "gpus", help: "all, few, how many, or their numbers: 0,1", example: "as many as help" },
     { name: "concurrency", label: "Requests at once", kind: "number", help: "expected" },
   ],
@@ -30,8 +30,8 @@ const FIELDS = {
     { name: "image", label: "Container image", kind: "text", help: "instead of the one its project publishes" },
     { name: "tensor_parallel", label: "Tensor parallel", kind: "number" },
     { name: "replicas", label: "Replicas", kind: "number", help: "empty: as many as help" },
-    { name: "min_context", label: "Least context", kind: "number", help: "a plan with less is refused" },
-    { name: "max_context", label: "Most context", kind: "number" },
+    { name: "min_context", label: "Least context", kind: "number", help: "instead of one context; a plan with less is refused" },
+    { name: "max_context", label: "Most context", kind: "number", help: "instead of one context" },
     { name: "dtype", label: "Dtype", kind: ["auto", "bfloat16", "float16", "float32"] },
     { name: "speculative", label: "Speculation", kind: ["", "auto", "off", "mtp", "ngram"], help: "without a drafter" },
     { name: "drafter", label: "Drafter", kind: "text", help: "folder or repository" },

@@ -58,7 +58,7 @@ export function add() {
   async function dryRun() {
     const mine = (running = new AbortController());
     try {
-      const decision = await call("POST", "/admin/plan", wish(), { signal: mine.signal });
+      const decision = await call("POST", "/admin/models?dry_run=true", wish(), { signal: mine.signal });
       if (mine.signal.aborted) return;
       text(status, decision.plans.length ? "This would be started:" : "");
       fill(plan, ...decisionView(decision));

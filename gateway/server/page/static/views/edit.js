@@ -36,7 +36,7 @@ export function edit(view) {
     try {
       const answer = await call("PATCH", `${at}?dry_run=true`, patch, { signal: mine.signal });
       if (mine.signal.aborted) return;
-      text(status, answer.reason ? `No plan: ${answer.reason}` : answer.anew ? "New engines are started. If there is room, the old ones serve until then." : "No engine is restarted.");
+      text(status, answer.reason ? `No plan: ${answer.reason}` : answer.anew ? "New engines are started. If there is room, the old ones serve until then." : `No engine is restarted.${answer.no_effect ? ` The plan stays: ${answer.no_effect}.` : ""}`);
       fill(rows, differences([...answer.wish, ...answer.plan]));
     } catch (error) {
       if (!mine.signal.aborted) text(status, error.message);

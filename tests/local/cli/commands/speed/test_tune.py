@@ -15,7 +15,13 @@ import pytest
 
 from gateway.measuring.tuning import plan_search
 from tests.local.cli.test_main import fitserve
-from tests.local.measuring.tuning.test_plan_search import added, alone, ended, paced, tuned
+from tests.local.measuring.tuning.test_plan_search import (
+    add_model,
+    alone,
+    paced_script,
+    tune,
+    wait_for_end,
+)
 from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
@@ -31,8 +37,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced(FAST)) as gateway:
-        old = await added(gateway, tmp_path)
+    async with tune(tmp_path, paced_script(FAST)) as gateway:
+        old = await add_model(gateway, tmp_path)
 
         async def run(*arguments: str) -> Any:
             return await asyncio.to_thread(fitserve, *arguments, FITSERVE_URL=gateway.url)
@@ -53,8 +59,8 @@ async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: P
 
 
 async def test_without_room_and_terminal_it_names_the_option(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced(FAST), "3090") as gateway:
-        old = await added(gateway, tmp_path)
+    async with tune(tmp_path, paced_script(FAST), "3090") as gateway:
+        old = await add_model(gateway, tmp_path)
         refused = await asyncio.to_thread(fitserve, "tune", "m", FITSERVE_URL=gateway.url)
         assert refused.returncode == 1
         assert "--offline" in refused.stderr
@@ -62,17 +68,17 @@ async def test_without_room_and_terminal_it_names_the_option(tmp_path: Path) -> 
 
 
 async def test_ctrl_c_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    async with tuned(tmp_path, paced(FAST, start_delay_s=3600)) as gateway:
-        old = await added(gateway, tmp_path)
+    async with tune(tmp_path, paced_script(FAST, start_delay_s=3600)) as gateway:
+        old = await add_model(gateway, tmp_path)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "gateway.__main__", "tune", "m"),
             env={**os.environ, "FITSERVE_URL": gateway.url},
             stderr=subprocess.DEVNULL,
         )
         async with asyncio.timeout(hang_s()):
-            while not any(FAST in one.spec.argv for one in gateway.world.engines.values()):
+            while not any(FAST in engine.spec.argv for engine in gateway.world.engines.values()):
                 await asyncio.sleep(0.01)
             process.send_signal(signal.SIGINT)
             assert await process.wait() != 0
-        assert (await ended(gateway))["state"] == "stopped"
+        assert (await wait_for_end(gateway))["state"] == "stopped"
         assert (await alone(gateway))["id"] == old["id"]

@@ -13,12 +13,12 @@ from gateway.engines.common.chat.abilities import (
     OPEN_S,
     TOOL,
     ParsedAnswer,
+    abilities_by_plan,
     earlier,
     ended_by_asking,
     fits,
-    judged,
+    judge,
     questions,
-    unasked,
 )
 from tests.support.makers import attempt, plan
 
@@ -71,7 +71,7 @@ def chatting(tools: str = "hermes", reasoning: str = "qwen3", context: int = 819
 def test_an_answer_proves_what_it_holds(
     name: str, said: ParsedAnswer, state: str, evidence: str
 ) -> None:
-    found = judged(name, said)
+    found = judge(name, said)
     assert (found.state, evidence in found.evidence) == (state, True), found
 
 
@@ -86,7 +86,7 @@ def test_what_is_of_another_type_does_not_fit(text: str) -> None:
 def test_a_model_is_asked_about_what_its_plan_has_a_parser_for() -> None:
     assert set(questions(chatting())) == {"tools", "required_tools", "reasoning", "json_schema"}
     assert set(questions(chatting("none", "none"))) == {"json_schema"}
-    silent = unasked(chatting("none", "qwen3"))
+    silent = abilities_by_plan(chatting("none", "qwen3"))
     assert (silent.tools.state, silent.tools.evidence) == ("not proven", "because of none")
     assert silent.reasoning.state == silent.json_schema.state == "unknown"
 
@@ -100,7 +100,8 @@ def test_a_model_that_does_not_chat_is_not_asked() -> None:
     for one, why in ((base, "no chat template"), (embeds, "does not generate")):
         assert not questions(one)
         assert all(
-            ability.state == "not proven" and why in ability.evidence for _, ability in unasked(one)
+            ability.state == "not proven" and why in ability.evidence
+            for _, ability in abilities_by_plan(one)
         )
 
 
@@ -125,7 +126,7 @@ def test_the_same_plan_is_asked_once() -> None:
 
 
 def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
-    asked = unasked(chatting())
+    asked = abilities_by_plan(chatting())
     died = attempt(1, "failed", started_at=10.0, abilities=asked, fingerprint="another")
     assert ended_by_asking(died)
     found = earlier(attempt(2, started_at=20.0), [died], 0.0)
@@ -145,6 +146,6 @@ def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
 
 
 def test_a_question_without_an_answer_is_asked_again_at_the_next_start() -> None:
-    asked = unasked(chatting())
+    asked = abilities_by_plan(chatting())
     served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=asked)
     assert earlier(attempt(2, started_at=20.0), [served], 0.0) is None

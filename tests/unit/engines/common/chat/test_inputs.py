@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.engines.common.chat.inputs import inputs
-from tests.support.published import published
+from tests.support.published import published_model
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from tests.support.published import published
     ],
 )
 def test_a_config_says_what_a_message_may_hold(name: str, kinds: tuple[str, ...]) -> None:
-    assert inputs(published(name)) == kinds
+    assert inputs(published_model(name)) == kinds

@@ -10,7 +10,7 @@ from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
@@ -24,7 +24,7 @@ def taught(
     model_type: str = "llama",
     tokens: tuple[str, ...] = ("<think>", "</think>"),
 ) -> ModelSpec:
-    return published("llama-3.1-8b").evolve(
+    return published_model("llama-3.1-8b").evolve(
         chat_template=template, model_type=model_type, added_tokens=tokens
     )
 
@@ -115,7 +115,7 @@ def test_a_model_without_template_or_words_has_none() -> None:
 def test_every_parser_of_the_table_is_one_of_some_version() -> None:
     engines = PROFILES.engines(("vllm", "sglang"), device="cuda")
     for rows, flag in ((TABLE.tools, "tool-call-parser"), (TABLE.reasoning, "reasoning-parser")):
-        known = {name for one in engines for name in one.flags[flag].choices or ()}
+        known = {name for engine in engines for name in engine.flags[flag].choices or ()}
         assert not {name for row in rows for name in row.parsers} - known
 
 

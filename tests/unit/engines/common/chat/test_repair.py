@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.domain import ChatTemplate
-from gateway.engines.common.chat.repair import repaired
+from gateway.engines.common.chat.repair import repair_template
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
@@ -44,7 +44,7 @@ def calling(*cities: str) -> list[dict[str, Any]]:
     ]
 
 
-def rendered(text: str, messages: list[dict[str, Any]]) -> str:
+def render(text: str, messages: list[dict[str, Any]]) -> str:
     def refuse(message: str) -> None:
         raise TemplateError(message)
 
@@ -140,20 +140,22 @@ def test_what_was_broken_is_mended(
     conversation = calling("Paris", "Lima")
     if error:
         with pytest.raises((TemplateError, TypeError), match=error):
-            rendered(text, conversation)
+            render(text, conversation)
     else:
-        before = rendered(text, conversation)
+        before = render(text, conversation)
         assert not all(part in before for part in shown)
-    mended, faults = repaired(text, REPAIRS)
-    assert {one.name for one in faults} == names
-    after = rendered(mended, conversation)
+    mended, faults = repair_template(text, REPAIRS)
+    assert {fault.name for fault in faults} == names
+    after = render(mended, conversation)
     assert [part for part in shown if part not in after] == []
     # Once is enough.
-    assert repaired(mended, REPAIRS) == (mended, ())
+    assert repair_template(mended, REPAIRS) == (mended, ())
 
 
 def test_every_repair_is_tried() -> None:
-    assert {one.name for one in REPAIRS} == {name for _, names, _, _ in CASES for name in names}
+    assert {repair.name for repair in REPAIRS} == {
+        name for _, names, _, _ in CASES for name in names
+    }
 
 
 def test_the_plan_says_what_is_repaired_and_the_users_template_wins() -> None:
@@ -161,7 +163,7 @@ def test_the_plan_says_what_is_repaired_and_the_users_template_wins() -> None:
     model = spec().evolve(chat_template=LLAMA)
     known = {"rules": PROFILES.rules([here]), "parsers": PROFILES.parsers}
     plan = decide(model, machine("3090"), [here], wish(), **known).plans[0]  # type: ignore[arg-type]
-    mended, _ = repaired(LLAMA, REPAIRS)
+    mended, _ = repair_template(LLAMA, REPAIRS)
     assert plan.chat_template.value == str(ChatTemplate(text=mended, name="repaired"))
     assert "rejects a conversation with two tool calls" in plan.chat_template.reason
     assert "issues/25108" in plan.chat_template.source

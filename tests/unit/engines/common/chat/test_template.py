@@ -20,7 +20,7 @@ GIVEN = ChatTemplate(
 TOKENS = ("<think>", "</think>")
 
 
-def planned(
+def make_plan(
     ref: str = VLLM_REF, published: str | None = None, given: ChatTemplate | None = None
 ) -> Plan:
     model = spec().evolve(chat_template=published, added_tokens=TOKENS)
@@ -42,7 +42,7 @@ def planned(
 def test_tools_and_thoughts_follow_from_the_template_of_the_user(
     ref: str, published: str | None
 ) -> None:
-    plan = planned(ref, published, GIVEN)
+    plan = make_plan(ref, published, GIVEN)
     assert (plan.tool_parser.value, plan.reasoning_parser.value, plan.model.chat) == (
         "hermes",
         "qwen3",
@@ -68,16 +68,16 @@ def test_an_engine_that_takes_none_is_no_plan() -> None:
 
 @pytest.mark.parametrize(("published", "value"), [(None, "none"), ("{{ messages }}", "published")])
 def test_without_one_the_model_is_served_as_it_comes(published: str | None, value: str) -> None:
-    plan = planned(published=published)
+    plan = make_plan(published=published)
     assert (plan.chat_template.value, plan.tool_parser.value) == (value, "none")
     assert template.digest_in(plan.argv) is None
 
 
 def test_one_other_letter_is_another_start_and_is_said() -> None:
     other = GIVEN.evolve(text=GIVEN.text + " ")
-    old, new = planned(given=GIVEN), planned(given=other)
+    old, new = make_plan(given=GIVEN), make_plan(given=other)
     assert not starts_same_engine(new, old)
-    assert "chat template" in [one.what for one in diff_plans(old, new)]
+    assert "chat template" in [plan.what for plan in diff_plans(old, new)]
     (told,) = diff_wishes(wish(chat_template=GIVEN), wish(chat_template=other))
     assert (told.what, told.old, told.new) == ("chat_template", str(GIVEN), str(other))
     (back,) = diff_wishes(wish(chat_template=GIVEN), wish())

@@ -152,6 +152,52 @@ def test_4_bit_experts_of_2880_in_groups_of_32_load_and_would_crash(version: str
     assert choice(2944, 32).status == "ok"
 
 
+@pytest.mark.parametrize(
+    ("version", "capability", "clamped", "kernel"),
+    [
+        ("0.26.0", "10.0", True, "FLASHINFER_TRTLLM"),
+        ("0.26.0", "12.0", True, "FLASHINFER_CUTLASS"),
+        ("0.26.0", "11.0", True, "MARLIN"),
+        ("0.26.0", "11.0", False, "VLLM_CUTLASS"),
+        ("0.33.0", "11.0", True, "VLLM_CUTLASS"),
+    ],
+)
+def test_a_limit_of_the_activation_leaves_out_the_backends_that_ignore_it(
+    version: str, capability: str, clamped: bool, kernel: str
+) -> None:
+    shape = MoeShape(
+        hidden=4096,
+        intermediate=2048,
+        experts=256,
+        scheme=Scheme(kind="nvfp4", bits=4, group=16),
+        origin="fp8",
+        dtype="bfloat16",
+        clamped=clamped,
+    )
+    assert choose_moe(RULES[version], shape, capability).kernel == kernel
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "kernel"),
+    [
+        ("0.26.0", "9.0", "MARLIN"),
+        ("0.26.0", "10.0", "FLASHINFER_TRTLLM_MXFP4_MXFP8"),
+        ("0.26.0", "12.0", "DEEPGEMM_MXFP4"),
+        ("0.33.0", "10.0", "FLASHINFER_TRTLLM_MXFP4_MXFP8"),
+    ],
+)
+def test_mxfp4_experts_of_an_fp8_checkpoint(version: str, capability: str, kernel: str) -> None:
+    shape = MoeShape(
+        hidden=4096,
+        intermediate=2048,
+        experts=256,
+        scheme=MXFP4,
+        origin="fp8",
+        dtype="bfloat16",
+    )
+    assert choose_moe(RULES[version], shape, capability).kernel == kernel
+
+
 def test_every_refusal_is_kept_with_its_numbers() -> None:
     scheme = Scheme(kind="fp8_token", bits=8)
     shape = MoeShape(

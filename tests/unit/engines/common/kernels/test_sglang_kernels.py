@@ -23,7 +23,7 @@ from gateway.planner.layer_kernels import layer_kernels
 from gateway.planner.repairs import repairs
 from gateway.profiles.profiles import Profiles
 from tests.conformance import sglang_memory_questions, sglang_moe_questions
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG, VLLM_REF
 
 PROFILES = Profiles()
@@ -142,7 +142,7 @@ class Experts(NamedTuple):
 
 @cache
 def experts(name: str) -> Experts:
-    spec = published(name)
+    spec = published_model(name)
     return Experts(
         expert_traits(spec),
         next(
@@ -226,7 +226,7 @@ def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vai
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_file_lists_once_the_families_that_the_engine_was_asked_about(version: str) -> None:
     asked = {
-        expert_traits(published(question.model)).family
+        expert_traits(published_model(question.model)).family
         for question in sglang_moe_questions.questions(version)
     }
     assert asked <= set(moe(version).families)

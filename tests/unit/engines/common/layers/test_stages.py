@@ -7,12 +7,18 @@ import pytest
 
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.built_model import BuiltModel
-from gateway.engines.common.layers.stages import dealt, layers_of, repeated, stage, unshared
+from gateway.engines.common.layers.stages import (
+    field_against_stages,
+    layers_of,
+    parts_of_every_stage,
+    stage,
+    stage_model,
+)
 from gateway.engines.common.layers.weights import weights_bytes
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
@@ -23,7 +29,7 @@ OTHER_KIND = engine_kind(OTHER.kind)
 
 
 def fullest(name: str, stages: int) -> BuiltModel:
-    spec = published(name)
+    spec = published_model(name)
     return stage(build(spec), NEWEST, NEWEST_KIND, spec.architecture, stages)
 
 
@@ -32,14 +38,14 @@ def vocabularies(one: BuiltModel) -> int:
 
 
 def test_one_stage_is_the_model() -> None:
-    whole = build(published("llama-3.1-8b"))
+    whole = build(published_model("llama-3.1-8b"))
     assert stage(whole, NEWEST, NEWEST_KIND, "LlamaForCausalLM", 1) is whole
 
 
 def test_engines_give_what_is_left_over_to_other_stages() -> None:
     """What both print of it: 'Hidden layers were unevenly partitioned' of vLLM; the last have one
     more in SGLang."""
-    whole = build(published("llama-3.1-8b"))
+    whole = build(published_model("llama-3.1-8b"))
     assert [layers_of(whole, NEWEST_KIND, count) for count in (2, 3, 5)] == [
         (16, 16),
         (11, 11, 10),
@@ -77,18 +83,22 @@ def test_no_stage_is_smaller_than_its_share_nor_larger_than_the_rest(name: str) 
 
 
 def test_first_and_last_stage_hold_embedding_and_head_unless_the_engine_repeats_them() -> None:
-    whole = build(published("llama-3.1-8b"))
-    thirds = [dealt(whole, (11, 11, 10), part, frozenset()) for part in range(3)]
+    whole = build(published_model("llama-3.1-8b"))
+    thirds = [stage_model(whole, (11, 11, 10), part, frozenset()) for part in range(3)]
     assert [vocabularies(one) for one in thirds] == [1, 0, 1]
     assert [
-        vocabularies(dealt(whole, (11, 11, 10), part, repeated(OTHER, "LlamaForCausalLM")))
+        vocabularies(
+            stage_model(whole, (11, 11, 10), part, parts_of_every_stage(OTHER, "LlamaForCausalLM"))
+        )
         for part in range(3)
     ] == [2, 1, 1]
 
 
 def test_a_head_that_is_the_embedding_brings_it_to_the_last_stage() -> None:
-    whole = build(published("llama-3.2-1b"))
-    assert [vocabularies(dealt(whole, (6, 5, 5), part, frozenset())) for part in range(3)] == [
+    whole = build(published_model("llama-3.2-1b"))
+    assert [
+        vocabularies(stage_model(whole, (6, 5, 5), part, frozenset())) for part in range(3)
+    ] == [
         1,
         0,
         1,
@@ -97,22 +107,23 @@ def test_a_head_that_is_the_embedding_brings_it_to_the_last_stage() -> None:
 
 def test_layers_that_differ_are_where_the_model_has_them() -> None:
     """DeepSeek-V3 begins with three dense layers, so its first stage is the smallest."""
-    whole = build(published("deepseek-v3"))
+    whole = build(published_model("deepseek-v3"))
     first, second = (
-        weights_bytes(dealt(whole, (20, 21, 20), part, frozenset()), Rank()) or 0 for part in (0, 1)
+        weights_bytes(stage_model(whole, (20, 21, 20), part, frozenset()), Rank()) or 0
+        for part in (0, 1)
     )
     assert first < 0.85 * second
 
 
 def test_what_sees_is_on_the_first_stage_unless_the_engine_repeats_it() -> None:
-    whole = build(published("qwen2.5-vl-7b"))
+    whole = build(published_model("qwen2.5-vl-7b"))
     seeing = [
-        [group.layers for group in dealt(whole, (14, 14), part, frozenset()).attention]
+        [group.layers for group in stage_model(whole, (14, 14), part, frozenset()).attention]
         for part in (0, 1)
     ]
     assert seeing == [[14, 32], [14, 0]]
     assert [
-        group.layers for group in dealt(whole, (14, 14), 1, frozenset({"towers"})).attention
+        group.layers for group in stage_model(whole, (14, 14), 1, frozenset({"towers"})).attention
     ] == [14, 32]
 
 
@@ -127,8 +138,8 @@ def test_every_kind_of_layer_of_a_hybrid_is_dealt_out() -> None:
 def test_layers_that_read_the_inputs_of_the_first_stage_are_not_shared(version: str) -> None:
     """Gemma 4 E4B, whose class makes stages of the 31B, which has none of that."""
     engine = PROFILES.engine(f"vllm=={version}")
-    small, large = published("gemma-4-e4b"), published("gemma-4-31b")
+    small, large = published_model("gemma-4-e4b"), published_model("gemma-4-31b")
     assert small.architecture == large.architecture
-    assert unshared(build(small), engine, small.architecture) == "no_layer_input_stages"
+    assert field_against_stages(build(small), engine, small.architecture) == "no_layer_input_stages"
     assert "kv_sharing_target" in engine.sources["no_layer_input_stages"]
-    assert unshared(build(large), engine, large.architecture) == ""
+    assert field_against_stages(build(large), engine, large.architecture) == ""

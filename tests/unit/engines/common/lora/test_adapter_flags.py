@@ -12,7 +12,7 @@ from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, spec, wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import SGLANG, VLLM
 
 PROFILES = Profiles()
@@ -36,13 +36,13 @@ def decision(ref: str, *adapters: Adapter, model: ModelSpec | None = None) -> De
     )
 
 
-def planned(ref: str, *adapters: Adapter) -> Plan:
+def make_plan(ref: str, *adapters: Adapter) -> Plan:
     return decision(ref, *adapters).plans[0]
 
 
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_each_version_is_told_by_its_own_flags(ref: str) -> None:
-    plan, without = planned(ref, SQL), planned(ref)
+    plan, without = make_plan(ref, SQL), make_plan(ref)
     ranks = {item for item in plan.argv if item.startswith(("--max-lora-rank", "--max-loras"))}
     own = (
         {"--max-lora-rank=16", "--max-loras=1"}
@@ -71,8 +71,8 @@ def test_a_rank_that_the_engine_does_not_take_is_refused(ref: str) -> None:
 
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_beside_experts_nothing_is_promised(ref: str) -> None:
-    found = decision(ref, SQL, model=published("qwen3-30b-a3b"))
-    assert "unsupported_lora" in {one.verdict for one in found.rejected}
+    found = decision(ref, SQL, model=published_model("qwen3-30b-a3b"))
+    assert "unsupported_lora" in {rejection.verdict for rejection in found.rejected}
     assert not found.plans
 
 
@@ -82,7 +82,7 @@ def test_an_adapter_is_asked_for_by_the_name_that_its_engine_has_for_it() -> Non
 
 
 def test_an_architecture_without_adapters_is_refused_before_its_start() -> None:
-    found = decision("vllm==0.19.1", SQL, model=published("gemma-4-31b"))
+    found = decision("vllm==0.19.1", SQL, model=published_model("gemma-4-31b"))
     assert not found.plans
     assert (
         "vllm==0.19.1 has no adapters for Gemma4ForConditionalGeneration"

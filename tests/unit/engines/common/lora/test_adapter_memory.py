@@ -7,7 +7,7 @@ from gateway.engines.common.lora.adapter_memory import bytes_on_rank
 from gateway.engines.registry import engine_kind
 from tests.support.makers import spec
 from tests.support.versions import VLLM_REF
-from tests.unit.engines.common.lora.test_adapter_flags import PROFILES, SQL, planned
+from tests.unit.engines.common.lora.test_adapter_flags import PROFILES, SQL, make_plan
 
 
 def test_room_is_made_in_every_layer_whatever_the_adapter_changes() -> None:
@@ -21,6 +21,6 @@ def test_room_is_made_in_every_layer_whatever_the_adapter_changes() -> None:
     assert bytes_on_rank(engine, kind, (SQL,), built, model, 1) == numbers * 16 * 2
     assert bytes_on_rank(engine, kind, (SQL, SQL), built, model, 1) == 2 * numbers * 16 * 2
     assert bytes_on_rank(engine, kind, (SQL,), built, model, 2) < numbers * 16 * 2
-    plan, without = planned(VLLM_REF, SQL), planned(VLLM_REF)
+    plan, without = make_plan(VLLM_REF, SQL), make_plan(VLLM_REF)
     assert plan.memory.weights_bytes - without.memory.weights_bytes == numbers * 16 * 2
     assert plan.memory.kv_bytes < without.memory.kv_bytes

@@ -14,7 +14,7 @@ from gateway.engines.vllm.kv_cache import BlockTable, Cache
 PAGE = 4096
 
 
-def asked(cache: Cache, longest: int, block: int) -> CountedCache:
+def answered_cache(cache: Cache, longest: int, block: int) -> CountedCache:
     """What an engine with this cache answers: as `cache` in gateway/engines/vllm/inside/answers.py
     asks."""
     blocks = sorted({round(2 ** (step / 4)) for step in range(80)})
@@ -31,7 +31,7 @@ def test_where_every_layer_keeps_every_token_nothing_is_lost(
     longest: int, length: int, block: int
 ) -> None:
     ours = Cache(block, PAGE, (BlockTable("full", 8, block, PAGE),), 1, 0)
-    theirs, length = asked(ours, longest, block), min(length, longest)
+    theirs, length = answered_cache(ours, longest, block), min(length, longest)
     assert theirs.bytes_for(length, 0) == ours.bytes_for(length, 0)
     room = 1000 * PAGE
     assert theirs.largest(room, 0, longest) == ours.largest(room, 0, longest)
@@ -44,7 +44,7 @@ def test_a_token_of_a_long_request_costs_what_grows_beside_windows_and_states() 
         BlockTable("sliding", 4, 16, PAGE, window=1024),
         BlockTable("state", 4, 16, PAGE, states=2),
     )
-    assert asked(Cache(16, PAGE, tables, 1, 0), 131_072, 16).bytes_per_token == PAGE // 16
+    assert answered_cache(Cache(16, PAGE, tables, 1, 0), 131_072, 16).bytes_per_token == PAGE // 16
 
 
 def test_what_keeps_nothing_has_room_for_everything() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.domain import Quant
 from gateway.engines.common.quantization.block import UNQUANTIZED, UnknownScheme
+from gateway.engines.common.quantization.floating import EXPERTS_BY_SIBLINGS
 from gateway.engines.common.quantization.parse import parse, tells_numbers
 from gateway.models.scheme import Scheme
 from gateway.models.spec import read_model
@@ -37,7 +38,9 @@ def scheme(
     return parse(Quant(method=method, config=block)).scheme_of(*layer, experts=experts)
 
 
-def compressed(weights: dict[str, Any], inputs: dict[str, Any] | None = None, **block: Any) -> Any:
+def compressed_scheme(
+    weights: dict[str, Any], inputs: dict[str, Any] | None = None, **block: Any
+) -> Any:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return scheme("compressed-tensors", {"config_groups": {"group_0": group}} | block)
 
@@ -269,15 +272,15 @@ TOKEN8 = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
 def test_compressed_tensors(
     weights: dict[str, Any], inputs: dict[str, Any] | None, expected: Scheme
 ) -> None:
-    assert compressed(weights, inputs) == expected
+    assert compressed_scheme(weights, inputs) == expected
 
 
 def test_compressed_tensors_ignores_and_targets_by_name_and_expression() -> None:
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128}
     wide = {"num_bits": 8, "type": "int", "strategy": "channel"}
     assert (
-        compressed(weights, ignore=["re:.*layers.3.*"])
-        == compressed(weights, ignore=[DOWN[0]])
+        compressed_scheme(weights, ignore=["re:.*layers.3.*"])
+        == compressed_scheme(weights, ignore=[DOWN[0]])
         == UNQUANTIZED
     )
     groups = {
@@ -351,6 +354,39 @@ def test_experts_are_asked_for_by_their_own_projections() -> None:
     assert scheme("fp8", ignored, experts, experts=True) == UNQUANTIZED
     extra = ROUND | {"extra_config": {"model.layers.0.mlp.experts.0.up_proj": {"bits": 8}}}
     assert scheme("auto-round", extra, experts, experts=True).bits == 8
+
+
+@pytest.mark.parametrize("projection", ["w1", "up_proj"])
+def test_experts_that_a_mixed_block_lists_one_by_one_have_their_scheme(projection: str) -> None:
+    layers = {
+        "model.layers.0.moe.shared_experts.down_proj": {"quant_algo": "MXFP8"},
+        f"model.layers.0.moe.experts.0.{projection}": {"quant_algo": "NVFP4"},
+    }
+    block = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    experts = ("model.layers.0.moe.experts", ())
+    assert scheme("modelopt", block, experts, experts=True).kind == "nvfp4"
+    assert scheme("modelopt", block, ("model.layers.1.moe.experts", ()), experts=True) == (
+        UNQUANTIZED
+    )
+
+
+def test_experts_that_a_mixed_block_lacks_follow_the_module_beside_them_in_some_versions() -> None:
+    layers = {"model.layers.0.moe.gate_proj": {"quant_algo": "FP8"}}
+    quant = Quant(
+        method="modelopt", config={"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    )
+    name = "model.layers.0.moe.experts"
+    later = frozenset({EXPERTS_BY_SIBLINGS})
+    assert parse(quant).scheme_of(name, experts=True) == UNQUANTIZED
+    followed = parse(quant, traits=later).scheme_of(name, experts=True)
+    assert followed == Scheme(kind="fp8_tensor", bits=8, static_activation=True)
+
+
+@pytest.mark.parametrize(("more", "kind"), [({}, "mxfp4"), ({"moe_quant_algo": "NVFP4"}, "nvfp4")])
+def test_experts_of_4_bits_in_an_fp8_block(more: dict[str, str], kind: str) -> None:
+    block = {"weight_block_size": [128, 128], "expert_dtype": "fp4", **more}
+    assert scheme("fp8", block, ("layers.0.ffn.experts", ()), experts=True).kind == kind
+    assert scheme("fp8", block).kind == "fp8_block"
 
 
 @pytest.mark.parametrize("method", ["quark", "gguf"])

@@ -14,7 +14,7 @@ from tests.conformance.layer_cases import QUANTS
 from tests.support.examples import quicker
 from tests.support.makers import wish
 from tests.support.planning import decide
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import VLLM_REF
 
 NAME = "language_model.model.layers.37.mlp.shared_expert.gate_up_proj"
@@ -108,10 +108,10 @@ BLOCKS = {
 def test_a_checkpoint_with_such_a_pattern_is_refused_in_words(name: str, ref: str) -> None:
     profiles = Profiles()
     engines = [profiles.engine(ref)]
-    spec = published("llama-3.1-8b", quantization_config=BLOCKS[name])
+    spec = published_model("llama-3.1-8b", quantization_config=BLOCKS[name])
     decision = decide(
         spec, profiles.hardware("2x3090"), engines, wish(), rules=profiles.rules(engines)
     )
     assert not decision.plans
-    assert {one.verdict for one in decision.rejected} == {"unsupported_quantization"}
+    assert {rejection.verdict for rejection in decision.rejected} == {"unsupported_quantization"}
     assert "could take for ever" in decision.rejected[0].reasons[0]

@@ -13,7 +13,7 @@ from gateway.engines.common.rules.check import Check, Undecided, first_refusal
 from gateway.engines.common.rules.subject import AttentionQuery, Subject
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
-from gateway.profiles.tables import shipped
+from gateway.profiles.tables import shipped_profiles
 from tests.support.versions import NEWEST_VLLM, VLLM, VLLM_REF
 
 AMPERE = Subject("8.6", attention=AttentionQuery(kind="mla", head_dim=576))
@@ -99,7 +99,7 @@ def test_a_profile_of_a_user_with_a_wrong_condition_names_file_place_and_nearest
 ) -> None:
     folder = tmp_path / "engines" / "vllm"
     (folder / NEWEST_VLLM).mkdir(parents=True)
-    shipped_rules = shipped() / "engines/vllm"
+    shipped_rules = shipped_profiles() / "engines/vllm"
     (folder / f"{NEWEST_VLLM}.yaml").write_text((shipped_rules / f"{NEWEST_VLLM}.yaml").read_text())
     (folder / NEWEST_VLLM / "linear.yaml").write_text(
         f"extends: vllm=={VLLM[-2]}\n"

@@ -109,7 +109,7 @@ def wish(**fields: Any) -> Wish:
     return Wish(name="model", source="org/model", **fields)
 
 
-def speculated(
+def speculation_of(
     spec: ModelSpec,
     drafter: Drafter | None,
     asked: Wish,
@@ -139,7 +139,7 @@ def drafter(name: str, spec: ModelSpec | None = None) -> Drafter:
 def gemma(version: str, backends: Any = attends, **fields: Any) -> Speculation:
     spec = target("gemma-4-31b", drafting=False)
     asked = wish(drafter="org/drafter", **fields)
-    return speculated(
+    return speculation_of(
         spec,
         drafter("dflash gemma-4-31b"),
         asked,
@@ -209,7 +209,7 @@ def test_the_user_decides_the_number_of_tokens() -> None:
 
 def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
     for fields in ({}, {"speculative": "off"}):
-        found = speculated(
+        speculation = speculation_of(
             target("glm-4.5-air"),
             None,
             wish(**fields),
@@ -218,8 +218,8 @@ def test_nothing_is_drafted_unless_it_is_asked_for() -> None:
             attends,
             Rank(),
         )
-        assert found.method.value == "none"
-        assert not found.warnings
+        assert speculation.method.value == "none"
+        assert not speculation.warnings
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_auto_drafts_with_the_checkpoints_own_layers_only(
     name: str, drafting: bool, method: str, why: str
 ) -> None:
     spec = target(name, drafting=drafting)
-    found = speculated(
+    speculation = speculation_of(
         spec,
         None,
         wish(speculative="auto"),
@@ -244,10 +244,10 @@ def test_auto_drafts_with_the_checkpoints_own_layers_only(
         attends,
         Rank(tp=1),
     )
-    assert found.method.value == method
-    assert why in found.method.reason
-    assert not found.warnings
-    asked = speculated(
+    assert speculation.method.value == method
+    assert why in speculation.method.reason
+    assert not speculation.warnings
+    asked = speculation_of(
         spec,
         None,
         wish(speculative="mtp"),
@@ -261,7 +261,7 @@ def test_auto_drafts_with_the_checkpoints_own_layers_only(
 
 
 def test_an_engine_without_rules_serves_the_target_alone() -> None:
-    found = speculated(
+    speculation = speculation_of(
         target("qwen3-8b"),
         None,
         wish(speculative="ngram"),
@@ -270,13 +270,13 @@ def test_an_engine_without_rules_serves_the_target_alone() -> None:
         attends,
         Rank(tp=1),
     )
-    assert found.method.value == "none"
-    assert "not known here" in found.warnings[0]
+    assert speculation.method.value == "none"
+    assert "not known here" in speculation.warnings[0]
 
 
 def test_a_drafter_for_another_model_is_dropped() -> None:
     asked = wish(drafter="org/drafter")
-    found = speculated(
+    speculation = speculation_of(
         target("llama-3.1-8b"),
         drafter("eagle3 llama"),
         asked,
@@ -285,8 +285,10 @@ def test_a_drafter_for_another_model_is_dropped() -> None:
         attends,
         Rank(),
     )
-    assert "reads a vocabulary of 151936 tokens, and the target has 128256" in found.warnings[0]
-    found = speculated(
+    assert (
+        "reads a vocabulary of 151936 tokens, and the target has 128256" in speculation.warnings[0]
+    )
+    speculation = speculation_of(
         target("gpt-oss-20b"),
         drafter("eagle3 llama"),
         asked,
@@ -295,7 +297,7 @@ def test_a_drafter_for_another_model_is_dropped() -> None:
         attends,
         Rank(),
     )
-    assert "made for a target of hidden size 4096, and this one has 2880" in found.warnings[0]
+    assert "made for a target of hidden size 4096, and this one has 2880" in speculation.warnings[0]
 
 
 @pytest.mark.parametrize(
@@ -401,7 +403,7 @@ def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: A
         found = read_drafter("org/drafter", None, config)
     except BadModel:
         return
-    speculated(
+    speculation_of(
         target("qwen3-8b"),
         found,
         wish(drafter="a/b"),

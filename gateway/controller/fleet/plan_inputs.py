@@ -1,0 +1,140 @@
+"""The inputs of plans, and the changes that may give a plan to a model without one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gateway.controller.fleet.planning_context import PlanningContext
+from gateway.domain import Hardware
+from gateway.domain.units import MIB
+
+# Free memory moves a little all the time. A plan needs more than this share of a device.
+_BAND = 1 / 50
+_LEAST_BAND_BYTES = 256 * MIB
+_OF_GPU = ("uuid", "name", "capability", "total_bytes", "memory_kind", "mig", "lost", "kept")
+_OF_MACHINE = ("arch", "cpu_features", "ram_total_bytes", "shm_bytes", "driver", "cuda_driver")
+
+FreeMemory = dict[str, tuple[int, int]]
+"""Free and all bytes of each device; "" is the host."""
+
+
+class Knowledge(NamedTuple):
+    """Digests of facts and engines.
+
+    engines: of installed engines and learned versions, and of facts that may allow a plan.
+    refusals: of the facts that only rule plans out.
+    """
+
+    engines: int
+    refusals: frozenset[int]
+
+    def may_help(self, former: Knowledge) -> bool:
+        """Whether a plan may be possible that was not. More refusals never allow one."""
+        return self.engines != former.engines or bool(former.refusals - self.refusals)
+
+
+class PlanInputs(NamedTuple):
+    """The inputs of a model's plans beside its wish and its neighbours.
+
+    files: a digest of the files of the model.
+    """
+
+    machine: tuple[Any, ...]
+    free: FreeMemory
+    knowledge: Knowledge
+    files: int = 0
+
+    def may_help(self, former: PlanInputs) -> bool:
+        """Whether a model without a plan by the former inputs may have one by these."""
+        return (
+            (self.machine, self.files) != (former.machine, former.files)
+            or self.knowledge.may_help(former.knowledge)
+            or has_more_memory(self.free, former.free)
+        )
+
+
+class Room(NamedTuple):
+    """The room that a model was planned in: a digest of offers and wish, and the neighbours.
+
+    rest: None: the room changed while the plan was made, so any other may help.
+    """
+
+    rest: int | None
+    claims: dict[str, int]
+    holders: frozenset[str]
+
+    def may_help(self, former: Room) -> bool:
+        """Whether a plan may be possible that was not. Larger claims never allow one."""
+        return (
+            self.rest != former.rest
+            or bool(former.holders - self.holders)
+            or any(self.claims.get(name, 0) < size for name, size in former.claims.items())
+        )
+
+
+class PlanBasis(NamedTuple):
+    """All that the plan of one replica was made of. answers: those of engines, and its pins."""
+
+    inputs: PlanInputs
+    room: Room
+    answers: tuple[object, ...]
+
+    def may_help(self, former: PlanBasis) -> bool:
+        """Whether a replica without a plan by the former basis may have one by this one."""
+        return (
+            self.answers != former.answers
+            or self.room.may_help(former.room)
+            or self.inputs.may_help(former.inputs)
+        )
+
+
+class VainPlan(NamedTuple):
+    """A plan that found nothing. on_request: see `ReplicaState`. at: monotonic seconds."""
+
+    basis: PlanBasis
+    reason: str
+    on_request: bool
+    at: float
+
+
+def machine_and_memory(hardware: Hardware) -> tuple[tuple[Any, ...], FreeMemory]:
+    """The fixed values of a machine that plans depend on, and its free memory."""
+    fixed = (
+        tuple(getattr(hardware, name) for name in _OF_MACHINE),
+        tuple(tuple(getattr(gpu, name) for name in _OF_GPU) for gpu in hardware.gpus),
+    )
+    free = {"": (hardware.ram_available_bytes, hardware.ram_total_bytes)}
+    free |= {
+        gpu.uuid: (gpu.free_bytes, gpu.total_bytes or 0)
+        for gpu in hardware.gpus
+        if gpu.free_bytes is not None
+    }
+    return fixed, free
+
+
+def room_of(context: PlanningContext) -> Room:
+    """The room that a context gives."""
+    sharing = context.sharing
+    values = (context.wish, sharing.cap, *sharing.offers, *context.if_asked)
+    return Room(
+        hash(
+            (
+                *(value.model_dump_json() if value is not None else "" for value in values),
+                sharing.home,
+                sharing.leaves,
+                sharing.restored.fingerprint if sharing.restored is not None else "",
+                context.is_copy,
+            )
+        ),
+        dict(context.claims),
+        frozenset(holder.model for holder in sharing.holders),
+    )
+
+
+def has_more_memory(present: Mapping[str, tuple[int, int]], former: FreeMemory) -> bool:
+    """Whether a device is new, or has clearly more free memory. Less never allows a plan."""
+    return any(
+        name not in former or free - former[name][0] > max(_LEAST_BAND_BYTES, total * _BAND)
+        for name, (free, total) in present.items()
+    )

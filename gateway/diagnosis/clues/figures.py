@@ -1,0 +1,29 @@
+"""Facts that follow from the figures of a failure. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gateway.domain import Scalar
+
+_SHAPES = re.compile(r"shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)")
+# Memory for the driver's own needs beside an allocation.
+_MARGIN = 2**30
+_CHANNELS = 3
+
+
+def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """The circumstances that the sizes in a message, or in the values of its proof, show.
+
+    `enough_free`: far more memory was free than an allocation asked for, so that no lack of it
+    refused the allocation. `one_channel`: pixels have a third of the expected values, as those of
+    an image in shades of gray.
+    """
+    circumstances: dict[str, Scalar] = {}
+    tried, free = values.get("tried_bytes"), values.get("free_bytes")
+    if isinstance(tried, int) and isinstance(free, int) and free > 2 * tried + _MARGIN:
+        circumstances["enough_free"] = "yes"
+    if (match := _SHAPES.search(message)) and int(match[3]) == _CHANNELS * int(match[2]):
+        circumstances["one_channel"] = "yes"
+    return circumstances

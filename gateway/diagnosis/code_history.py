@@ -1,0 +1,218 @@
+"""The history of an engine's code: functions, raised lines and messages that a version changed.
+
+A step is the difference of one released version to the one before, as sets of hashes. The script
+scripts/engine-history makes it from the published wheels. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from gateway.domain.release import release
+
+# Hashes have so many bits: of 10,000 in a step an unrelated name meets one in 1,700 cases.
+_BITS = 24
+# A message is known by the first words of each of its constant parts.
+_WORDS = 5
+_WORD = re.compile(r"[A-Za-z_]{2,}")
+SECTIONS = ("changed", "removals", "new", "lines_gone", "texts_gone", "texts_new")
+_HEADER = "fitserve engine history 1"
+
+
+class CodeStep(NamedTuple):
+    """The difference of a released version to the one before, as sorted hashes.
+
+    changed, removals, new: functions by file and name. lines_gone: lines of functions that are no
+    more. texts_gone, texts_new: constant words of messages. moved: the hash of a function in the
+    version before, and of the same code in this one.
+    """
+
+    version: str
+    before: str = ""
+    changed: Sequence[int] = ()
+    removals: Sequence[int] = ()
+    new: Sequence[int] = ()
+    lines_gone: Sequence[int] = ()
+    texts_gone: Sequence[int] = ()
+    texts_new: Sequence[int] = ()
+    moved: Mapping[int, int] = {}
+
+
+class CodeChange(NamedTuple):
+    """A change of code. version: the first that has it. form: `gone`, `line` or `changed`."""
+
+    version: str
+    form: str
+
+
+def function_hash(path: str, name: str) -> int:
+    """The hash of a function. path: below the folder of packages. name: as a traceback has it."""
+    return _hash(f"{path}:{name}")
+
+
+def line_hash(path: str, name: str, line: str) -> int:
+    """The hash of a line of code in a function, without its indent."""
+    return _hash(f"{path}:{name}:{line.strip()}")
+
+
+def text_hashes(text: str) -> Iterator[int]:
+    """The hashes of all places in a text at which a constant part of a message can begin."""
+    words = _WORD.findall(text)
+    for at in range(len(words) - _WORDS + 1):
+        yield _hash(" ".join(words[at : at + _WORDS]))
+
+
+def _hash(text: str) -> int:
+    return zlib.crc32(text.encode()) >> (32 - _BITS)
+
+
+class CodeHistory:
+    """The steps of one kind of engine, by the version that ends each.
+
+    read: the step of a version. read_whole: the step from nothing to the last version.
+    """
+
+    def __init__(
+        self,
+        versions: Sequence[str],
+        read: Callable[[str], CodeStep] = CodeStep,
+        read_whole: Callable[[], CodeStep] = lambda: CodeStep(""),
+    ) -> None:
+        self._versions = sorted(versions, key=release)
+        self._read, self._read_whole = cache(read), cache(read_whole)
+
+    def covers(self, version: str) -> bool:
+        """Whether changes since a version are known."""
+        if not self._versions:
+            return False
+        return release(version) >= release(self._read(self._versions[0]).before)
+
+    def reaches(self, version: str) -> bool:
+        """Whether changes up to a version are known."""
+        return bool(self._versions) and release(version) <= release(self._versions[-1])
+
+    def has(self, path: str, name: str, version: str) -> bool:
+        """Whether the last version has a function that this version has there."""
+        key = function_hash(path, name)
+        for step in self._steps(version, self._versions[-1]):
+            key = step.moved.get(key, key)
+        return _has(self._read_whole().new, key)
+
+    def _steps(self, older: str, newer: str) -> list[CodeStep]:
+        bounds = release(older), release(newer)
+        several = [
+            version for version in self._versions if bounds[0] < release(version) <= bounds[1]
+        ]
+        return [self._read(version) for version in several]
+
+    def change(self, path: str, name: str, line: str, bounds: tuple[str, str]) -> CodeChange | None:
+        """The clearest change of a function after `bounds[0]`, up to and with `bounds[1]`.
+
+        A line of it that is gone says more than any other change. None: it has the same code.
+        """
+        key, first = function_hash(path, name), None
+        line_key = line_hash(path, name, line) if line.strip() else -1
+        for step in self._steps(*bounds):
+            if _has(step.removals, key):
+                return first if first else CodeChange(step.version, "gone")
+            if _has(step.changed, key):
+                if _has(step.lines_gone, line_key):
+                    return CodeChange(step.version, "line")
+                first = first or CodeChange(step.version, "changed")
+            if key in step.moved:
+                key, line_key = step.moved[key], -1
+        return first
+
+    def differs(self, path: str, name: str, older: str, newer: str) -> bool:
+        """Whether an older version has other code in a function of a newer one, or none."""
+        key = function_hash(path, name)
+        for step in reversed(self._steps(older, newer)):
+            if _has(step.changed, key) or _has(step.new, key):
+                return True
+            key = next((old for old, new in step.moved.items() if new == key), key)
+        return False
+
+    def version_without(self, text: str, older: str, newer: str) -> str | None:
+        """The first version after `older`, up to `newer`, that has no message with such words."""
+        hashes = list(text_hashes(text))
+        for step in self._steps(older, newer):
+            if any(_has(step.texts_gone, key) for key in hashes):
+                return step.version
+        return None
+
+    def text_new(self, text: str, older: str, newer: str) -> str | None:
+        """The last version up to `newer`, after `older`, that began to print such a message."""
+        hashes = list(text_hashes(text))
+        for step in reversed(self._steps(older, newer)):
+            if any(_has(step.texts_new, key) for key in hashes):
+                return step.version
+        return None
+
+
+def _has(several: Sequence[int], key: int) -> bool:
+    at = bisect_left(several, key)
+    return at < len(several) and several[at] == key
+
+
+def encode(step: CodeStep) -> bytes:
+    """A step as the bytes of its file: a header in text, then gaps between hashes."""
+    counts = [len(getattr(step, name)) for name in SECTIONS]
+    header = " ".join([_HEADER, step.before, step.version, *map(str, counts), str(len(step.moved))])
+    moved = sorted(step.moved.items())
+    body = b"".join(_gaps(getattr(step, name)) for name in SECTIONS)
+    body += _gaps([old for old, _ in moved])
+    return header.encode() + b"\n" + body + b"".join(_number(new) for _, new in moved)
+
+
+def decode(data: bytes) -> CodeStep:
+    """The step of a file. Raises ValueError for another form."""
+    header, _, body = data.partition(b"\n")
+    words = header.decode("utf-8", "replace").split(" ")
+    if words[:4] != _HEADER.split(" ") or len(words) != 6 + len(SECTIONS) + 1:
+        raise ValueError("not a step of an engine's history")
+    counts = list(map(int, words[6:]))
+    numbers = _numbers(body, sum(counts) + counts[-1])
+    sections, at = [], 0
+    for count in counts:
+        total, keys = 0, []
+        for gap in numbers[at : at + count]:
+            total += gap
+            keys.append(total)
+        sections.append(keys)
+        at += count
+    *several, old = sections
+    named = dict(zip(SECTIONS, several, strict=True))
+    moved = dict(zip(old, numbers[at:], strict=True))
+    return CodeStep(version=words[5], before=words[4], moved=moved, **named)
+
+
+def _gaps(keys: Sequence[int]) -> bytes:
+    return b"".join(_number(key - before) for before, key in zip((0, *keys), keys, strict=False))
+
+
+def _number(value: int) -> bytes:
+    """A number in groups of seven bits, the lowest first."""
+    several = bytearray()
+    while value > 127:
+        several.append(value & 127 | 128)
+        value >>= 7
+    several.append(value)
+    return bytes(several)
+
+
+def _numbers(data: bytes, count: int) -> list[int]:
+    several, value, shift = [], 0, 0
+    for byte in data:
+        value |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            several.append(value)
+            value = shift = 0
+    if len(several) != count:
+        raise ValueError(f"{len(several)} numbers instead of {count}")
+    return several

@@ -1,0 +1,128 @@
+"""The versions of an engine with other code where a failure was raised. Pure.
+
+Other code is no promise: the fault may be elsewhere. The same code is nearly one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.diagnosis.code_history import CodeChange, CodeHistory
+from gateway.domain.release import release
+
+if TYPE_CHECKING:
+    from gateway.diagnosis.structure import Shape
+    from gateway.domain.value import Scalar
+
+# Frames further out call every failing function alike.
+_INNERMOST = 3
+_FRAME = re.compile(r"(?:.*/|\A)(?P<path>(?:vllm|sglang)/.+\.py):(?P<name>.+)\Z")
+# The clearest change first.
+_WORDS = {
+    "line": "the line of {name} that led here is gone since {version}",
+    "text": "this message is gone since {version}",
+    "gone": "{name}, which led here, is gone since {version}",
+    "changed": "{name}, which led here, has other code since {version}",
+}
+_FORMS = tuple(_WORDS)
+_UNSURE = "whether that mends it is not known"
+
+
+class EngineFrame(NamedTuple):
+    """A frame of the engine's own code. path: below the folder of packages. line: of code."""
+
+    path: str
+    name: str
+    line: str
+
+
+def engine_frames(shape: Shape) -> list[EngineFrame]:
+    """The innermost frames of the engine's own code, the innermost first."""
+    codes = shape.codes if len(shape.codes) == len(shape.frames) else ("",) * len(shape.frames)
+    frames = (
+        EngineFrame(match["path"], match["name"], line)
+        for frame, line in zip(reversed(shape.frames), reversed(codes), strict=True)
+        if (match := _FRAME.match(frame))
+    )
+    return [frame for frame, _ in zip(frames, range(_INNERMOST), strict=False)]
+
+
+def code_versions(
+    history: CodeHistory, engine: str, shape: Shape, versions: Iterable[str]
+) -> dict[str, Scalar]:
+    """The described versions that may not have a failure of `engine` (KIND==VERSION), by the code.
+
+    others: versions to use. code_change: the reason. code_gone: the version without the line or the
+    message. no_other_code: no version has other code in the innermost frames. Empty: nothing is
+    known.
+    """
+    kind, _, version = engine.partition("==")
+    frames = engine_frames(shape)
+    if not history.covers(version):
+        return {}
+    several = sorted(versions, key=release)
+    newest = next(
+        (candidate for candidate in reversed(several) if release(candidate) > release(version)),
+        None,
+    )
+    change = _clearest(history, frames, shape.message, (version, newest)) if newest else None
+    older = _older(history, frames, shape.message, version, several)
+    if change is None and newest is not None and not history.reaches(newest):
+        return {}
+    # A function that no version has, as in a changed copy of the engine, is not the same code.
+    is_known = any(history.has(frame.path, frame.name, version) for frame in frames[:1])
+    if change is None and older is None and not is_known:
+        return {}
+    refs = [f"{kind}=={part}" for part in (newest if change else None, older) if part]
+    values: dict[str, Scalar] = {"others": " or ".join(refs)} if refs else {}
+    if change is not None:
+        name, (first, form) = change
+        words = _WORDS[form].format(name=name, version=first)
+        values["code_change"] = f"{words}; {_UNSURE}"
+        if form in ("line", "text"):
+            values["code_gone"] = first
+    elif older and frames:
+        words = f"{frames[0].name}, which led here, has other code there"
+        addition = ", and newer versions have the same" if newest else ""
+        values["code_change"] = f"{words}{addition}; {_UNSURE}"
+    if not refs:
+        values["no_other_code"] = "yes"
+    return values
+
+
+def _clearest(
+    history: CodeHistory, frames: Sequence[EngineFrame], message: str, bounds: tuple[str, str]
+) -> tuple[str, CodeChange] | None:
+    """The clearest change between two versions, with the name of its function."""
+    changes = [
+        (frame.name, change)
+        for frame in frames
+        if (change := history.change(frame.path, frame.name, frame.line, bounds)) is not None
+    ]
+    if (version := history.version_without(message, *bounds)) is not None:
+        changes.append(("", CodeChange(version, "text")))
+    return min(changes, key=lambda pair: _FORMS.index(pair[1].form), default=None)
+
+
+def _older(
+    history: CodeHistory,
+    frames: Sequence[EngineFrame],
+    message: str,
+    version: str,
+    versions: Sequence[str],
+) -> str | None:
+    """The newest older version with other code in the innermost frame, or without the message."""
+    older = [
+        candidate
+        for candidate in reversed(versions)
+        if release(candidate) < release(version) and history.covers(candidate)
+    ]
+    frame = frames[0] if frames else None
+    for older_version in older:
+        if frame is not None and history.differs(frame.path, frame.name, older_version, version):
+            return older_version
+        if frame is None and history.text_new(message, older_version, version) is not None:
+            return older_version
+    return None

@@ -1,0 +1,57 @@
+"""The stack of a process that died in compiled code. Pure."""
+
+from __future__ import annotations
+
+from gateway.diagnosis.candidate import FailureCandidate
+from gateway.diagnosis.lines import line_forms as forms
+from gateway.diagnosis.structure import Shape
+
+# The frames of a crash that matter: the outer ones only called them.
+_INNERMOST = 8
+
+
+class CrashStack:
+    """The first stack that a process printed as it died in compiled code. number 0: none yet."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.line = ""
+        self._frames: list[str] = []
+        self._symbols: dict[str, None] = {}
+        self._libraries: dict[str, None] = {}
+        self._open = True  # also a stack without its beginning
+
+    def read(self, message: str, text: str, number: int) -> bool:
+        """Read one more line of the log. Whether the next ones are a stack of compiled code."""
+        if frame := forms.STACK_FRAME.match(message):
+            if self._open and len(self._frames) < _INNERMOST:
+                self._frames.append(f"{frame['file']}:{frame['function']}")
+                self._begin(text, number)
+        elif native := forms.NATIVE_FRAME.match(message):
+            self._symbols[native["symbol"]] = None
+            self._begin(text, number)
+        elif library := forms.LIBRARY_FRAME.match(message):
+            if len(self._libraries) < _INNERMOST:
+                self._libraries[library["library"]] = None
+        elif self._frames:
+            self._open = False
+        elif forms.STACK.match(message):
+            self._open = True
+            self._begin(text, number)
+        elif forms.OTHER_STACK.match(message):
+            self._open = False
+        return forms.CAUGHT.search(message) is not None
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """The files of compiled code on the stack, the innermost first."""
+        return tuple(self._libraries)
+
+    def _begin(self, text: str, number: int) -> None:
+        if not self.number:
+            self.number, self.line = number, text
+
+    def candidate(self, phase: str) -> FailureCandidate:
+        """The stack's frames as a traceback, and its symbols as the message."""
+        shape = Shape("", " ".join(self._symbols), tuple(reversed(self._frames)), phase)
+        return FailureCandidate(None, {}, self.line, self.number, phase, shape=shape)

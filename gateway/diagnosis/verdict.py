@@ -1,0 +1,313 @@
+"""The verdict over the evidence of one log. Pure.
+
+failure    proven while the log still grows
+verdict    proven by a log that ended: also bare exceptions, cut off tracebacks and known texts
+diagnosis  the verdict, or the kind that words speak for: for a reader of the log, never for the
+           gateway, which would treat the engine by it
+
+The first proof is the cause, unless its row calls it a consequence. Structure comes next, then
+words (likely.py), which prove nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gateway.diagnosis import structure
+from gateway.diagnosis.candidate import DEATH, FailureCandidate
+from gateway.diagnosis.clues.figures import conclude
+from gateway.diagnosis.cures import ENGINES, held_by_others
+from gateway.diagnosis.lines import line_forms as forms
+from gateway.diagnosis.remedy import Case
+from gateway.diagnosis.signature import FailureSignature, StructuralSignature
+from gateway.diagnosis.signatures import Signatures
+from gateway.diagnosis.structure import Shape
+from gateway.domain import Failure
+
+if TYPE_CHECKING:
+    from gateway.diagnosis.evidence import LogEvidence
+
+_CITED = 1000
+# Failures that the libraries on a stack of compiled code can explain.
+_CRASHES = frozenset({"exited", "killed", "kernel_runtime", "nccl"})
+# Faults of one place that are no chance.
+_REPEATED = 2
+_UNKNOWN = FailureSignature(
+    kind="unknown", message="The engine failed with an error that is not known here."
+)
+_CAUSE_ELSEWHERE = FailureSignature(
+    kind="unknown",
+    message=(
+        "A process of the engine died, and this part of its log does not tell why: the cause stands"
+        " further up, or in another rank's log."
+    ),
+    steps=(
+        "Look for the first error above this line: `fitserve diagnose` finds it in the whole log.",
+        "Of several machines or ranks read the log of each: the first that failed has the cause.",
+        (
+            "Where there is none, see `dmesg`: a process that the kernel ended for lack of memory"
+            " says nothing."
+        ),
+    ),
+)
+
+
+class LogVerdict:
+    """The failures that the evidence of a log proves. engine: KIND or KIND==VERSION; None: any."""
+
+    def __init__(self, evidence: LogEvidence, signatures: Signatures, engine: str | None) -> None:
+        self._evidence = evidence
+        self._signatures = signatures
+        kind, _, self._version = (engine or "").partition("==")
+        self._engine = kind or None
+
+    @property
+    def failure(self) -> Failure | None:
+        """The failure that is proven so far; later lines of its message may make it clearer."""
+        return self._failure(self._proof())
+
+    @property
+    def verdict(self) -> Failure | None:
+        """The failure that the log proves if it ends here."""
+        return self._failure(self._cause())
+
+    @property
+    def diagnosis(self) -> Failure | None:
+        """The kind that words speak for where the verdict names no cause, else the verdict."""
+        cause = self._cause()
+        return self._failure(self._likely(cause) or cause) or self._fault()
+
+    def _proof(self) -> FailureCandidate | None:
+        unproven = (
+            [item for item in self._unproven() if not item.bare] if self._evidence.death else []
+        )
+        proven = [item for item in self._evidence.candidates if item.row is not None] + unproven
+        if not proven:
+            return self._death(self._evidence.progress.phase) if self._evidence.death else None
+        first = min(proven, key=lambda item: (item.rank, item.number))
+        return first if first.row is not None else self._best(unproven) or first
+
+    def _cause(self) -> FailureCandidate | None:
+        """The candidate of the verdict."""
+        proven = self._proof()
+        if proven is not None and proven.kind != "unknown":
+            return self._raised_before(proven) or proven
+        if self._evidence.serving and proven is None:
+            return None
+        unproven, quoted, cut_off = self._unproven(), [*self._evidence.quoted[:1]], self._cut_off()
+        for several in (
+            [item for item in unproven if not item.bare],
+            [self._evidence.hint] if self._evidence.hint is not None else [],
+            [item for item in unproven if item.bare],
+            cut_off,
+            quoted,
+            self._quote_context(),
+        ):
+            best = self._best(several)
+            if best is not None and best.row is not None:
+                return best
+        if self._evidence.warning is not None and not unproven:
+            return self._evidence.warning
+        return proven or next(iter([*unproven, *cut_off, *quoted]), None)
+
+    def _likely(self, cause: FailureCandidate | None) -> FailureCandidate | None:
+        """The kind that words of all unknown errors speak for, unless the verdict names a cause.
+
+        An engine that serves survived all errors but fatal ones.
+        """
+        death = cause if cause is not None and cause.rank == DEATH else None
+        if (self._evidence.serving and self._evidence.death is None) or (
+            death is None and _is_named(cause)
+        ):
+            return None
+        raised = [
+            *self._unproven(),
+            *self._quoted_death(""),
+            *self._cut_off(),
+            *self._evidence.quoted[:1],
+        ]
+        numbers = {item.number for item in raised}
+        several = raised + [
+            item
+            for item in self._evidence.complaints
+            if item.number not in numbers and (not raised or forms.LOUD.search(item.line))
+        ]
+        several = [item for item in several if death is None or item.number < death.number]
+        if self._evidence.crashed is not None and self._signatures.guess(
+            [self._evidence.crashed.shape]
+        ):
+            several = [self._evidence.crashed]
+        if cause is not None and cause.phase == "serving":
+            several = [item for item in several if item.phase == "serving"]
+        several += self._quote_context()
+        proof = self._signatures.guess(
+            [self._signatures.shape_for_words(item.shape, self._engine) for item in several]
+        )
+        # Words of requests do not outweigh a fault that is named.
+        vague = {cause.kind, *(["unknown"] if cause.row is not None else [])} if cause else set()
+        if proof is None or proof[0].kind in vague:
+            return None
+        row, words, index = proof
+        return replace(several[index], row=row, culprit={"words": ", ".join(words)})
+
+    def _unproven(self) -> list[FailureCandidate]:
+        return [
+            item for item in self._evidence.candidates if not item.survived and item.row is None
+        ]
+
+    def _cut_off(self) -> list[FailureCandidate]:
+        return [
+            item.cut_off for item in self._evidence.processes.values() if item.cut_off is not None
+        ]
+
+    def _quote_context(self) -> list[FailureCandidate]:
+        """The line around a quote, where the quote alone names nothing."""
+        if len(self._evidence.quoted) < 2:
+            return []
+        shape = self._evidence.quoted[0].shape
+        names = self._signatures.match_structure(shape, self._engine)
+        return [] if names or self._signatures.guess([shape]) else [*self._evidence.quoted[1:]]
+
+    def _raised_before(self, death: FailureCandidate) -> FailureCandidate | None:
+        """The error before a process was reported dead, in a traceback without its beginning."""
+        if death.rank != DEATH:
+            return None
+        raised = [item for item in self._unproven() if item.shape.frames]
+        raised += self._quoted_death(death.phase)
+        best = self._best([item for item in raised if item.number < death.number])
+        return best if best is not None and best.row is not None else None
+
+    def _best(self, several: list[FailureCandidate]) -> FailureCandidate | None:
+        """The first with a row, also by its structure; without any the first."""
+        for item in several:
+            if item.row is not None:
+                return item
+            if proof := self._signatures.match_structure(item.shape, self._engine):
+                row, groups = proof
+                phase = row.phase or item.phase
+                return replace(
+                    item, row=row, culprit=groups | structure.culprit(item.shape), phase=phase
+                )
+        return several[0] if several else None
+
+    def _quoted_death(self, phase: str) -> list[FailureCandidate]:
+        """The error of another process that a report of its death quotes."""
+        item = self._death(phase)
+        return [item] if item.shape.message else []
+
+    def _death(self, phase: str) -> FailureCandidate:
+        """The report that a process died, at best with its error in quotes."""
+        line, number = self._evidence.death or ("", 0)
+        quote = forms.RELAYED_ERROR.search(line)
+        name = forms.EXCEPTION.match(quote[1]) if quote else None
+        message = quote[1][name.end() if name else 0 :] if quote else ""
+        if not message:
+            return FailureCandidate(_CAUSE_ELSEWHERE, {}, line, number, phase)
+        shape = Shape(name["name"] if name else "", message, (), phase)
+        item = FailureCandidate(None, {}, line, number, phase, shape=shape)
+        return self._best([item]) or item
+
+    def _failure(self, item: FailureCandidate | None) -> Failure | None:
+        if item is None:
+            return None
+        row = item.row or _UNKNOWN
+        case = self._case(row, item)
+        message, advice, steps = self._signatures.cures.describe(row, case)
+        return Failure(
+            kind=item.kind,
+            phase=item.phase,
+            message=message,
+            line=item.line[:_CITED],
+            line_number=item.number,
+            culprit=item.culprit,
+            advice=advice,
+            steps=steps,
+            proves=row.proves,
+            cure=self._signatures.cures.cure(case),
+        )
+
+    def _fault(self) -> Failure | None:
+        """The error with which several requests failed while the engine went on."""
+        first, number = max(
+            self._evidence.faults.values(), key=lambda fault: fault[1], default=(None, 0)
+        )
+        failure = self._failure(self._match_fault(first)) if first and number >= _REPEATED else None
+        if failure is None:
+            return None
+        message = f"{failure.message} {number} requests failed so, and the engine serves on."
+        return failure.evolve(message=message, phase="serving", proves="nothing")
+
+    def _match_fault(self, item: FailureCandidate) -> FailureCandidate | None:
+        """An error of a request with the row of its text, or else of its structure."""
+        proof = self._evidence.prove_text(f"{item.shape.exception}: {item.shape.message}")
+        if proof is not None and self._signatures.can_fail_serving(proof[0].kind):
+            return replace(item, row=proof[0], culprit=proof[1])
+        return self._best([item])
+
+    def _case(self, row: FailureSignature, item: FailureCandidate) -> Case:
+        """The case that the cure of a failure depends on."""
+        cures = self._signatures.cures
+        shape = item.shape
+        if not shape.exception and shape.message not in item.line:
+            # A line that is no exception is its own message, and the next ones may belong to it.
+            shape = shape._replace(message=f"{item.line} {shape.message}")
+        elif not shape.message:
+            shape = shape._replace(message=item.line)
+        libraries = self._evidence.crash.libraries if row.kind in _CRASHES else ()
+        circumstances = self._evidence.circumstances | cures.in_shape(shape, libraries)
+        engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
+        version = self._version or self._evidence.progress.reported.get("version", "")
+        values = (
+            self._evidence.progress.settings
+            | circumstances
+            | cures.known_versions(engine, version)
+            | cures.code_versions(engine, version, row.kind, shape)
+            | item.culprit
+        )
+        if "no_other_code" in values:
+            values.pop("others", None)
+        if row.kind == "bad_flag":
+            values |= cures.refused_flag(engine, version, shape.message)
+        elif settings := values.pop("settings", None):
+            values |= cures.own_settings(engine, shape, settings)
+        package = str(values.get("package", ""))
+        own_kinds = (engine.partition("-")[0],) if engine else ENGINES
+        if package.partition(".")[0] in own_kinds:
+            values["own_part"] = values.pop("package")
+        if architecture := values.get("architecture"):
+            values |= cures.having_architecture(engine, version, architecture)
+        if option := self._evidence.options.options_in(shape.message):
+            values["named"] = option
+        refused_value, flag = self._evidence.options.refused_value(shape.message)
+        if refused_value:
+            values |= {"refused_value": refused_value, "refused_by": flag}
+        if setting := values.get("exceeded_setting"):
+            values |= cures.flag_of_setting(engine, str(setting))
+        if features := self._evidence.options.features:
+            values["features"] = features
+        if related := self._evidence.options.options_about(
+            " ".join((shape.message, *shape.frames[-2:], shape.source))
+        ):
+            values["related"] = related
+        if values.get("ranks") == 1:
+            del values["ranks"]
+            values["one_rank"] = "yes"
+        texts = (shape.message, *self._evidence.advice_near(item.number))
+        steps = dict.fromkeys(
+            step for text in texts for step in cures.advice_of_message(engine, version, text)
+        )
+        advice = tuple(step for step in steps if not self._evidence.options.rules_out(step))
+        values |= cures.off_switch(engine, version, shape)
+        values |= held_by_others(values) | conclude(shape.message, values)
+        failing = " ".join((shape.message, *shape.frames[-2:]))
+        return Case(row.kind, item.phase, engine, values, self._evidence.options, advice, failing)
+
+
+def _is_named(cause: FailureCandidate | None) -> bool:
+    """Whether a verdict names a cause that outweighs words."""
+    if cause is None or cause.row is None:
+        return False
+    if isinstance(cause.row, StructuralSignature):
+        return not cause.row.yields_to_words
+    return cause.kind != "unknown"

@@ -1,0 +1,36 @@
+"""Decided values with reason and source."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Generic
+
+from gateway.domain.value import T, Value
+
+
+class Choice(Value, Generic[T]):
+    """A decided value with its reason. source: of the rule: `user`, a profile, a fact."""
+
+    value: T
+    reason: str
+    source: str
+
+
+# The look-up of a parametrized model costs more than an instance.
+IntChoice, StrChoice, BoolChoice = Choice[int], Choice[str], Choice[bool]
+
+
+# Most plans of a decision share their choices, so equal choices are one object.
+@lru_cache(maxsize=1024)
+def int_choice(value: int, reason: str, source: str) -> Choice[int]:
+    return IntChoice(value=value, reason=reason, source=source)
+
+
+@lru_cache(maxsize=1024)
+def str_choice(value: str, reason: str, source: str) -> Choice[str]:
+    return StrChoice(value=value, reason=reason, source=source)
+
+
+@lru_cache(maxsize=1024)
+def bool_choice(value: bool, reason: str, source: str) -> Choice[bool]:
+    return BoolChoice(value=value, reason=reason, source=source)

@@ -1,0 +1,166 @@
+"""The programs and questions behind `fitserve cluster`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from gateway.domain import NodeView
+from gateway.errors import AgentAway, BadRequest, Conflict, SettingsError
+from gateway.hosts.agent.agent_server import stop_event
+from gateway.hosts.agent.host import AgentHost
+from gateway.hosts.cluster.head_check import HeadAway, check_head, check_ray
+from gateway.hosts.cluster.host import ClusterHost, node_states
+from gateway.hosts.cluster.link_process import LinkProcess
+from gateway.hosts.cluster.membership import (
+    Membership,
+    check_token,
+    node_socket,
+    remove_membership,
+    write_membership,
+)
+from gateway.hosts.cluster.node_service import NodeService
+from gateway.hosts.cluster.supervisor import supervise
+from gateway.hosts.process.host import ProcessHost
+from gateway.logging import Logger
+from gateway.settings import Settings
+from gateway.store.data_folder import hold, hold_alone
+
+log = Logger("fitserve.cluster")
+
+T = TypeVar("T")
+
+_LEAVE_S = 120.0
+
+
+def run(settings: Settings, membership: Membership) -> None:
+    """Run the node service until SIGTERM or SIGINT. Engines keep running. Raises SettingsError."""
+    lock_fd = hold_alone(settings.data / "node.lock", "node service")
+    try:
+        asyncio.run(_serve(settings, membership))
+    finally:
+        os.close(lock_fd)
+
+
+async def _serve(settings: Settings, membership: Membership) -> None:
+    stopped = stop_event()
+    host = ProcessHost(settings.data, settings.prepared_engines, membership.address)
+    service = NodeService(host, membership, settings.data, settings.stop_grace_s)
+    try:
+        async with service.running():
+            log.info("the node service listens", node=membership.name, address=membership.address)
+            await stopped.wait()
+    finally:
+        await host.close()
+
+
+def run_supervisor(data: Path, fields: dict[str, object]) -> None:
+    """Join, and keep this machine in the cluster until SIGTERM. Raises SettingsError."""
+    try:
+        membership = Membership.model_validate(fields)
+    except ValidationError as error:
+        places = ", ".join(str(fault["loc"][0]) for fault in error.errors())
+        raise BadRequest(
+            f"The membership is not valid: {places}.",
+            hint="A name has lower-case letters, digits and `-`; the head is ADDRESS:PORT.",
+        ) from None
+    check_ray()
+    check_token(membership.token_file)
+    lock_fd = hold_alone(data / "cluster.lock", "machine of a cluster")
+    try:
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, str(os.getpid()).encode(), 0)
+        asyncio.run(_join(data, membership))
+    finally:
+        os.close(lock_fd)
+
+
+async def _join(data: Path, membership: Membership) -> None:
+    stopped = stop_event()
+    checked = False
+    if membership.role == "node":
+        with suppress(HeadAway):
+            await check_head(membership, os.environ)
+            checked = True
+    write_membership(data, membership)
+    running = asyncio.ensure_future(supervise(membership, data, checked=checked))
+    waiting = asyncio.ensure_future(stopped.wait())
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not running.done():
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        return
+    failure = running.exception()
+    if isinstance(failure, BaseExceptionGroup):
+        raise failure.exceptions[0]
+
+
+def leave_cluster(data: Path, membership: Membership) -> None:
+    """End the supervisor and forget the membership. Raises Conflict while engines run."""
+    instances = []
+    with suppress(AgentAway):
+        instances = asyncio.run(AgentHost(node_socket(data)).list())
+    if engines := [instance.name for instance in instances if instance.state == "running"]:
+        raise Conflict(
+            f"Engines run on {membership.name}: {', '.join(engines)}.",
+            hint=f"Run `fitserve cluster drain {membership.name}`, then stop its models.",
+        )
+    deadline = time.monotonic() + _LEAVE_S
+    while time.monotonic() < deadline:
+        try:
+            os.close(hold(data / "cluster.lock"))
+        except BlockingIOError:
+            with suppress(ValueError, OSError):
+                os.kill(int((data / "cluster.lock").read_text()), signal.SIGTERM)
+            time.sleep(0.2)
+        else:
+            remove_membership(data)
+            return
+    raise SettingsError(
+        f"The supervisor of {membership.name} does not end within {_LEAVE_S:.0f} s.",
+        hint="End the program `fitserve cluster join` of this machine, then try again.",
+    )
+
+
+def ask_machines(membership: Membership) -> tuple[dict[str, str], Sequence[NodeView]]:
+    """The states of all machines by name, and the views of those that answer."""
+
+    async def ask(link: Path) -> tuple[dict[str, str], Sequence[NodeView]]:
+        return await node_states(link), await ClusterHost(link, "").views()
+
+    return _ask_over_link(membership, ask)
+
+
+def drain_machine(membership: Membership, name: str, *, drained: bool) -> NodeView:
+    async def ask(link: Path) -> NodeView | None:
+        return await ClusterHost(link, "").node(name).drain(drained=drained)
+
+    view = _ask_over_link(membership, ask)
+    assert view is not None  # noqa: S101 - a node answers with its view
+    return view
+
+
+def _ask_over_link(membership: Membership, ask: Callable[[Path], Awaitable[T]]) -> T:
+    """The answer to a question over a link of this command."""
+
+    async def ask_over_link(path: Path) -> T:
+        await check_head(membership, os.environ)
+        link = LinkProcess(membership, path)
+        await link.start()
+        try:
+            return await ask(path)
+        finally:
+            await link.close()
+
+    with tempfile.TemporaryDirectory(prefix="fitserve-") as temporary:
+        return asyncio.run(ask_over_link(Path(temporary) / "link.sock"))

@@ -1,0 +1,52 @@
+"""Servers of Ray that answer outside the network of the cluster, as another machine finds them.
+
+Ray listens on every interface, so only a firewall keeps others out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from gateway.domain import NodeView
+from gateway.hosts.cluster.membership import PORTS, Membership
+from gateway.machine import network
+
+_CONNECT_S = 1.0
+
+
+async def exposed_servers(views: Iterable[NodeView], membership: Membership) -> Sequence[str]:
+    """Machine and `ADDRESS:PORT` of each server of Ray on another machine that takes a connection
+    on an address beside that of the cluster.
+
+    membership: this machine's, whose ports of Ray all machines have. An address that this machine
+    has too, such as that of Docker's bridge, leads to this machine's own servers and is left out.
+    """
+    local = await asyncio.to_thread(network.addresses)
+    head_port = int(membership.head.rpartition(":")[2])
+    of_ray = {head_port, *range(membership.first_port, membership.first_port + PORTS)}
+    servers = [
+        (view.name, address, port)
+        for view in views
+        if view.name != membership.name
+        for address in view.addresses
+        if address != view.address and address not in local
+        for port in view.ports
+        if port in of_ray
+    ]
+    answers = await asyncio.gather(*(_connects(address, port) for _, address, port in servers))
+    return [
+        f"{name} at {address}:{port}"
+        for (name, address, port), connects in zip(servers, answers, strict=True)
+        if connects
+    ]
+
+
+async def _connects(address: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(address, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,123 @@
+"""The question whether this machine can join a head: its port, token, and versions.
+
+Ray reports a wrong token as a lost connection after 20 s. Ray's own client for the head's store
+names it at once. The program prints a line of JSON; `check_head` runs it and says what to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from gateway.errors import SettingsError
+from gateway.hosts.cluster.membership import Membership, check_token
+from gateway.hosts.cluster.ray_start import RAY_VERSION, ray_environment
+
+_CONNECT_S = 3.0
+_ANSWER_S = 60.0
+
+
+class HeadAway(SettingsError):
+    """The head of the cluster does not answer."""
+
+    code = "head_away"
+
+
+def check_ray() -> None:
+    """Raises SettingsError unless Ray is installed in its one version."""
+    try:
+        present = version("ray")
+    except PackageNotFoundError:
+        present = "none"
+    if present != RAY_VERSION:
+        raise SettingsError(
+            f"A cluster needs Ray {RAY_VERSION}; installed is {present}.",
+            hint="Run `pip install 'fitserve[cluster]'` in the environment of fitserve.",
+        )
+
+
+async def check_head(membership: Membership, inherited: Mapping[str, str]) -> None:
+    """Raises HeadAway, and SettingsError where a try later would fail too."""
+    check_ray()
+    check_token(membership.token_file)
+    asking = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway.hosts.cluster.head_check", membership.head),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=ray_environment(membership.token_file, inherited),
+    )
+    try:
+        async with asyncio.timeout(_ANSWER_S):
+            output, _ = await asking.communicate()
+        answer = json.loads(output)
+    except (TimeoutError, ValueError):
+        answer = {"state": "away", "why": "it gives no answer"}
+    finally:
+        if asking.returncode is None:
+            asking.kill()
+            await asking.wait()
+    judge(membership, answer, {"ray": RAY_VERSION, "python": platform.python_version()})
+
+
+def judge(membership: Membership, answer: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+    """Raises HeadAway and SettingsError, as the answer says. versions: this machine's versions."""
+    if answer["state"] == "away":
+        raise HeadAway(
+            f"The head of the cluster does not answer at {membership.head}: {answer['why']}.",
+            hint=(
+                "See that `fitserve cluster init` runs there, and that the firewall lets this"
+                " machine in."
+            ),
+        )
+    if answer["state"] == "token":
+        path = membership.token_file
+        raise SettingsError(
+            f"The token in {path} is not that of the cluster at {membership.head}.",
+            hint=f"Copy the head's token file with its mode: scp -p HEAD:TOKEN_FILE {path}",
+        )
+    for name, title in (("ray", "Ray"), ("python", "Python")):
+        at_head, local = answer[name], versions[name]
+        if at_head != local:
+            raise SettingsError(
+                f"The head runs {title} {at_head}, and this machine {local}. All machines of a"
+                " cluster need the same.",
+                hint=f"Install fitserve with {title} {at_head} here, or {local} there.",
+            )
+
+
+def _ask(address: str) -> dict[str, str]:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except OSError as error:
+        return {"state": "away", "why": str(error.strerror or error)}
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError, RayError
+
+    try:
+        # Source: check_version_info in ray/_private/node.py.
+        client = GcsClient(address=address)
+        text = client.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=_CONNECT_S)
+    except AuthenticationError:
+        return {"state": "token"}
+    except RayError as error:
+        return {"state": "away", "why": type(error).__name__}
+    if text is None:
+        return {"state": "away", "why": "it is starting"}
+    metadata = json.loads(text)
+    return {
+        "state": "ok",
+        "ray": metadata["ray_version"],
+        "python": metadata["python_version"],
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_ask(sys.argv[1])))

@@ -1,0 +1,181 @@
+"""The node service: owns the host of this machine, for the one gateway that holds its lease.
+
+Engines are its children or its predecessor's, never Ray's. They outlive it, and the next one adopts
+them. Without a gateway's call for the time of the lease, it stops them: another machine may run
+them by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+from gateway.domain import LaunchSpec, NodeView
+from gateway.errors import AgentRefusal, FitserveError, HostError
+from gateway.hosts.agent.agent_server import HostServer
+from gateway.hosts.agent.calls import (
+    Answer,
+    Call,
+    DoneAnswer,
+    DrainCall,
+    ExpectCall,
+    FollowCall,
+    ListCall,
+    NodeCall,
+    ProcessesCall,
+    StartCall,
+)
+from gateway.hosts.cluster.lease import Lease
+from gateway.hosts.cluster.membership import Membership, folder, node_socket
+from gateway.hosts.cluster.node_host import ENVIRONMENT
+from gateway.hosts.host import Host
+from gateway.logging import Logger
+from gateway.machine import network
+from gateway.machine.environment import engine_dir
+from gateway.machine.probe import probe
+from gateway.store import atomic_file
+from gateway.version import __version__
+
+log = Logger("fitserve.cluster")
+
+_LOOK_S = 0.5
+
+
+class NodeService(HostServer):
+    """`host` listens on the address of the membership. Raises OSError if `data` is not readable."""
+
+    def __init__(self, host: Host, membership: Membership, data: Path, grace_s: float) -> None:
+        super().__init__(host)
+        self._membership = membership
+        self._data = data
+        self._grace_s = grace_s
+        self._record = folder(data) / "lease.json"
+        self._drained = folder(data) / "drained"
+        self._lease = Lease(membership.lease_s, _owner(self._record), _seconds())
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve on the node's socket, and watch the lease. Raises SettingsError."""
+        async with self.serving(node_socket(self._data)):
+            watching = asyncio.ensure_future(self._watch_lease())
+            try:
+                yield
+            finally:
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
+
+    async def _admit(self, call: Call) -> None:
+        reads = isinstance(call, ListCall | ProcessesCall | FollowCall)
+        if isinstance(call, NodeCall | DrainCall) or (reads and not call.owner):
+            return
+        if not call.owner:
+            raise AgentRefusal(
+                "The machine refuses: the call names no gateway.",
+                hint="Use `fitserve` on the machine of the gateway.",
+            )
+        if self._lease.claim(call.owner, _seconds()):
+            # Recorded before anything is done for the new owner.
+            await asyncio.to_thread(self._write_owner)
+            log.info("a gateway owns this machine", owner=call.owner)
+        if isinstance(call, StartCall) and self._drained.exists():
+            raise HostError(
+                f"The machine {self._membership.name} is drained and starts no engines.",
+                hint=f"`fitserve cluster drain {self._membership.name} --undo` ends that.",
+            )
+
+    async def _perform(self, call: Call) -> AsyncGenerator[Answer, None]:
+        if isinstance(call, DrainCall):
+            if call.drained:
+                self._drained.touch()
+            else:
+                self._drained.unlink(missing_ok=True)
+        if isinstance(call, NodeCall | DrainCall):
+            yield DoneAnswer(node=await self._view())
+            return
+        if isinstance(call, StartCall | ExpectCall):
+            call = call.evolve(spec=self._with_environment(call.spec))
+        if isinstance(call, StartCall):
+            await asyncio.to_thread(self._check_weights, call.spec)
+        async with aclosing(super()._perform(call)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def _with_environment(self, spec: LaunchSpec) -> LaunchSpec:
+        """The start with the environment of this machine."""
+        environment = str(engine_dir(self._data, spec.engine))
+        return spec.evolve(argv=tuple(item.replace(ENVIRONMENT, environment) for item in spec.argv))
+
+    def _check_weights(self, spec: LaunchSpec) -> None:
+        """Raises HostError if the weights are not here."""
+        for item in spec.argv:
+            path = item.removeprefix("--model=")
+            if path != item and path.startswith("/") and not Path(path).exists():
+                raise HostError(
+                    f"The weights are not at {path} on the machine {self._membership.name}.",
+                    hint="All machines need one FITSERVE_MODELS_DIR, for example on NFS.",
+                )
+
+    async def _view(self) -> NodeView:
+        instances, address = await self._host.list(), self._membership.address
+        return NodeView(
+            name=self._membership.name,
+            version=__version__,
+            address=address,
+            interface=await asyncio.to_thread(network.interface_of, address),
+            addresses=await asyncio.to_thread(network.addresses),
+            ports=await asyncio.to_thread(network.listening_ports),
+            hardware=await asyncio.to_thread(probe, self._data),
+            owner=self._lease.owner,
+            lease_s=self._lease.length_s,
+            drained=self._drained.exists(),
+            engines=tuple(instance.name for instance in instances if instance.state == "running"),
+        )
+
+    async def _watch_lease(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if not self._lease.has_ended(_seconds()):
+                continue
+            try:
+                await self._stop_engines()
+            except FitserveError as error:
+                log.warning("engines without a gateway could not be stopped", reason=str(error))
+            else:
+                with contextlib.suppress(OSError):
+                    self._record.unlink(missing_ok=True)
+                self._lease.release(_seconds())
+
+    async def _stop_engines(self) -> None:
+        """Stop all engines of this machine. Raises HostError."""
+        instances = await self._host.list()
+        if instances:
+            names = [instance.name for instance in instances]
+            log.warning("no gateway claims the engines; stopping them", engines=names)
+        await asyncio.gather(*(self._host.stop(engine.name, self._grace_s) for engine in instances))
+
+    def _write_owner(self) -> None:
+        try:
+            atomic_file.write(self._record, json.dumps(self._lease.owner).encode())
+        except OSError as error:
+            raise HostError(
+                f"The owner of this machine cannot be written to {self._record}: {error.strerror}.",
+                hint="Free disk space.",
+            ) from None
+
+
+def _seconds() -> float:
+    """Seconds, those of the machine's sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _owner(record: Path) -> str:
+    """The owner before a restart of the node service; empty: none."""
+    try:
+        return str(json.loads(record.read_bytes()))
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,152 @@
+"""The supervisor of a machine of the cluster: keeps its node service and its raylet running.
+
+Both end with the supervisor. Engines do not: the next node service adopts them. A raylet that Ray
+declared lost ends itself when the network heals, and is started again as a new node of Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+
+from gateway.errors import SettingsError
+from gateway.hosts.cluster.head_check import HeadAway, check_head
+from gateway.hosts.cluster.membership import Membership, folder, node_socket
+from gateway.hosts.cluster.ray_start import raylet_command, raylet_environment
+from gateway.hosts.cluster.restart_pause import LONGEST_S, RestartPause
+from gateway.hosts.cluster.strays import end_strays
+from gateway.hosts.process import procfs
+from gateway.logging import Logger
+
+log = Logger("fitserve.cluster")
+
+# A program that ran for so long did its work.
+_WELL_S = 10 * LONGEST_S
+_GRACE_S = 10.0
+_POLL_S = 0.05
+# Ray adds some 65 characters, and the path of a Unix socket has 107 at most.
+_LONGEST_TEMP_DIR = 40
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+
+async def supervise(membership: Membership, data: Path, *, checked: bool) -> None:
+    """Run until cancelled. checked: the head has just answered. Raises SettingsError where this
+    machine cannot join."""
+    async with asyncio.TaskGroup() as tasks:
+        node = [sys.executable, "-m", "gateway.__main__", "cluster", "node"]
+        tasks.create_task(_keep("node service", node, dict(os.environ)))
+        tasks.create_task(_keep_raylet(membership, data, checked=checked))
+
+
+async def _keep_raylet(membership: Membership, data: Path, *, checked: bool) -> None:
+    socket = node_socket(data)
+
+    async def check() -> None:
+        nonlocal checked
+        await asyncio.to_thread(end_strays, socket)
+        if membership.role == "node" and not checked:
+            await check_head(membership, os.environ)
+        checked = False
+
+    command = raylet_command(membership, _temp_dir(data))
+    environment = raylet_environment(membership, socket, os.environ)
+    try:
+        await _keep("raylet", command, environment, check, folder(data) / "raylet.log")
+    finally:
+        end_strays(socket)
+
+
+async def _nothing() -> None:
+    """The check before a start that depends on nothing."""
+
+
+async def _keep(
+    name: str,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    check: Callable[[], Awaitable[None]] = _nothing,
+    output: Path | None = None,
+) -> None:
+    """Start a program whenever it does not run. Raises SettingsError of `check`."""
+    pause = RestartPause()
+    while True:
+        was_well = False
+        try:
+            await check()
+        except HeadAway as error:
+            log.warning("waiting for the head", reason=str(error))
+        else:
+            began = asyncio.get_running_loop().time()
+            log.info("starting", program=name)
+            code = await _run(command, environment, output)
+            log.warning("ended; it is started again", program=name, code=code)
+            was_well = asyncio.get_running_loop().time() - began > _WELL_S
+        await pause.rest(was_well=was_well)
+
+
+async def _run(command: Sequence[str], environment: Mapping[str, str], output: Path | None) -> int:
+    with contextlib.ExitStack() as files:
+        stream = files.enter_context(output.open("wb")) if output is not None else None
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            env=environment,
+            preexec_fn=_end_with_parent,
+            start_new_session=True,
+        )
+        try:
+            return await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                try:
+                    async with asyncio.timeout(_GRACE_S):
+                        await process.wait()
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+            await _end_session(process.pid)
+
+
+async def _end_session(leader: int) -> None:
+    """Kill what lives of a session, and wait for its end. Agents of Ray live a little longer than
+    their raylet, and their titles hide their environment. Engines have sessions of their own."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_GRACE_S):
+            while processes := procfs.session(leader):
+                for process in processes:
+                    procfs.send(process, signal.SIGKILL)
+                await asyncio.sleep(_POLL_S)
+
+
+def _end_with_parent() -> None:
+    """SIGTERM for this process when the supervisor is gone, however it ended."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _temp_dir(data: Path) -> Path:
+    """The folder of Ray's sessions. Raises SettingsError if another user could have made it.
+
+    Ray lets every user write to it, so it lies in a folder for this user alone.
+    """
+    parent = folder(data)
+    if len(str(parent / "ray")) > _LONGEST_TEMP_DIR:
+        parent = Path("/tmp") / f"fitserve-ray-{os.getuid()}"  # noqa: S108 - checked below
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = parent.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise SettingsError(
+            f"Another user can write to {parent}, the folder for Ray's sockets.",
+            hint="Remove it, or set FITSERVE_DATA_DIR to a path of at most 32 characters.",
+        )
+    return parent / "ray"

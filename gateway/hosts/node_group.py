@@ -1,0 +1,78 @@
+"""The parts of an engine over several nodes as one instance. Pure.
+
+Each node's host knows its part by a name with place and number of the parts, so that hosts without
+a word of each other, listed after a restart of the gateway, tell which belong together.
+
+parts                                   the engine
+all run                                 running, at the address of the first
+one has exited                          exited, by the part with the most to say
+one is missing, or was never started    created: all are started anew, or stopped
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from gateway.domain import Instance, LaunchSpec
+
+_PART = re.compile(r"(?P<name>.+)-n(?P<place>\d{1,4})of(?P<count>\d{1,4})")
+
+
+class PartName(NamedTuple):
+    """The name of a part. place: 0 is the node that answers requests. parts: how many there are."""
+
+    name: str
+    place: int
+    parts: int
+
+    def __str__(self) -> str:
+        return f"{self.name}-n{self.place}of{self.parts}"
+
+
+def part_name(text: str) -> PartName | None:
+    """The name read; None: of an engine on one node."""
+    match = _PART.fullmatch(text)
+    return match and PartName(match["name"], int(match["place"]), int(match["count"]))
+
+
+def part_specs(spec: LaunchSpec) -> list[LaunchSpec]:
+    """The start of each part, in order."""
+    count = len(spec.nodes)
+    return [
+        spec.evolve(
+            name=str(PartName(spec.name, place, count)),
+            argv=row.argv,
+            env=row.env,
+            gpus=row.gpus,
+            node=row.node,
+            nodes=(),
+        )
+        for place, row in enumerate(spec.nodes)
+    ]
+
+
+def as_engines(instances: Sequence[Instance]) -> list[Instance]:
+    """The instances with parts of one engine as one."""
+    engines: list[Instance] = []
+    groups: dict[tuple[str, int], dict[int, Instance]] = {}
+    for instance in instances:
+        part = part_name(instance.name)
+        if part is None:
+            engines.append(instance)
+        else:
+            groups.setdefault((part.name, part.parts), {})[part.place] = instance
+    return [*engines, *(_engine(*group, parts) for group, parts in groups.items())]
+
+
+def _engine(name: str, count: int, parts: Mapping[int, Instance]) -> Instance:
+    exited = [part for part in parts.values() if part.state == "exited"]
+    first = parts[min(parts)].evolve(name=name, state="created", exit_code=None, oom_killed=False)
+    if exited:
+        # A part that was killed for memory, or failed, ends the others, which then may exit well.
+        last = min(exited, key=lambda part: (not part.oom_killed, part.exit_code in (None, 0)))
+        return first.evolve(state="exited", exit_code=last.exit_code, oom_killed=last.oom_killed)
+    if len(parts) == count and all(part.state == "running" for part in parts.values()):
+        return first.evolve(state="running")
+    return first

@@ -1,0 +1,185 @@
+"""A host over nodes: the parts of an engine over several nodes start, end and fail together.
+
+`host` runs each part as an engine of its own, on the node that the part's start names. Nothing
+is kept here, so the next gateway finds all engines by their names (node_group.py).
+
+* `start` leaves all parts, or none.
+* `follow` mixes the logs, each line of a later node with the node before it. A part that ends
+  leaves the others waiting, so all logs end soon after the first.
+* All other calls, and engines on one node, belong to `host` alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from gateway.domain import (
+    EngineProcess,
+    EngineRef,
+    Instance,
+    LaunchSpec,
+    PreparedView,
+    StartConditions,
+)
+from gateway.errors import Conflict, HostError
+from gateway.hosts.host import MAX_LINE, Host, Machines
+from gateway.hosts.node_group import as_engines, part_name, part_specs
+
+T = TypeVar("T")
+
+# Inside the class `list` is the method.
+Instances = list[Instance]
+
+SETTLE_S = 5.0
+"""Seconds that the other parts have for their last lines."""
+_MOST_WAITING = 1000
+
+
+class NodesHost:
+    """See the module's docstring, and `host.py` for the contract."""
+
+    def __init__(self, host: Host) -> None:
+        """host: starts each part on the node of its `LaunchSpec`, and lists it with that."""
+        self._host = host
+        self.kind = host.kind
+        self.forks = host.forks
+
+    @property
+    def machines(self) -> Machines | None:
+        return self._host.machines
+
+    async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
+        await self._host.prepare(engine, report)
+
+    async def expect(self, spec: LaunchSpec) -> None:
+        await _gather(map(self._host.expect, part_specs(spec) if spec.nodes else [spec]))
+
+    async def start(self, spec: LaunchSpec) -> Instance:
+        if not spec.nodes:
+            return await self._host.start(spec)
+        present = next(
+            (instance for instance in await self.list() if instance.name == spec.name), None
+        )
+        if present is not None and present.state == "running":
+            if present.fingerprint != spec.fingerprint:
+                raise Conflict(
+                    f"{spec.name} already runs with other settings ({present.fingerprint}, not"
+                    f" {spec.fingerprint}).",
+                    hint="Stop it first.",
+                )
+            return present
+        if present is not None:
+            # A part that waits for the former ones could not meet the new ones.
+            await self.stop(spec.name, 0)
+        try:
+            instances = await _gather(map(self._host.start, part_specs(spec)))
+        except BaseException:
+            await self.stop(spec.name, 0)
+            raise
+        return as_engines(instances)[0]
+
+    async def list(self) -> Instances:
+        return as_engines(await self._host.list())
+
+    async def stop(self, name: str, grace_s: float) -> None:
+        await _gather(self._host.stop(part, grace_s) for part in await self._parts(name))
+
+    async def processes(self, name: str) -> tuple[EngineProcess, ...]:
+        groups = await _gather(map(self._host.processes, await self._parts(name)))
+        return tuple(process for group in groups for process in group)
+
+    async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
+        return await self._host.conditions(engine, cache)
+
+    async def prepared_views(self) -> tuple[PreparedView, ...]:
+        return await self._host.prepared_views()
+
+    async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
+        """The lines of all parts as they come."""
+        parts = await self._parts(name)
+        lines: asyncio.Queue[bytes | HostError | None] = asyncio.Queue(_MOST_WAITING)
+        tasks = [
+            asyncio.create_task(_copy(self._host, part, _mark(part, node), lines))
+            for part, node in parts.items()
+        ]
+        running, deadline = len(tasks), None
+        try:
+            while running:
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        line = await lines.get()
+                except TimeoutError:
+                    break
+                if isinstance(line, HostError):
+                    raise line
+                if line is not None:
+                    yield line
+                    continue
+                running -= 1
+                deadline = deadline or asyncio.get_running_loop().time() + SETTLE_S
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def allocate_port(self) -> int:
+        return await self._host.allocate_port()
+
+    async def resolve(self, engine: EngineRef) -> EngineRef:
+        return await self._host.resolve(engine)
+
+    async def identity(self, engine: EngineRef) -> str:
+        return await self._host.identity(engine)
+
+    def inquire(
+        self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
+    ) -> AsyncGenerator[bytes, None]:
+        return self._host.inquire(engine, document, gpus)
+
+    async def end_command(self, names: Sequence[str]) -> Sequence[str]:
+        return await self._host.end_command(names)
+
+    async def close(self) -> None:
+        await self._host.close()
+
+    async def _parts(self, name: str) -> dict[str, str]:
+        """The nodes of the engine's parts, by the names of the parts in order; the engine's own
+        name where none is listed, as its log may still be there."""
+        parts = {
+            instance.name: instance.node
+            for instance in await self._host.list()
+            if instance.name == name
+            or ((part := part_name(instance.name)) is not None and part.name == name)
+        }
+        return {part: parts[part] for part in sorted(parts)} or {name: ""}
+
+
+def _mark(name: str, node: str) -> bytes:
+    """The beginning of each line of a part, in the form in which engines name a process."""
+    part = part_name(name)
+    return f"({node} pid={part.place}) ".encode() if part is not None and part.place else b""
+
+
+async def _copy(
+    host: Host, name: str, mark: bytes, lines: asyncio.Queue[bytes | HostError | None]
+) -> None:
+    try:
+        async with aclosing(host.follow(name)) as log:
+            async for line in log:
+                await lines.put((mark + line)[:MAX_LINE])
+    except HostError as error:
+        await lines.put(error)
+    else:
+        await lines.put(None)
+
+
+async def _gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All answers, once all calls have ended. Raises the first error."""
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -1,0 +1,47 @@
+"""The config of the text model, alone or inside another config. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gateway.models.families.config import Fields
+from gateway.models.families.field_names import LAYER_COUNT, TEXT_CONFIGS
+
+
+class Text(NamedTuple):
+    """The part of a config that describes the text model, and whether it stands inside another.
+
+    inner: that part alone; `fields` completes it by the rest of the file.
+    """
+
+    fields: Fields
+    nested: bool
+    inner: Mapping[str, Any]
+
+
+def text_of(top: Fields) -> Text:
+    """The config of the text model, completed by fields of the outer config."""
+    config, nested = dict(top.config), False
+    text_fields: Mapping[str, Any] = top.config
+    for _ in range(2):  # thinker_config.text_config
+        inner = next(
+            (
+                config[name]
+                for name in TEXT_CONFIGS
+                if isinstance(config.get(name), Mapping) and config[name]
+            ),
+            None,
+        )
+        if inner is None:
+            break
+        plain = {name: value for name, value in config.items() if not isinstance(value, Mapping)}
+        config, nested, text_fields = {**plain, **config, **inner}, True, inner
+        for name in TEXT_CONFIGS:
+            if name not in inner:
+                config.pop(name, None)
+    return Text(Fields(config, top.source), nested, text_fields)
+
+
+def layers_of(fields: Fields) -> int:
+    return fields.largest(LAYER_COUNT)

@@ -1,0 +1,1 @@
+"""Gates that a variant passes before its sizes. The first that refuses decides the verdict."""

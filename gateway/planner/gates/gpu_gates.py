@@ -1,0 +1,154 @@
+"""Gates of GPUs: driver, number, layout of ranks, links, free memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gateway.diagnosis.facts.peers import NCCL, failing_links
+from gateway.domain import Engine, Gpu
+from gateway.domain.units import gib
+from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.layers.built_model import BuiltModel
+from gateway.engines.common.layers.stages import field_against_stages
+from gateway.engines.common.planning_input import PlanningInput
+from gateway.engines.common.refusal import Refused
+from gateway.engines.common.span import Meeting
+from gateway.engines.common.variant import Variant
+from gateway.engines.registry import engine_kind
+from gateway.planner.gates.kernel_gates import matching_fact
+from gateway.planner.gates.machine_gates import gate_code, gate_host
+from gateway.planner.parallel import GpuGroups, tower_refusal
+
+# Flags that keep a vision tower whole on every rank: vllm/config/multimodal.py, ServerArgs of
+# SGLang.
+_WHOLE_TOWER: dict[str, str | bool] = {"mm-encoder-tp-mode": "data", "mm-enable-dp-encoder": True}
+
+# The trait of engines that refuse ranks with unlike free memory: _check_tp_memory_balance in
+# srt/distributed/bootstrap.py of SGLang 0.5.23, init_torch_distributed in model_runner.py before.
+UNBALANCED = "balanced_ranks"
+
+
+def gate_peers(inputs: PlanningInput, engine: Engine, gpus: tuple[Gpu, ...]) -> None:
+    """Refuse GPUs that cannot communicate, even without peer-to-peer access."""
+    if fact := failing_links(inputs.facts, engine, gpus).get(NCCL):
+        names = ", ".join(str(gpu.index) for gpu in gpus)
+        reason = (
+            f"GPUs {names} could not talk to each other here, also without peer-to-peer access:"
+            f" {fact.source}"
+        )
+        raise Refused("known_bad", reason, "fact")
+
+
+def gate_driver(inputs: PlanningInput, engine: Engine) -> None:
+    """Refuse an old driver, another processor, and a version that failed at this task before."""
+    for capability in {gpu.capability for gpu in inputs.hardware.gpus} or {None}:
+        about = {
+            "engine": engine.ref,
+            "capability": capability,
+            "architecture": inputs.spec.architecture,
+            "model": inputs.spec.versioned_source,
+            "task": inputs.spec.task,
+        }
+        about |= {"quantization": inputs.spec.quant.method if inputs.spec.quant else None}
+        if fact := matching_fact(inputs.facts, "engine_fails", about):
+            raise Refused(
+                "known_bad", f"{engine.ref} is known not to do this: {fact.source}", "fact"
+            )
+    gate_host(inputs.hardware, engine)
+
+
+def gate_devices(
+    inputs: PlanningInput, engine: Engine, built: BuiltModel, variant: Variant, groups: GpuGroups
+) -> tuple[Gpu, ...]:
+    """The GPUs of the variant; none on a CPU. Raises Refused."""
+    gpus, tp, pp, ranks = inputs.hardware.gpus, variant.tp, variant.pp, variant.ranks
+    if engine.device == "cpu":
+        if ranks > 1:
+            raise Refused("illegal_parallelism", "parallelism on a CPU is not planned", "planner")
+        return ()
+    if len(gpus) < ranks:
+        raise Refused(
+            "no_device",
+            f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
+            "probe",
+        )
+    if problem := groups.illegal(inputs.spec, built, tp, ep=variant.ep, dp=variant.dp):
+        reason, layer = problem
+        source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
+        raise Refused("illegal_parallelism", reason, source, layer=layer)
+    _gate_tower(inputs, engine, built, tp)
+    layers = sum(group.layers for group in inputs.spec.attention if group.kind != "vision")
+    if pp > layers:
+        raise Refused(
+            "illegal_parallelism",
+            f"{layers} layers cannot be shared by {pp} stages",
+            "vllm/distributed/utils.py",
+        )
+    if pp > 1 and (field := field_against_stages(built, engine, inputs.spec.architecture)):
+        reason = f"{engine.ref} cannot share {inputs.spec.architecture} by stages of a pipeline"
+        raise Refused(
+            "illegal_parallelism", reason, engine.sources.get(field, f"profile {engine.ref}")
+        )
+    # Unlike GPUs hold stages, or the ranks of one stage.
+    one_split = variant.dp == 1 and 1 in (tp, pp)
+    group = groups.best(ranks) or (groups.unlike(ranks) if one_split else None)
+    if group is None:
+        raise Refused("no_device", f"there are no {ranks} GPUs of one kind", "probe")
+    if group[0].total_bytes is None:
+        raise Refused("unknown_memory", f"the memory of {group[0].name} could not be read", "probe")
+    for gpu in group:
+        gate_code(engine, gpu)
+    return group
+
+
+def _gate_tower(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> None:
+    """Refuse ranks that cannot share the vision tower, unless each holds all of it."""
+    flag = next(
+        (name for name in _WHOLE_TOWER if engine.spelling.get(name, name) in engine.flags), ""
+    )
+    options = {name.replace("_", "-"): value for name, value in inputs.wish.args.items()}
+    if inputs.wish.text_only or (flag and options.get(flag) == _WHOLE_TOWER[flag]):
+        return
+    if reason := tower_refusal(built, inputs.spec.architecture, tp):
+        value = str(_WHOLE_TOWER.get(flag, "")).lower()
+        cure = f"; --arg {flag}={value} keeps it whole on every GPU" if flag else ""
+        raise Refused("illegal_parallelism", reason + cure, f"profile {engine.ref}")
+
+
+def gate_groups(
+    inputs: PlanningInput, engine: Engine, rules: EngineRules, variant: Variant
+) -> None:
+    """Refuse groups of ranks with requests of their own where the model or version has none."""
+    if variant.dp == 1:
+        return
+    reason = rules.grouped_refusal(inputs.spec, engine, variant.tp * variant.dp)
+    if not reason and variant.pp > 1:
+        reason = "data parallel groups with stages of a pipeline are not planned"
+    if reason:
+        raise Refused("illegal_parallelism", reason, f"profile {engine.ref}")
+
+
+def gate_nodes(inputs: PlanningInput, engine: Engine, variant: Variant) -> None:
+    """Refuse ranks on several nodes where the version lacks the flags by which nodes meet."""
+    if inputs.span is None:
+        return
+    meeting = Meeting(inputs.span.nodes, variant.dp, "", 0, 0)
+    flags = engine_kind(engine.kind).node_flags(meeting, 1)
+    if missing := sorted(f"--{name}" for name in flags if name not in engine.flags):
+        raise Refused(
+            "illegal_parallelism",
+            f"{engine.ref} cannot have ranks on several nodes: it has no {', '.join(missing)}",
+            f"profile {engine.ref}",
+        )
+
+
+def gate_balance(engine: Engine, tp: int, free_bytes: Collection[int]) -> None:
+    """Refuse ranks with unlike free memory where the engine does."""
+    if tp < 2 or UNBALANCED not in engine.traits:
+        return
+    if 10 * min(free_bytes) < 9 * max(free_bytes):
+        reason = (
+            f"{engine.ref} refuses ranks where one GPU has less than nine tenths of another's free"
+            f" memory: {gib(min(free_bytes))} and {gib(max(free_bytes))} are free"
+        )
+        raise Refused("no_device", reason, "sglang/srt, _check_tp_memory_balance")

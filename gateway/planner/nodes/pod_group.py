@@ -1,0 +1,44 @@
+"""A plan over nodes for pods, whose addresses and places are known at their start alone. Pure."""
+
+from __future__ import annotations
+
+from gateway.domain import Plan, Scalar
+from gateway.engines.common.span import Meeting
+from gateway.engines.registry import engine_kind
+from gateway.planner.flags import arguments
+from gateway.planner.nodes.placement import GROUPS, RENDEZVOUS
+
+
+def for_pods(plan: Plan, leader: str, place: str) -> Plan:
+    """The first copy of a plan over nodes, whose later nodes have equal flags.
+
+    leader: the address of the first pod, for the others. place: of a pod in its group. Both are
+    variables, `$(NAME)`. The first pod names itself by the variable of its own address, since
+    sockets listen at no name.
+    """
+    kind = engine_kind(plan.engine.kind)
+    first = plan.nodes[0]
+    pod_address = f"$({kind.address_env})"
+
+    def flags(address: str, node_rank: int) -> dict[str, Scalar]:
+        groups, ports = plan.data_parallel.value, first.ports
+        meeting = Meeting(plan.span, groups, address, ports[RENDEZVOUS], ports[GROUPS])
+        return kind.node_flags(meeting, node_rank)
+
+    second, third = flags(leader, 1), flags(leader, 2)
+    later = {
+        name: value if value == third[name] else _times(place, value)
+        for name, value in second.items()
+    }
+    rows = (row for row in plan.nodes if row.copy_number == 0)
+    return plan.evolve(
+        nodes=tuple(
+            row.evolve(argv=arguments(later if row.node_rank else flags(pod_address, 0)), env={})
+            for row in rows
+        )
+    )
+
+
+def _times(place: str, factor: Scalar) -> str:
+    """The product, by a shell where it is not the place itself."""
+    return place if factor == 1 else f"$(({place[2:-1]}*{factor}))"

@@ -1,0 +1,1 @@
+"""The parts of a plan: choices with reasons, variables and warnings."""

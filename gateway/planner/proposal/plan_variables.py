@@ -1,0 +1,79 @@
+"""The environment variables of a plan, each with its reason. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.diagnosis.facts.peers import P2P, P2P_OFF
+from gateway.domain import Choice, Fact, str_choice
+from gateway.engines.common import expert_warmups
+from gateway.engines.common.candidate import Candidate
+from gateway.engines.common.engine_auth import DEV_MODE
+from gateway.planner.sizes import Sizes
+from gateway.variables import NO_PROXY
+
+
+def engine_variables(
+    candidate: Candidate, env: Mapping[str, str], silent: Mapping[str, Fact], sizes: Sizes
+) -> dict[str, Choice[str]]:
+    """Why the engine gets each of its variables; `env` are the operator's, and what the variant
+    adds to them."""
+    engine, wish_env, global_env = (
+        candidate.engine,
+        candidate.inputs.wish.env,
+        candidate.inputs.global_env,
+    )
+    variables_found = _start_method(candidate, sizes.scope, env)
+    for name, value in engine.eager_env.items() if sizes.batch.eager.value else ():
+        variables_found[name] = str_choice(
+            value, "needed without CUDA graphs", f"profile {engine.ref}"
+        )
+    if P2P in silent:
+        variables_found[P2P_OFF[0]] = str_choice(
+            P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
+        )
+    for name, value in env.items():
+        if name == candidate.rules.stage_layers_env and candidate.variant.layers:
+            reason, source = candidate.variant.reasons["layers"]
+        elif wish_env.get(name) != value:
+            reason, source = candidate.variant.reasons.get(
+                "disabled", ("kernels that the engine is kept from", "planner")
+            )
+        elif global_env.get(name) == value:
+            reason, source = "set for all engines", "FITSERVE_ENGINE_ENV"
+        elif name in NO_PROXY:
+            reason, source = "the engine asks itself over loopback, past the proxy", "planner"
+        else:
+            reason, source = "set by the user", "user"
+        variables_found[name] = str_choice(value, reason, source)
+    return variables_found
+
+
+def _start_method(
+    candidate: Candidate, scope: Mapping[str, str], env: Mapping[str, str]
+) -> dict[str, Choice[str]]:
+    """How the engine starts its processes, and what forks of it leave out. A failure of a fork here
+    leaves that to the engine."""
+    if next(candidate.inputs.facts.holding("fork_fails", scope), None) is not None:
+        return {}
+    chosen = candidate.rules.start_method(
+        candidate.engine, candidate.args, candidate.inputs.spec.architecture
+    )
+    choices = {name: choice for name, choice in chosen.items() if name not in env}
+    if choices and candidate.gpus:
+        spec = candidate.inputs.spec
+        choices |= expert_warmups.skipped_warmups(
+            candidate.engine,
+            candidate.gpus[0].capability,
+            # A guessed family may have experts under names that no reader knows.
+            has_experts=spec.experts is not None or bool(spec.guessed),
+        )
+    return choices
+
+
+def sleep_variables(candidate: Candidate, mode: Choice[bool]) -> dict[str, Choice[str]]:
+    name, value = DEV_MODE
+    reason = "opens /sleep and /wake_up; each request to the engine then needs its key"
+    return (
+        {name: str_choice(value, reason, f"profile {candidate.engine.ref}")} if mode.value else {}
+    )

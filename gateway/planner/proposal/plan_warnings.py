@@ -1,0 +1,244 @@
+"""The warnings of a plan about kernels, guesses, loading and memory. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.diagnosis.facts.peers import P2P, P2P_OFF
+from gateway.domain import Fact, Memory
+from gateway.domain.units import GIB, gib
+from gateway.engines.common.candidate import Candidate
+from gateway.engines.common.kernels.compiled import runs
+from gateway.engines.common.kernels.linear import DISABLED
+from gateway.engines.common.planning_input import left_bytes
+from gateway.planner.sizes import Sizes
+
+# The largest file that transformers 4 writes, which an engine maps as it reads its weights.
+_SHARD_BYTES = 5 * GIB
+
+
+def plan_warnings(
+    candidate: Candidate, sizes: Sizes, silent: Mapping[str, Fact]
+) -> tuple[str, ...]:
+    return (
+        *sizes.warnings,
+        *_kernel_warnings(candidate),
+        *_rule_warnings(candidate),
+        *_load_warnings(candidate),
+        *_host_transfer_warnings(silent),
+        *_host_memory_warnings(candidate, sizes.memory),
+        *_left_out(candidate),
+        *_answer_limit_warnings(candidate, sizes),
+    )
+
+
+def _host_transfer_warnings(silent: Mapping[str, Fact]) -> list[str]:
+    if P2P not in silent:
+        return []
+    name, value = P2P_OFF
+    return [
+        f"The GPUs talk through the host's memory ({name}={value}), which is slower:"
+        f" {silent[P2P].source}"
+    ]
+
+
+def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
+    """The warning with the figures of memory that GPU and host share."""
+    if not candidate.has_unified_memory:
+        return []
+    total, free = (
+        min(gpu.total_bytes or 0 for gpu in candidate.gpus),
+        min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus),
+    )
+    pages = min(candidate.inputs.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
+    kept_bytes, promised_bytes = max(map(left_bytes, candidate.gpus)), memory.promised_bytes
+    figures = (
+        f"GPU and host share {gib(total)}, of which {gib(free)} are free: the engine takes"
+        f" {gib(promised_bytes)}, and {gib(max(0, free - promised_bytes))} stay for the host"
+    )
+    if free - promised_bytes < kept_bytes:
+        return [
+            f"{figures}. That is less than the {gib(kept_bytes)} that the host should keep"
+            " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts."
+        ]
+    loads = memory.weights_bytes + memory.beside_bytes + pages
+    slow = ", which is more than is free: files are read several times"
+    return [
+        f"{figures}. While the weights load, the page cache takes up to {gib(pages)} more"
+        f"{slow if loads > free else ''}."
+    ]
+
+
+def _count_skipped_layers(candidate: Candidate, kernel: str) -> int:
+    """The number of layers that lose this kernel because its switch is for the whole model."""
+    passed = [
+        row
+        for row in candidate.evidence.kernels
+        if any(refusal.kernel == kernel and refusal.reason == DISABLED for refusal in row.refused)
+    ]
+    return sum(row.count for row in passed)
+
+
+def replacement_reason(candidate: Candidate) -> str:
+    """Why the engine is kept from the kernel that it would choose."""
+    because = candidate.variant.reasons
+    return "; ".join(because[name][0] for name in ("disabled", "backends") if name in because)
+
+
+def _kernel_warnings(candidate: Candidate) -> list[str]:
+    """The warnings about kernels and speculation."""
+    evidence = candidate.evidence
+    warnings = [f"{row.layer}: {row.note}." for row in evidence.kernels if row.note]
+    warnings += (
+        [f"Not the kernel that the engine would choose: {why}."]
+        if (why := replacement_reason(candidate))
+        else []
+    )
+    warnings += [
+        f"The engine can leave out {kernel} for the whole model only: {count} layers go without it,"
+        " and may be slower."
+        for kernel in candidate.variant.disabled
+        if (count := _count_skipped_layers(candidate, kernel)) > 1
+    ]
+    warnings += candidate.speculation.warnings
+    if unknown := [row.layer for row in evidence.kernels if row.status == "unknown"]:
+        warnings.append(
+            f"Which kernel computes {', '.join(unknown[:3])} is not known; the start will tell."
+        )
+    if unknown := sorted({row.kind for row in evidence.attention if row.status == "unknown"}):
+        warnings.append(
+            f"Which backend computes {', '.join(unknown)} attention is not known; the start will"
+            " tell."
+        )
+    return warnings
+
+
+def _rule_warnings(candidate: Candidate) -> list[str]:
+    """The warnings about guesses and missing rules."""
+    spec, evidence, built = candidate.inputs.spec, candidate.evidence, candidate.built
+    warnings = []
+    if (spec.guessed or not built.is_known) and evidence.answer is None:
+        guessed = (
+            f"{', '.join(spec.guessed)} are guessed from the names of fields in config.json"
+            if spec.guessed
+            else ""
+        )
+        files = "" if built.is_known else "sizes are those of its files, kernels are not predicted"
+        details = "; ".join(part for part in (guessed, files) if part)
+        warnings.append(
+            f"Layers of {spec.model_type} as these are not known here: {details}. --check asks the"
+            " engine."
+        )
+    capability = candidate.gpus[0].capability if candidate.gpus else None
+    if (
+        candidate.engine.compiled
+        and capability
+        and runs(candidate.engine.compiled, capability) == "ptx"
+    ):
+        warnings.append(
+            f"{candidate.engine.ref} holds no code for compute capability {capability}: the driver"
+            " compiles what has PTX when it starts, and what has none fails."
+        )
+    if (near := candidate.engine.guessed_from) and evidence.answer is None:
+        # An image of another name may say that it holds a version with rules.
+        subject = (
+            candidate.engine.ref
+            if near != candidate.engine.ref
+            else f"The image {candidate.engine.image}"
+        )
+        warnings.append(
+            f"{subject} has no rules of its own: this is what {near} would do. Its own code was not"
+            " asked."
+        )
+    if built.assumed:
+        warnings.append(f"{built.assumed[:1].upper()}{built.assumed[1:]}.")
+    return warnings
+
+
+def _load_warnings(candidate: Candidate) -> list[str]:
+    """The warnings about quantization while loading, unequal stages, and expected speed."""
+    spec, warnings = candidate.inputs.spec, []
+    if candidate.variant.quantization and spec.quant is None:
+        quantization = candidate.variant.quantization
+        warnings.append(
+            f"The weights are quantized to {quantization} while they load, which costs some"
+            " accuracy."
+        )
+    if len({gpu.name for gpu in candidate.gpus}) > 1:
+        names = ", ".join(gpu.name for gpu in candidate.gpus)
+        if candidate.variant.tp > 1:
+            details = (
+                "the KV cache is as large as on the one with the least memory, and the slowest sets"
+                " the pace"
+            )
+        elif layers := candidate.variant.layers:
+            details = f"they have {', '.join(map(str, layers))} layers"
+        else:
+            details = "each has as many layers, and the smallest and slowest sets the pace"
+        parts = "ranks" if candidate.variant.tp > 1 else "stages"
+        warnings.append(
+            f"Its {parts} are on different GPUs ({names}): {details}. Kernels are listed"
+            f" for {candidate.gpus[0].name}."
+        )
+    if candidate.inputs.adapters and candidate.inputs.pace:
+        warnings.append(
+            "Its expected speed is that of the model alone; requests to adapters are slower."
+        )
+    return [*warnings, *_format_warnings(candidate)]
+
+
+def _format_warnings(candidate: Candidate) -> list[str]:
+    """The warning that this GPU has no products in the format of the weights."""
+    table, gpus = candidate.inputs.gpus, candidate.gpus
+    if table is None or not gpus:
+        return []
+    formats = sorted(
+        {
+            lacking
+            for kind in candidate.built.kinds
+            if (lacking := table.widened_format(kind, gpus[0].capability))
+        }
+    )
+    card = f"{gpus[0].name} (compute capability {gpus[0].capability})"
+    return [
+        f"The {name.upper()} weights are smaller, not faster: {card} widens them to 16 bits for"
+        " every product."
+        for name in formats
+    ]
+
+
+def _left_out(candidate: Candidate) -> list[str]:
+    """The warning for variables of FITSERVE_ENGINE_ENV with this engine's prefix that it lacks."""
+    engine, inputs = candidate.engine, candidate.inputs
+    prefixes = candidate.rules.env_prefixes
+    missing = [
+        name
+        for name in inputs.global_env
+        if name.startswith(prefixes) and name not in inputs.wish.env
+    ]
+    return (
+        [
+            f"{', '.join(missing)} of FITSERVE_ENGINE_ENV is left out: {engine.ref} takes no such"
+            " variable."
+        ]
+        if missing
+        else []
+    )
+
+
+def _answer_limit_warnings(candidate: Candidate, sizes: Sizes) -> list[str]:
+    """The warning that the model's own files end answers early."""
+    limit, args = candidate.inputs.spec.answer_limit, candidate.args
+    if (
+        limit is None
+        or limit >= sizes.context.value
+        or not candidate.rules.limits_answers
+        or args.get("generation-config", "auto") != "auto"
+        or "max_new_tokens" in str(args.get("override-generation-config", ""))
+    ):
+        return []
+    return [
+        f"Answers without `max_tokens` end after {limit} tokens: generation_config.json has"
+        f' "max_new_tokens": {limit}, which {candidate.engine.ref} applies. --arg'
+        " 'override-generation-config={\"max_new_tokens\": null}' lifts it."
+    ]

@@ -1,0 +1,121 @@
+"""Words for a model without a plan: the cause that counts, and a planned cure. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.domain import Decision, Hardware, Holding, ModelForm, Rejected, WouldFit
+from gateway.domain.plan import RAM
+from gateway.domain.units import gib, plural
+
+# Verdicts on layouts or versions, which say little where another layout or version got further.
+_EARLY = (
+    "illegal_parallelism",
+    "no_device",
+    "driver_too_old",
+    "unsupported_platform",
+    "unsupported_architecture",
+)
+_MOST_HOLDERS = 4
+
+
+def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
+    """The same, said with the numbers of the GPUs, or of RAM where there are none; the largest
+    first."""
+    numbers = {gpu.uuid: gpu.index for gpu in machine.gpus}
+    sentences = []
+    for holder in sorted(holders, key=lambda candidate: -sum(candidate.gives.values())):
+        parts = ", ".join(
+            f"{gib(count)} of {'RAM' if uuid == RAM else f'GPU {numbers[uuid]}'}"
+            for uuid, count in sorted(
+                holder.gives.items(), key=lambda item: numbers.get(item[0], 0)
+            )
+            if uuid in numbers or (uuid == RAM and not numbers)
+        )
+        sentences += [holder.evolve(words=f"{holder.model} holds {parts}")] if parts else []
+    return tuple(sentences)
+
+
+def cause(decision: Decision) -> str:
+    """The refusal that counts, as a sentence: of the candidate that came nearest to a plan."""
+    if not decision.rejected:
+        return (
+            "No engine for this model can be started here."
+            if decision.engines
+            else "No engine profile fits this machine."
+        )
+    nearest = min(decision.rejected, key=_distance)
+    fitting = decision.would_fit
+    if nearest.verdict == "no_memory" and fitting is not None and _lacks_room(fitting):
+        return _room(fitting)
+    reason = nearest.reasons[0]
+    return f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
+
+
+def _distance(refusal: Rejected) -> int:
+    """How far a candidate was from a plan: memory is counted last."""
+    if refusal.verdict == "no_memory":
+        return 0
+    return 2 + _EARLY.index(refusal.verdict) if refusal.verdict in _EARLY else 1
+
+
+def _lacks_room(fitting: WouldFit) -> bool:
+    return bool(fitting.weights_bytes) and fitting.room_bytes < fitting.weights_bytes
+
+
+def _room(fitting: WouldFit) -> str:
+    empty = fitting.room_empty_bytes
+    unshared = f", and {gib(empty)} without the running engines" if empty is not None else ""
+    return (
+        f"The weights take {gib(fitting.weights_bytes)}; at most {gib(fitting.room_bytes)} fit"
+        f" here now{unshared}."
+    )
+
+
+def cure(decision: Decision) -> str:
+    """The first change that gives a plan, as a sentence; "": none that was planned does."""
+    if decision.plans:
+        return ""
+    fitting = decision.would_fit
+    if fitting is not None and fitting.change:
+        return f"{fitting.change}."
+    if decision.holders:
+        holders_text = "; ".join(holding.words for holding in decision.holders[:_MOST_HOLDERS])
+        names = dict.fromkeys(holding.model for holding in decision.holders)
+        stops = "; ".join(f"fitserve stop {name}" for name in names)
+        advice = f"{holders_text}. Without that there is a plan: `{stops}`."
+        pinned = next((holding.model for holding in decision.holders if holding.pinned), "")
+        if not pinned:
+            return advice
+        return f"{advice} `fitserve set {pinned} --no-pinned` lets {pinned} leave for others."
+    if fitting is not None and fitting.forms:
+        return f"Take another form of the model: {_form_words(fitting.forms[0])}."
+    return ""
+
+
+def refusal_lines(decision: Decision) -> list[str]:
+    """The cause, the cure, and the forms of the model that fit."""
+    first = cause(decision)
+    fitting = decision.would_fit
+    advice = cure(decision)
+    if not advice and fitting is not None:
+        advice = "No change that was planned gives a plan; `fitserve matrix` compares machines."
+    lines = [line for line in (first, advice) if line]
+    if fitting is not None and len(fitting.forms) > 1:
+        lines += ["Forms of the model that fit, best first:"]
+        lines += [f"  {_form_words(form)}" for form in fitting.forms]
+    return lines
+
+
+def _form_words(form: ModelForm) -> str:
+    place = f"on {plural(form.gpus, 'GPU')}" if form.gpus else "on the CPU"
+    name = f"{form.source} ({form.what})" if form.source else form.what
+    return (
+        f"{name}: {gib(form.weights_bytes)}, {form.context:,} tokens of context,"
+        f" {form.engine} {place}"
+    )
+
+
+def why_no_plan(decision: Decision) -> str:
+    """The cause and the cure in one line."""
+    return " ".join(line for line in (cause(decision), cure(decision)) if line)

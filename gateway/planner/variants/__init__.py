@@ -1,0 +1,1 @@
+"""One variant: its layout, kernels, sizes, and the plan."""

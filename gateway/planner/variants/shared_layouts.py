@@ -1,0 +1,35 @@
+"""Layers and groups of GPUs that all engine versions share in a search. Pure."""
+
+from __future__ import annotations
+
+from gateway.engines.common.layers.build import build, loaded_as
+from gateway.engines.common.layers.built_model import BuiltModel
+from gateway.engines.common.planning_input import PlanningInput
+from gateway.models.experts import ExpertTraits, expert_traits
+from gateway.planner.parallel import GpuGroups
+
+
+class SharedLayouts:
+    """Layers of the model and groups of GPUs, computed once for all engine versions."""
+
+    def __init__(self, inputs: PlanningInput) -> None:
+        self.inputs = inputs
+        self.groups = GpuGroups(inputs.hardware, inputs.claims)
+        self._built: dict[tuple[frozenset[str], str], BuiltModel] = {}
+        self._experts: dict[bool, ExpertTraits | None] = {}
+
+    def experts(self, *, online: bool) -> ExpertTraits | None:
+        """The experts by the model's config. online: weights are quantized while they load."""
+        if online not in self._experts:
+            self._experts[online] = expert_traits(self.inputs.spec, online=online)
+        return self._experts[online]
+
+    def build_layers(self, traits: frozenset[str], quantization: str) -> BuiltModel:
+        """The layers that engines with these traits build of the model.
+
+        quantization: applied to the weights while they load; "": none. Raises BadModel.
+        """
+        key = traits, quantization
+        if key not in self._built:
+            self._built[key] = build(loaded_as(self.inputs.spec, quantization), traits)
+        return self._built[key]

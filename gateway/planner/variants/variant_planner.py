@@ -1,0 +1,293 @@
+"""The way of one variant through the gates to a plan. Pure."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from gateway.domain import Fact, Plan, RuleGap, StrChoice
+from gateway.engines.common.candidate import Candidate
+from gateway.engines.common.layers.build import build, relevant_traits
+from gateway.engines.common.layers.built_model import BuiltModel
+from gateway.engines.common.quantization.block import UnknownScheme
+from gateway.engines.common.refusal import Refused, VariantEvidence
+from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
+from gateway.engines.common.speculative.speculative_rules import Speculation
+from gateway.engines.common.speed.correction import correct_by_measurement
+from gateway.engines.common.variant import Variant
+from gateway.errors import BadModel
+from gateway.planner.asked import evidence_of, gaps
+from gateway.planner.gates.gpu_gates import (
+    gate_balance,
+    gate_devices,
+    gate_groups,
+    gate_nodes,
+    gate_peers,
+)
+from gateway.planner.gates.kernel_gates import gate_alike, gate_kernels, gate_same_kernels
+from gateway.planner.gates.model_gates import gate_model, stands_in
+from gateway.planner.gates.number_gates import gate_dtype, gate_kv, gate_method
+from gateway.planner.media import without_media
+from gateway.planner.propose import propose, question
+from gateway.planner.rehearsed_start import is_proven, missing_stages, start_refusal
+from gateway.planner.sizes import Batch
+from gateway.planner.sizing import batch_of, sizes
+from gateway.planner.variants.variant_kernels import VariantKernels
+
+# The speculation and the evidence of a variant that has only GPUs yet.
+_UNDECIDED = Speculation(method=StrChoice(value="none", reason="not decided yet", source="planner"))
+_NO_EVIDENCE = VariantEvidence()
+_KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
+
+
+class VariantPlanner:
+    """Plans single variants of one engine version, through all gates.
+
+    gaps: where answers of the engine contradict the rules.
+    """
+
+    def __init__(self, kernels: VariantKernels) -> None:
+        self.inputs, self.engine, self.rules = kernels.inputs, kernels.engine, kernels.rules
+        self.canonical, self.env, self.layouts = kernels.canonical, kernels.env, kernels.layouts
+        self.gaps: list[RuleGap] = []
+        self._traits = relevant_traits(self.inputs.spec, self.engine.traits)
+        self._kernels = kernels
+
+    def check_model(self, first: Variant) -> None:
+        """Raise Refused if this engine version cannot have the model.
+
+        An answer of the engine overrules a refusal where transformers' own class of the model could
+        replace the architecture that the version lacks.
+        """
+        try:
+            gate_model(self.inputs, self.engine, self.rules)
+        except Refused as refusal:
+            if refusal.verdict != "unsupported_architecture" or not stands_in(
+                self.inputs.spec, self.engine
+            ):
+                raise
+            try:
+                placed = self.place(first)
+            except Refused:
+                raise refusal from None
+            open_question = question(placed, batch_of(placed), self._environment(first))
+            answer = self.inputs.answers.get(open_question)
+            if answer is None:
+                raise refusal.open(open_question) from None
+            if answer.refused:
+                raise refusal.in_engine_words(answer) from None
+
+    def plan(self, variant: Variant) -> Plan:
+        """The plan of the variant, through all gates.
+
+        Raises Refused with everything that was computed until then as its evidence.
+        """
+        placed = self.place(variant)
+        batch = batch_of(placed)
+        ask = partial(question, placed, batch, self._environment(variant))
+        answer = self.inputs.answers.get(ask()) if self.inputs.answers else None
+        refusal: Refused | None = None
+        try:
+            candidate = self._predict_kernels(placed)
+        except Refused as error:
+            if answer is None:
+                raise error.open(ask()) from None
+            candidate, refusal = placed, error
+        if answer is not None:
+            self.gaps += gaps(ask(), candidate, refusal, answer)
+        if answer is not None and not answer.refused:
+            checked = candidate.evolve(evidence=evidence_of(answer, candidate.evidence))
+            planned = self._size(checked, batch)
+            if words := start_refusal(planned, answer):
+                sized = checked.evidence.with_sizes(planned.memory)
+                raise Refused("engine_refuses", words, answer.source, evidence=sized)
+            planned = planned.evolve(unrehearsed=missing_stages(planned, answer))
+            # Sizes that the answer changed are rehearsed once more.
+            return planned if is_proven(planned, answer) else planned.evolve(question=ask())
+        try:
+            plan = self._size(candidate, batch).evolve(question=ask())
+        except Refused as error:
+            # A guess about sizes refuses only a model that the engine was asked about.
+            unsure = bool(self.inputs.spec.guessed) or error.verdict == "unsupported_quantization"
+            if answer is None and (unsure or error.verdict in _KERNEL_VERDICTS):
+                raise error.open(ask()) from None
+            if answer is None or error.verdict not in _KERNEL_VERDICTS:
+                raise
+            raise error.in_engine_words(answer) from None
+        if answer is not None:
+            raise Refused(
+                "engine_refuses", answer.refused, answer.source, evidence=candidate.evidence
+            )
+        return plan
+
+    def _size(self, candidate: Candidate, batch: Batch) -> Plan:
+        """The plan of a candidate with known kernels. Raises Refused.
+
+        batch: without the drafter.
+        """
+        evidence, facts = candidate.evidence, self.inputs.facts
+        refusal: Refused | None = None
+        try:
+            gate_kernels(evidence, self.engine, facts, candidate.rank.capability or None)
+        except Refused as error:
+            refusal = error
+        # A variant without a kernel is sized too: its refusal also shows the memory it would need.
+        try:
+            plan = self._propose(candidate, batch)
+        except Refused as error:
+            raise (refusal or error).knowing(evidence.with_sizes(error.evidence.memory)) from None
+        if refusal is not None:
+            raise refusal.knowing(evidence.with_sizes(plan.memory))
+        try:
+            return self._apply_facts(plan)
+        except Refused as error:
+            if plan.speculation.value == "none":
+                raise
+            # Drafting is optional, and may be the part that failed.
+            return self._apply_facts(self._without_drafter(candidate, error))
+
+    def place(self, variant: Variant) -> Candidate:
+        """The variant on its GPUs, without kernels and sizes. Raises Refused."""
+        inputs, engine = self.inputs, self.engine
+        built = self._build_layers(variant)
+        gate_groups(inputs, engine, self.rules, variant)
+        gate_nodes(inputs, engine, variant)
+        group = gate_devices(inputs, engine, built, variant, self.layouts.groups)
+        gate_peers(inputs, engine, group)
+        if len({gpu.name for gpu in group}) > 1:
+            gate_balance(engine, variant.tp, [inputs.available[gpu.uuid] for gpu in group])
+        dtype = gate_dtype(inputs, engine, group, self.canonical, variant)
+        return Candidate(
+            inputs,
+            engine,
+            self.rules,
+            built,
+            variant,
+            group,
+            dtype,
+            self.canonical,
+            _UNDECIDED,
+            _NO_EVIDENCE,
+        )
+
+    def _predict_kernels(self, placed: Candidate) -> Candidate:
+        """The candidate with the kernels that the rules predict. Raises Refused."""
+        inputs, engine, rules = self.inputs, self.engine, self.rules
+        built, variant, gpus = placed.built, placed.variant, placed.gpus
+        capability = gpus[0].capability if gpus else None
+        method = gate_method(
+            inputs, engine, self.canonical, variant, placed.dtype.value, capability
+        )
+        self._check_schemes(built, variant)
+        gate_kv(self.inputs.spec, engine, rules, variant.kv_dtype)
+        rank = placed.rank
+        target = DraftTarget(
+            inputs.spec,
+            rank,
+            build,
+            lambda groups: self._kernels.attention(groups, rank, variant, 0, drafts=True),
+        )
+        speculation = speculate(target, inputs.drafter, inputs.wish, engine, rules.speculative)
+        evidence = VariantEvidence(method=method)
+        if rules.has_rules and gpus:
+            if not capability:
+                reason = "the compute capability, which decides the kernels, could not be read"
+                raise Refused("unknown_capability", reason, "probe")
+            rows = self._kernels.attention(built.attention, rank, variant, placed.devices.least)
+            evidence = VariantEvidence(
+                self._kernels.kernels(built, rank, variant), rows, method=method
+            )
+        for gpu in {gpu.capability: gpu for gpu in gpus if gpu.capability != capability}.values():
+            on_gpu = self._predict_kernels(placed.evolve(gpus=(gpu,))).evidence
+            gate_kernels(on_gpu, engine, inputs.facts, gpu.capability)
+            gate_alike(evidence, on_gpu, gpu)
+            if variant.tp > 1:
+                gate_same_kernels(evidence, on_gpu, (gpus[0], gpu))
+        return placed.evolve(speculation=speculation, evidence=evidence)
+
+    def _propose(self, candidate: Candidate, batch: Batch) -> Plan:
+        """The plan of the candidate, without its drafter if there is no memory for both."""
+        try:
+            with_drafter = batch_of(candidate) if candidate.speculation.slots else batch
+            return propose(
+                candidate, sizes(candidate, with_drafter), self._environment(candidate.variant)
+            )
+        except Refused as error:
+            if not candidate.speculation.config:
+                raise
+            return self._without_drafter(candidate, error)
+
+    def _without_drafter(self, candidate: Candidate, error: Refused) -> Plan:
+        """The plan of the model alone; `error` is why. Raises Refused."""
+        plain = candidate.evolve(
+            speculation=left_out(candidate.speculation, self.engine, str(error))
+        )
+        try:
+            return propose(
+                plain, sizes(plain, batch_of(plain)), self._environment(candidate.variant)
+            )
+        except Refused as second:
+            raise (second if second.evidence.memory else second.knowing(error.evidence)) from None
+
+    def _build_layers(self, variant: Variant) -> BuiltModel:
+        """The layers that this version builds. Raises Refused if the config.json is unreadable."""
+        try:
+            return self.layouts.build_layers(self._traits, variant.quantization)
+        except BadModel as error:
+            raise Refused(
+                "unsupported_quantization", error.message, f"profile {self.engine.ref}"
+            ) from None
+
+    def _check_schemes(self, built: BuiltModel, variant: Variant) -> None:
+        """Raise Refused unless the rules know how this version computes the quantized weights."""
+        engine, source = self.engine, f"profile {self.engine.ref}"
+        method = self.inputs.spec.quant.method if self.inputs.spec.quant else variant.quantization
+        if not method:
+            return
+        if not self.rules.has_rules:
+            reason = (
+                f"the weights are quantized ({method}), and which kernel {engine.ref} would use for"
+                " them is not known"
+            )
+            raise Refused("unsupported_quantization", reason, source)
+        for layer in built.linears:
+            if isinstance(layer.scheme, UnknownScheme):
+                reason = f"{layer.name}: {layer.scheme.reason}"
+                raise Refused("unsupported_quantization", reason, source, layer=layer.name)
+
+    def _environment(self, variant: Variant) -> dict[str, str]:
+        """The user's variables, with those that the variant adds."""
+        env = self.env
+        if variant.layers:
+            env = {**env, self.rules.stage_layers_env: ",".join(map(str, variant.layers))}
+        if not variant.disabled:
+            return env
+        disabled = [name for name in env.get("VLLM_DISABLED_KERNELS", "").split(",") if name]
+        return {**env, "VLLM_DISABLED_KERNELS": ",".join([*disabled, *variant.disabled])}
+
+    def _apply_facts(self, plan: Plan) -> Plan:
+        """The plan as facts allow it, with what they prove or correct.
+
+        Raises Refused for a plan that failed here before.
+        """
+        evidence = VariantEvidence(plan.kernels, plan.attention, plan.memory)
+        plan = without_media(self.inputs, self.engine, self.rules, plan)
+        # A fingerprint costs more than a look at whether there is any to compare.
+        facts = self.inputs.facts.of_plan(plan.fingerprint) if self.inputs.facts.has_plans else ()
+        if failure := next((fact for fact in facts if fact.kind == "plan_failed"), None):
+            raise Refused(
+                "known_bad",
+                f"this exact plan failed here before: {failure.source}",
+                "fact",
+                evidence=evidence,
+            )
+        # With another driver or image nothing is proved; facts of another digest are not among
+        # these.
+        verified = any(
+            fact.kind == "plan_verified" and _without_digest(fact) == plan.under for fact in facts
+        )
+        plan = correct_by_measurement(plan, facts)
+        return plan.evolve(grade="verified") if verified else plan
+
+
+def _without_digest(fact: Fact) -> dict[str, str]:
+    return {name: value for name, value in fact.under.items() if name != "digest"}

@@ -1,0 +1,141 @@
+"""A machine that has no snapshot, composed of its cards and of the snapshot most like it. Pure.
+
+A fact without snapshot and data sheet is unknown, or an assumption in the machine's notes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterable, Sequence
+
+from gateway.domain import Gpu, Hardware, Link, Pcie
+from gateway.domain.hardware import ASSUMED_CARD
+from gateway.engines.common.kernels.cards import Card
+from gateway.errors import BadRequest
+from gateway.profiles.machine_names import Term
+
+_NAMESPACE = uuid.UUID("2d6f5a52-8d57-4b8c-8a3f-0f8a1b0c7c55")  # any, but always the same
+# NVLink over switches; fewer links of a card are bridges, which a machine may lack.
+_SWITCHED_LINKS = 18
+_SWITCHED_FORM = "SXM"
+# Of the cards whose figure is known the driver keeps at most this part.
+_DRIVER_SHARE = 0.03
+_LEAST_RAM = 64 << 30
+
+
+def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardware]) -> Hardware:
+    """A machine with these cards.
+
+    snapshots: machines that are known; cards, links and the host are theirs where one fits.
+
+    Raises BadRequest for several cards of which one shares its memory with the host.
+    """
+    cards = [term.card for term in terms for _ in range(term.count)]
+    if len(cards) > 1 and any(card.unified for card in cards):
+        raise BadRequest(
+            f"{name} is no machine: a GPU that shares the host's memory is the only one there.",
+            hint="Several machines are written 2xgb10, or (gb10)+(4x3090).",
+            param="hardware",
+        )
+    machines = sorted(snapshots, key=lambda machine: len(machine.gpus))
+    like = _most_like(cards, machines)
+    notes = ["A typical machine with these cards, not a reading of this host"]
+    notes += other_meanings(terms)
+    known_gpus = {gpu.name: gpu for machine in machines for gpu in machine.gpus}
+    gpus = []
+    for index, card in enumerate(cards):
+        gpu = known_gpus.get(card.name) or gpu_of(card)
+        gpus.append(
+            gpu.evolve(index=index, uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{name}/{index}')}")
+        )
+    if estimated := sorted(
+        {card.name for card in cards if card.idle_mib is None and card.name not in known_gpus}
+    ):
+        notes.append(
+            f"free memory of {', '.join(estimated)} is an estimate: {1 - _DRIVER_SHARE:.0%} of all"
+        )
+    links = tuple(
+        _link(first, second, machines).evolve(a=a, b=b)
+        for (a, first), (b, second) in itertools.combinations(enumerate(cards), 2)
+    )
+    if links:
+        notes.append("links: as in the machines that fitserve knows with these cards, else unknown")
+    memory = sum(gpu.total_bytes or 0 for gpu in gpus)
+    if like is None or len(like.gpus) < len(cards):
+        ram = max(_LEAST_RAM, memory, like.ram_total_bytes if like else 0)
+        notes.append("RAM is an assumption: that of a known machine, or all memory of the GPUs")
+    else:
+        ram = like.ram_total_bytes
+        notes.append("processor and RAM are those of the most similar machine that fitserve knows")
+    # Processors of NVIDIA stand in the names of chips that join one with a GPU.
+    arch = "aarch64" if any(" GB" in card.name for card in cards) else "x86_64"
+    host = like or machines[-1].evolve(arch=arch, cpu_name=None, cpu_features=())
+    return host.evolve(
+        ram_total_bytes=ram,
+        ram_available_bytes=ram * 31 // 32,
+        shm_bytes=ram // 2,
+        gpus=tuple(gpus),
+        links=links,
+        notes=tuple(notes),
+    )
+
+
+def other_meanings(terms: Iterable[Term]) -> list[str]:
+    """Notes on terms that other cards fit too."""
+    return [
+        f"{ASSUMED_CARD} {term.card.name}; other cards of this name: {', '.join(term.alternatives)}"
+        for term in terms
+        if term.alternatives
+    ]
+
+
+def _most_like(cards: Sequence[Card], machines: Sequence[Hardware]) -> Hardware | None:
+    """The smallest known machine with one of these cards that has as many, else the largest."""
+    names = {card.name for card in cards}
+    having = [machine for machine in machines if names & {gpu.name for gpu in machine.gpus}]
+    large = [machine for machine in having if len(machine.gpus) >= len(cards)]
+    return large[0] if large else having[-1] if having else None
+
+
+def gpu_of(card: Card, lanes: int | None = None) -> Gpu:
+    """A GPU of this card without a place in a machine. lanes: of PCIe, where the slot has fewer
+    than the card."""
+    if card.pcie_lanes is not None:
+        lanes = min(lanes or card.pcie_lanes, card.pcie_lanes)
+    total = (card.memory_mib or 0) << 20
+    idle = card.idle_mib << 20 if card.idle_mib else int(total * (1 - _DRIVER_SHARE))
+    return Gpu(
+        index=0,
+        uuid="",
+        name=card.name,
+        capability=card.capability,
+        total_bytes=total,
+        free_bytes=idle,
+        pcie=Pcie(
+            generation=card.pcie_generation,
+            width=lanes,
+            max_generation=card.pcie_generation,
+            max_width=lanes,
+        ),
+        processes=(),
+    )
+
+
+def _link(first: Card, second: Card, machines: Sequence[Hardware]) -> Link:
+    """How two cards reach each other, by the largest known machine that has both."""
+    for machine in reversed(machines):
+        names = [gpu.name for gpu in machine.gpus]
+        for link in machine.links:
+            if sorted((names[link.a], names[link.b])) == sorted((first.name, second.name)):
+                return link
+    if first.name == second.name and _is_switched(first):
+        return Link(a=0, b=0, nvlinks=first.nvlinks, p2p=True)
+    if any("GeForce" in card.name for card in (first, second)):
+        # The driver refuses it between GeForce cards (github.com/NVIDIA/nccl-tests issue 287).
+        return Link(a=0, b=0, nvlinks=0, p2p=False)
+    return Link(a=0, b=0, nvlinks=0)
+
+
+def _is_switched(card: Card) -> bool:
+    return card.nvlinks == _SWITCHED_LINKS or (bool(card.nvlinks) and _SWITCHED_FORM in card.name)

@@ -1,0 +1,196 @@
+"""The answer that a client receives: the head written anew, the body passed on, and the end.
+
+    the engine's answer            a client without a head yet    a client with the head of events
+    an event stream                passed on                      passed on without a head
+    an error in Anthropic's API    kept, then converted           kept, then sent as an event
+    any other answer               passed on                      kept, then sent as an event
+
+`Exchange` decides which engine is asked, and when the answer ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gateway.errors import FitserveError, UpstreamError
+from gateway.proxy.access.rate_limits import Permit
+from gateway.proxy.api.endpoints import Shape
+from gateway.proxy.api.protocol import anthropic_error, dump, error_event, named_event
+from gateway.proxy.heads import RequestHead, answer_head, waiting_head, whole_answer
+from gateway.proxy.upstream_connection import Data, UpstreamConnection, Writer
+
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
+
+_EVENT_END = (b"\n\n", b"\r\n\r\n", b"\r\r")
+_BUFFERED_BYTES = 64 * 1024
+
+
+class BufferedAnswer:
+    """Keeps the body of an answer that needs another form: an error for Anthropic's API, or an
+    answer without events for a client that was promised events."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Data) -> None:
+        if len(self.data) < _BUFFERED_BYTES:
+            self.data += data
+
+    def writelines(self, data: Iterable[Data]) -> None:
+        for piece in data:
+            self.write(piece)
+
+    def event(self, shape: Shape, status: int) -> bytes:
+        """The answer as an error event, on one line."""
+        if shape == "anthropic" and status >= 400:
+            return named_event(anthropic_error(status, self.data), shape)
+        try:
+            return named_event(dump(msgspec.json.decode(self.data)), shape)
+        except (msgspec.DecodeError, RecursionError):
+            return error_event(
+                UpstreamError(
+                    "The engine's answer is not an event stream.", hint="See the engine's log."
+                ),
+                shape,
+            )
+
+
+class ClientAnswer:
+    """The answer to one request.
+
+    id: of the request, as bytes. writer: destination of the engine's answer. status: 0 before its
+    head. `accepts_chunked`: the client understands chunked encoding. events: the answer is an event
+    stream; `sse_head_sent`: its head was sent while the request waited. `head_withheld`: the head
+    is held back, because the engine may report its own end. permit: of a key with limits.
+    """
+
+    __slots__ = (
+        *("_buffered", "_connection", "_request", "accepts_chunked", "events", "head_withheld"),
+        *("id", "permit", "sse_head_sent", "status", "writer"),
+    )
+
+    def __init__(self, connection: ClientConnection, request: RequestHead, id_: bytes) -> None:
+        self._connection = connection
+        self._request = request
+        self._buffered: BufferedAnswer | None = None
+        self.id = id_
+        self.writer: Writer = connection.transport
+        self.status = 0
+        self.accepts_chunked = True
+        self.events = False
+        self.sse_head_sent = False
+        self.head_withheld = False
+        self.permit: Permit | None = None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the client has a part of the answer, or the engine's status for it."""
+        return bool(self.status) or self.sse_head_sent
+
+    @property
+    def streams_events(self) -> bool:
+        """Whether the engine's events are passed on."""
+        return self.events and self._buffered is None
+
+    def begin(self, upstream: UpstreamConnection, *, keep_alive: bool) -> bool:
+        """Writes the head for the client before the body. `keep_alive` without this answer, and the
+        result with it: whether the connection may serve another request."""
+        self.head_withheld = False
+        if (
+            self.status >= 400
+            and self._request.endpoint.shape == "anthropic"
+            and not self.sse_head_sent
+        ):
+            self.writer = self._buffered = BufferedAnswer()  # its form changes
+            return keep_alive
+        head = answer_head(
+            *(self.status, upstream.headers, upstream.length, self.own_headers(), self.id),
+            accepts_chunked=self.accepts_chunked,
+            keep_alive=keep_alive,
+        )
+        if not self.sse_head_sent:
+            self.events, upstream.framed = head.events, head.framed
+            upstream.lead = head.data
+            return head.keep_alive
+        if head.events:
+            # As announced in the head that was sent during the wait.
+            upstream.framed = self.accepts_chunked
+        else:
+            self.writer = self._buffered = BufferedAnswer()
+        return keep_alive
+
+    def write_comment(self, comment: bytes, *, keep_alive: bool) -> bool:
+        """Writes a comment of an event stream to a waiting client, after the head. `keep_alive` as
+        for `begin`."""
+        if not self.sse_head_sent:
+            head = waiting_head(
+                self.own_headers(),
+                self.id,
+                accepts_chunked=self.accepts_chunked,
+                keep_alive=keep_alive,
+            )
+            self.sse_head_sent = self.events = True
+            keep_alive = head.keep_alive
+            self.writer.write(head.data)
+        self.writer.write(
+            b"%x\r\n%b\r\n" % (len(comment), comment) if self.accepts_chunked else comment
+        )
+        return keep_alive
+
+    def complete(self, upstream: UpstreamConnection, *, keep_alive: bool) -> None:
+        """Writes the end of a complete answer."""
+        upstream.flush(b"0\r\n\r\n" if upstream.framed else b"")
+        if self._buffered is None:
+            return
+        if self.sse_head_sent:
+            self._last_event(self._buffered.event(self._request.endpoint.shape, self.status))
+        else:
+            self.write_error(self._buffered.data, keep_alive=keep_alive)
+
+    def break_off(self, error: FitserveError, tail: Iterable[bytes]) -> None:
+        """Ends an interrupted event stream with an error event. `tail`: the last pieces sent."""
+        if not self.events:
+            return
+        event = error_event(error, self._request.endpoint.shape)
+        if self._buffered is None and not b"".join((b"\n\n", *tail)).endswith(_EVENT_END):
+            event = b"\n\n" + event
+        self._last_event(event)
+
+    def forget(self) -> None:
+        """Treats an interrupted answer that was not passed on as not started."""
+        if self.head_withheld or (self._buffered is not None and not self.sse_head_sent):
+            self.status, self.head_withheld = 0, False
+
+    def restart(self) -> None:
+        """Prepares for the answer of another replica. A sent head stays."""
+        self.forget()
+        self.sse_head_sent = self.sse_head_sent or bool(self.status)
+        self.status = 0
+        self.writer, self._buffered = self._connection.transport, None
+
+    def own_headers(self) -> bytes:
+        """Header lines that the gateway itself adds to the answer."""
+        plane = self._connection.plane
+        lines = plane.date(self._connection.server_state.default_headers)
+        if plane.origins is not None:
+            lines += plane.origins.lines(self._request.headers.get(b"origin"))
+        return lines if self.permit is None else lines + self.permit.lines(plane.loop.time())
+
+    def write_error(self, body: bytes | bytearray, *, keep_alive: bool) -> None:
+        """Writes the engine's error in Anthropic's form."""
+        lines = b"content-type: application/json\r\n"
+        if not keep_alive:
+            lines += b"connection: close\r\n"
+        converted = anthropic_error(self.status, body)
+        self._connection.transport.write(
+            whole_answer(self.status, lines, self.own_headers(), self.id, converted)
+        )
+
+    def _last_event(self, event: bytes) -> None:
+        self._connection.transport.write(
+            b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event) if self.accepts_chunked else event
+        )

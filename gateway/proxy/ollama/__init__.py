@@ -1,0 +1,1 @@
+"""Ollama's API, as a translation to and from the requests of /v1."""

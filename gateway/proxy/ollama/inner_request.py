@@ -1,0 +1,125 @@
+"""A request of /v1 that the gateway makes to itself, over a pair of sockets in its own process.
+
+The request is read by a `ClientConnection` like any other, so keys, limits, the queue, loading of
+models and counts are those of /v1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import httptools
+
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
+
+# Header lines of the caller that belong to the caller's own connection.
+_CONNECTION_HEADERS = frozenset(
+    {
+        *(b"connection", b"content-length", b"content-type", b"expect", b"keep-alive"),
+        *(b"accept-encoding", b"transfer-encoding", b"upgrade", b"te", b"trailer", b"accept"),
+    }
+)
+_READ_BYTES = 64 * 1024
+
+
+class InnerAnswer:
+    """The answer: status, headers, and the pieces of its body."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._reader = reader
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._has_head = self._is_complete = False
+
+    # --- called by the parser ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        self._has_head = True
+
+    def on_body(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        # A provisional answer such as 100 is followed by the real one.
+        self._is_complete = self.status >= 200
+
+    async def read_head(self) -> None:
+        """Reads to the end of the head. Raises ConnectionError."""
+        while not self._has_head or self.status < 200:
+            await self._read()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The pieces of the body. Raises ConnectionError where the answer is cut off."""
+        while True:
+            pieces, self._pieces = self._pieces, []
+            for piece in pieces:
+                yield piece
+            if self._is_complete:
+                return
+            await self._read()
+
+    async def body(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
+
+    async def _read(self) -> None:
+        data = await self._reader.read(_READ_BYTES)
+        if not data:
+            raise ConnectionResetError("the answer was cut off")
+        self._parser.feed_data(data)
+
+
+@asynccontextmanager
+async def inner_request(
+    caller: ClientConnection,
+    method: str,
+    path: str,
+    headers: Iterable[tuple[bytes, bytes]],
+    body: bytes,
+) -> AsyncIterator[InnerAnswer]:
+    """The answer to a request for the caller's connection, with the head read. headers: of the
+    caller's request. Raises ConnectionError, and OSError where no socket is to be had."""
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    try:
+        _, inner = await loop.connect_accepted_socket(caller.twin, theirs)
+    except BaseException:
+        ours.close()
+        theirs.close()
+        raise
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        inner.transport.close()
+        raise
+    try:
+        writer.write(_head(method, path, headers, len(body)))
+        writer.write(body)
+        answer = InnerAnswer(reader)
+        await answer.read_head()
+        yield answer
+    finally:
+        writer.close()
+        inner.transport.close()
+
+
+def _head(method: str, path: str, headers: Iterable[tuple[bytes, bytes]], length: int) -> bytes:
+    lines = [b"%s %s HTTP/1.1" % (method.encode(), path.encode())]
+    lines += [
+        b"%s: %s" % (name, value) for name, value in headers if name not in _CONNECTION_HEADERS
+    ]
+    lines += [b"content-type: application/json", b"content-length: %d" % length] if length else []
+    return b"\r\n".join([*lines, b"connection: close", b"", b""])

@@ -1,0 +1,204 @@
+"""Answers of /v1 as answers of Ollama's API. Pure.
+
+Fields: api/types.go of Ollama 0.12 (ChatResponse, GenerateResponse, EmbedResponse, Metrics).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+# Digits of nanoseconds in a second.
+_NANOSECONDS = 10**9
+
+
+class AnswerTimes(NamedTuple):
+    """Unix seconds: of the request, of the first token, and of the end."""
+
+    begun: float
+    first: float
+    ended: float
+
+
+class StreamedAnswer:
+    """The answer to one request, from events of /v1 to lines of Ollama's API."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        self.model = model
+        self.is_chat = is_chat
+        self._usage: Mapping[str, Any] = {}
+        self._reason = "stop"
+        self._calls: dict[int, dict[str, str]] = {}
+
+    def lines(self, event: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
+        """The lines of one event. now: Unix seconds."""
+        if "error" in event:
+            return [{"error": error_text(event)}]
+        self._usage = event.get("usage") or self._usage
+        lines = []
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta") or choice.get("message") or {}
+            self._reason = choice.get("finish_reason") or self._reason
+            self._take_calls(delta.get("tool_calls") or ())
+            text = delta.get("content") or choice.get("text") or ""
+            thoughts = delta.get("reasoning_content") or delta.get("reasoning") or ""
+            if text or thoughts:
+                lines.append(self._line(text, thoughts, now))
+        return lines
+
+    def last_lines(self, times: AnswerTimes) -> list[dict[str, Any]]:
+        """The tool calls, and the line that ends the answer with its figures."""
+        lines = []
+        if self._calls and self.is_chat:
+            line = self._line("", "", times.ended)
+            line["message"]["tool_calls"] = self._tool_calls()
+            lines.append(line)
+        return [*lines, self._line("", "", times.ended) | self._end(times)]
+
+    def whole(self, event: Mapping[str, Any], times: AnswerTimes) -> dict[str, Any]:
+        """The answer of a request without a stream."""
+        lines = self.lines(event, times.ended)
+        text = lines[0] if lines else self._line("", "", times.ended)
+        if self._calls and self.is_chat:
+            text["message"]["tool_calls"] = self._tool_calls()
+        return text | self._end(times)
+
+    def load_end(self, times: AnswerTimes) -> dict[str, Any]:
+        """The answer of a request that only loads the model."""
+        end = {"done": True, "done_reason": "load"}
+        return self._line("", "", times.ended) | end
+
+    def _line(self, text: str, thoughts: str, now: float) -> dict[str, Any]:
+        line: dict[str, Any] = {"model": self.model, "created_at": time_text(now)}
+        if not self.is_chat:
+            thinking = {"thinking": thoughts} if thoughts else {}
+            return {**line, "response": text, **thinking, "done": False}
+        message = {"role": "assistant", "content": text}
+        if thoughts:
+            message["thinking"] = thoughts
+        return {**line, "message": message, "done": False}
+
+    def _end(self, times: AnswerTimes) -> dict[str, Any]:
+        usage = self._usage
+        return {
+            "done": True,
+            "done_reason": "length" if self._reason == "length" else "stop",
+            "total_duration": _duration(times.ended - times.begun),
+            "load_duration": 0,
+            "prompt_eval_count": usage.get("prompt_tokens") or 0,
+            "prompt_eval_duration": _duration(times.first - times.begun),
+            "eval_count": usage.get("completion_tokens") or 0,
+            "eval_duration": _duration(times.ended - times.first),
+        }
+
+    def _take_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:
+        for place, piece in enumerate(calls):
+            call = self._calls.setdefault(piece.get("index", place), {"name": "", "arguments": ""})
+            function = piece.get("function") or {}
+            call["name"] += function.get("name") or ""
+            call["arguments"] += function.get("arguments") or ""
+
+    def _tool_calls(self) -> list[dict[str, Any]]:
+        return [
+            {"function": {"name": call["name"], "arguments": _arguments(call["arguments"])}}
+            for _, call in sorted(self._calls.items())
+        ]
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object; a text that is none becomes its one field."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {"arguments": text}
+    return arguments if isinstance(arguments, dict) else {"arguments": arguments}
+
+
+def embeddings(event: Mapping[str, Any], model: str, times: AnswerTimes) -> dict[str, Any]:
+    """The answer of /api/embed."""
+    return {
+        "model": model,
+        "embeddings": [row.get("embedding") for row in event.get("data") or ()],
+        "total_duration": _duration(times.ended - times.begun),
+        "load_duration": 0,
+        "prompt_eval_count": (event.get("usage") or {}).get("prompt_tokens") or 0,
+    }
+
+
+def models(listed: Mapping[str, Any], *, loaded_only: bool) -> dict[str, Any]:
+    """The answer of /api/tags, or of /api/ps."""
+    rows = [
+        _model(card)
+        for card in listed.get("data") or ()
+        if not loaded_only or card.get("state") in ("ready", "degraded")
+    ]
+    return {"models": rows}
+
+
+def _model(card: Mapping[str, Any]) -> dict[str, Any]:
+    # Sizes and digests of weights are not told to users of the API. Ollama's program shows twelve
+    # digits of a digest and ends without them (cmd/cmd.go), so the digest is one of the name.
+    return {
+        "name": card["id"],
+        "model": card["id"],
+        "modified_at": time_text(card.get("created") or 0),
+        "size": 0,
+        "digest": hashlib.sha256(card["id"].encode("utf-8", "surrogatepass")).hexdigest(),
+        "details": _details(),
+        "context_length": card.get("max_model_len") or 0,
+    }
+
+
+def _details() -> dict[str, Any]:
+    return {
+        "parent_model": "",
+        "format": "safetensors",
+        "family": "",
+        "families": [],
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+
+
+def model_card(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer of /api/show."""
+    inputs = (card.get("modalities") or {}).get("input") or ()
+    abilities = {
+        "embedding": card.get("task") == "embed",
+        "completion": card.get("task") in (None, "generate"),
+        "tools": bool(card.get("tools")),
+        "vision": "image" in inputs,
+        "thinking": bool(card.get("reasoning")),
+    }
+    context = card.get("max_model_len")
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": _details(),
+        "model_info": {
+            "general.architecture": "fitserve",
+            **({"fitserve.context_length": context} if context else {}),
+        },
+        "capabilities": [name for name, has in abilities.items() if has],
+        "modified_at": time_text(card.get("created") or 0),
+    }
+
+
+def error_text(answer: Any) -> str:
+    """The message of an error of /v1."""
+    error = answer.get("error") if isinstance(answer, Mapping) else None
+    message = error.get("message") if isinstance(error, Mapping) else error
+    return str(message or "The engine's answer could not be read.")
+
+
+def time_text(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _duration(seconds: float) -> int:
+    """Nanoseconds."""
+    return max(0, round(seconds * _NANOSECONDS))

@@ -1,0 +1,331 @@
+"""The ASGI application around that of a process, which answers Ollama's API.
+
+    /api/chat, /api/generate     POST /v1/chat/completions, /v1/completions; lines of JSON
+    /api/embed, /api/embeddings  POST /v1/embeddings
+    /api/tags, /api/ps           GET /v1/models
+    /api/show                    GET /v1/models
+    /api/version                 the version of fitserve
+
+Requests of /v1 never come here, see `ClientConnection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.errors import (
+    BadRequest,
+    FitserveError,
+    MethodNotAllowed,
+    NotFound,
+    TooLarge,
+    UpstreamError,
+)
+from gateway.proxy import refusals
+from gateway.proxy.api.protocol import dump, error_headers, new_id
+from gateway.proxy.ollama import ollama_answers
+from gateway.proxy.ollama.inner_request import InnerAnswer, inner_request
+from gateway.proxy.ollama.ollama_answers import AnswerTimes, StreamedAnswer, error_text
+from gateway.proxy.ollama.ollama_requests import (
+    OpenAIRequest,
+    chat_request,
+    embed_request,
+    generate_request,
+)
+from gateway.proxy.request_reader import admit
+from gateway.version import __version__
+
+if TYPE_CHECKING:
+    from gateway.proxy.client_connection import ClientConnection
+    from gateway.proxy.data_plane import DataPlane
+
+PREFIX = "/api/"
+_REQUESTS: dict[str, Callable[[Mapping[str, Any]], OpenAIRequest]] = {
+    "/api/chat": chat_request,
+    "/api/generate": generate_request,
+    "/api/embed": embed_request,
+    "/api/embeddings": embed_request,
+}
+# Methods by path.
+_LISTS = {"/api/tags": "GET", "/api/ps": "GET", "/api/show": "POST", "/api/version": "GET"}
+# Paths that manage models, with the command that does it here.
+_COMMANDS = {
+    "pull": "fitserve pull",
+    "push": "fitserve export",
+    "create": "fitserve add",
+    "copy": "fitserve set --alias",
+    "delete": "fitserve rm",
+    "blobs": "fitserve add",
+}
+_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+# Headers of an answer of /v1 that the caller gets too.
+_ANSWER_HEADERS = (
+    *(b"access-control-", b"x-ratelimit-", b"retry-after", b"x-request-id", b"vary"),
+    *(b"www-authenticate", b"allow"),
+)
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class OllamaApp:
+    """Answers paths below /api/, and passes all others on."""
+
+    def __init__(self, app: ASGIApp, plane: DataPlane) -> None:
+        self._app = app
+        self._plane = plane
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_ours = scope["type"] == "http" and scope["path"].startswith(PREFIX)
+        if not is_ours or scope["method"] == "OPTIONS":
+            await self._app(scope, receive, send)
+            return
+        call = _OllamaCall(self._plane, scope, receive, send)
+        try:
+            await call.answer()
+        except FitserveError as error:
+            await call.refuse(error)
+        except asyncio.CancelledError:
+            if not call.is_abandoned:
+                raise
+        except ConnectionError:
+            await call.refuse(UpstreamError("The answer was cut off.", hint="Try again."))
+        except OSError:
+            await call.refuse(refusals.too_many_connections())
+        except MemoryError:
+            await call.refuse(refusals.no_memory())
+        except RecursionError:
+            await call.refuse(
+                BadRequest("The body is nested too deeply.", hint="Send flatter objects.")
+            )
+
+
+class _OllamaCall:
+    """One request of Ollama's API."""
+
+    def __init__(self, plane: DataPlane, scope: Scope, receive: Receive, send: Send) -> None:
+        self._plane = plane
+        self._caller: ClientConnection = scope["extensions"]["fitserve"]["connection"]
+        self._method, self._path = scope["method"], scope["path"]
+        self._headers = scope["headers"]
+        self._receive, self._send = receive, send
+        self._begun = time.time()
+        self._first = 0.0
+        self._has_started = False
+        self.is_abandoned = False  # the client has left
+
+    async def answer(self) -> None:
+        """Raises FitserveError and OSError."""
+        path = self._path
+        # Before the body is read: a stranger's is not kept and parsed.
+        try:
+            admit(self._caller, dict(self._headers))
+        except FitserveError as error:
+            self._plane.meter.count_rejection(error, new_id(), self._caller.address)
+            raise
+        if path in _REQUESTS:
+            self._check_method("POST")
+            body = await self._body()
+            await self._ask(_REQUESTS[path](body), _model_name(body))
+        elif path in _LISTS:
+            self._check_method(_LISTS[path])
+            body = await self._body() if path == "/api/show" else {}
+            await self._list(body)
+        else:
+            command = _COMMANDS.get(path.removeprefix(PREFIX).partition("/")[0], "")
+            raise NotFound(
+                f"Ollama's {self._method} {path} is not spoken here.",
+                hint=f"`{command}` does this." if command else "docs/apps.md lists what is.",
+            )
+
+    async def refuse(self, error: FitserveError) -> None:
+        """The error as Ollama tells it, in the head or as a last line."""
+        answer = {"error": str(error)}
+        if self._has_started:
+            await self._write(dump(answer) + b"\n", more=False)
+        else:
+            headers = error_headers(error)
+            if self._plane.origins is not None:
+                headers += self._plane.origins.headers(dict(self._headers).get(b"origin"))
+            await self._reply(error.status, answer, headers)
+
+    async def _ask(self, request: OpenAIRequest, name: str) -> None:
+        fields = {field: value for field, value in request.body.items() if value is not None}
+        fields["model"] = self._served_name(name)
+        body = dump(fields)
+        leaving = asyncio.ensure_future(self._wait_for_leave(asyncio.current_task()))
+        try:
+            await self._translate(request, name, body)
+        finally:
+            leaving.cancel()
+
+    async def _translate(self, request: OpenAIRequest, name: str, body: bytes) -> None:
+        async with self._inner("POST", request.path, body) as inner:
+            if inner.status >= 400:
+                error = _answer_event(await inner.body())
+                await self._reply(inner.status, {"error": error_text(error)}, inner.headers)
+            elif request.stream:
+                answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
+                await self._stream(inner, answer)
+            else:
+                event = _answer_event(await inner.body())
+                with _readable_answer():
+                    whole = self._whole(request, event, name)
+                await self._reply(200, whole, inner.headers)
+
+    def _whole(self, request: OpenAIRequest, event: Any, name: str) -> dict[str, Any]:
+        now = time.time()
+        times = AnswerTimes(self._begun, now, now)
+        if self._path == "/api/embed":
+            return ollama_answers.embeddings(event, name, times)
+        if self._path == "/api/embeddings":
+            rows = event.get("data") or [{}]
+            return {"embedding": rows[0].get("embedding")}
+        answer = StreamedAnswer(name, is_chat=self._path == "/api/chat")
+        return answer.load_end(times) if request.loads else answer.whole(event, times)
+
+    async def _stream(self, inner: InnerAnswer, answer: StreamedAnswer) -> None:
+        await self._start(200, b"application/x-ndjson", inner.headers)
+        buffered = b""
+        async for piece in inner.pieces():
+            *events, buffered = (buffered + piece).split(b"\n")
+            for event in events:
+                if await self._pass_on(event, answer):
+                    return
+        times = AnswerTimes(self._begun, self._first or time.time(), time.time())
+        await self._write(_lines(answer.last_lines(times)), more=False)
+
+    async def _pass_on(self, line: bytes, answer: StreamedAnswer) -> bool:
+        """Writes the lines for a line of the event stream; whether it was an error."""
+        data = line.strip().removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
+            return False
+        event = _answer_event(data)
+        with _readable_answer():
+            lines = answer.lines(event, time.time())
+        is_error = any("error" in one for one in lines)
+        if lines:
+            self._first = self._first or time.time()
+            await self._write(_lines(lines), more=not is_error)
+        return is_error
+
+    async def _wait_for_leave(self, task: asyncio.Task[Any] | None) -> None:
+        """Ends the task once the client has left."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.is_abandoned = True
+        if task is not None:
+            task.cancel()
+
+    async def _list(self, body: Mapping[str, Any]) -> None:
+        async with self._inner("GET", "/v1/models", b"") as inner:
+            listed = _answer_event(await inner.body())
+            if inner.status >= 400:
+                await self._reply(inner.status, {"error": error_text(listed)}, inner.headers)
+                return
+        if self._path == "/api/version":
+            await self._reply(200, {"version": __version__}, inner.headers)
+            return
+        if self._path != "/api/show":
+            is_ps = self._path == "/api/ps"
+            rows = ollama_answers.models(listed, loaded_only=is_ps)
+            await self._reply(200, rows, inner.headers)
+            return
+        name = self._served_name(_model_name(body))
+        card = next((card for card in listed["data"] if card["id"] == name), None)
+        if card is None:
+            raise NotFound(f"The model '{name[:100]}' does not exist here.", hint="See /api/tags.")
+        await self._reply(200, ollama_answers.model_card(card), inner.headers)
+
+    def _inner(self, method: str, path: str, body: bytes) -> Any:
+        return inner_request(self._caller, method, path, self._headers, body)
+
+    def _served_name(self, name: str) -> str:
+        """The name without `:latest`, which Ollama's clients add."""
+        routes = self._plane.routes.table.models
+        short = name.removesuffix(":latest")
+        return short if name not in routes and short in routes else name
+
+    def _check_method(self, method: str) -> None:
+        if self._method != method and (self._method, method) != ("HEAD", "GET"):
+            raise MethodNotAllowed(
+                f"{self._path} takes {method}, not {self._method}.",
+                hint=f"Use {method}.",
+                allow=method,
+            )
+
+    async def _body(self) -> Mapping[str, Any]:
+        """The JSON object of the request. Raises BadRequest and TooLarge."""
+        data, limit = bytearray(), self._plane.limits.body_bytes
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError
+            data += message.get("body", b"")
+            if len(data) > limit:
+                raise TooLarge(f"The body is over {limit:,} bytes.", hint="Send less.")
+            if not message.get("more_body"):
+                break
+        try:
+            body = msgspec.json.decode(data)
+        except _UNREADABLE:
+            raise BadRequest("This is no JSON.", hint="Send a JSON object.") from None
+        if not isinstance(body, dict) or not isinstance(_model_name(body), str):
+            raise BadRequest("The body needs a `model`.", hint="See /api/tags.", param="model")
+        return body
+
+    async def _reply(self, status: int, body: Any, answer_headers: Headers) -> None:
+        data = dump(body)
+        await self._start(status, b"application/json", answer_headers, len(data))
+        await self._write(data, more=False)
+
+    async def _start(
+        self, status: int, kind: bytes, answer_headers: Headers, length: int | None = None
+    ) -> None:
+        """answer_headers: headers of the answer of /v1 or of the refusal."""
+        headers = [(b"content-type", kind), (b"x-gateway-source", b"gateway")]
+        headers += [(b"content-length", b"%d" % length)] if length is not None else []
+        headers += [
+            (name, value) for name, value in answer_headers if name.startswith(_ANSWER_HEADERS)
+        ]
+        self._has_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def _model_name(body: Mapping[str, Any]) -> Any:
+    return body.get("model") or body.get("name")
+
+
+def _answer_event(data: bytes) -> Any:
+    """The JSON of an answer of /v1. Raises UpstreamError."""
+    try:
+        return msgspec.json.decode(data)
+    except _UNREADABLE:
+        raise _unreadable() from None
+
+
+@contextmanager
+def _readable_answer() -> Iterator[None]:
+    """Raises UpstreamError where an engine's answer has other fields than those of its API."""
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RecursionError):
+        raise _unreadable() from None
+
+
+def _unreadable() -> UpstreamError:
+    return UpstreamError(
+        "The engine's answer is not one of its API.", hint="The engine's log may have the cause."
+    )
+
+
+def _lines(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(dump(line) + b"\n" for line in lines)

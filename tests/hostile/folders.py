@@ -1,0 +1,382 @@
+"""Model folders of hostile authors, and the judge of what reading and planning them does.
+
+Each folder is a good model with one to six changes: values of its JSON files, bytes of the headers
+of its weights, names, links, pipes and folders in the places of files. A path outside of the folder
+must not be opened, and no text of the file there may come back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from gateway.domain.plan_request import PlanRequest
+from gateway.planner.service.messages import WorkerConfig
+from gateway.planner.service.plan_program import PlanWorker, answer_frames
+from gateway.profiles.profiles import Profiles
+from gateway.secret import Secret
+from tests.support.makers import wish
+from tests.support.model_files import experts, model, sharded_model, write
+from tests.support.paths import ROOT
+from tests.support.versions import NEWEST_SGLANG, NEWEST_VLLM
+
+SLOW_S = 5.0
+"""Processor time of one plan: other work of the machine does not count."""
+HUNG_S = 120.0
+CANARY = "the-words-of-a-file-elsewhere"
+MACHINES = ("2x3090", "4xh100", "cpu")
+ENGINES = (f"vllm=={NEWEST_VLLM}", f"sglang=={NEWEST_SGLANG}", "vllm==0.26.0")
+NAMES = (
+    *("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"),
+    *("hf_quant_config.json", "quantize_config.json", "quant_config.json", "added_tokens.json"),
+    *("model.safetensors.index.json", "chat_template.json", "chat_template.jinja", "params.json"),
+    *("modules.json", "config_sentence_transformers.json", "preprocessor_config.json"),
+    *("adapter_config.json", "special_tokens_map.json", "video_preprocessor_config.json"),
+)
+# JSON texts in the place of a value.
+VALUES = (
+    *("null", "true", "false", "0", "-1", "1", "7", "1e400", "-1e400", "NaN", "Infinity", "0.5"),
+    *(str(2**31), str(2**63), str(2**64), str(2**200), "9" * 5000, "1e-300", '""', '"0"', '" "'),
+    *("[]", "{}", "[[]]", '[{"a": []}]', '{"": null}', '"../../../etc/passwd"', '"/etc/hostname"'),
+    *('"\\ud800"', '"\\u0000"', '"\\u001b[2J"', '"\\u202e"', '"' + "x" * 100_000 + '"', '"NaN"'),
+    *("[" * 400 + "]" * 400, "[" * 200_000, '{"a":' * 400 + "1" + "}" * 400, "[1,2]" * 2, ""),
+    *("[" + "0," * 50_000 + "0]", "[" + "{}," * 20_000 + "{}]", '["bfloat16"]', '{"type": []}'),
+)
+QUANTIZATION = (
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
+    {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+    {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+    {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": {"num_bits": 4}}}},
+    {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "exclude_modules": []}},
+    {"quant_method": "bitsandbytes", "load_in_4bit": True},
+)
+_INAPPLICABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""A change to what an earlier change has broken."""
+Change = Callable[[random.Random, Path, Path], None]
+
+
+class TooSlow(Exception):
+    """A plan took longer than it may."""
+
+
+@dataclass
+class FolderTally:
+    """What a run over many folders found."""
+
+    folders: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+    violations: list[str] = field(default_factory=list)
+
+
+def seeds() -> list[dict[str, bytes]]:
+    """File name -> content of good models."""
+    found = [model(), sharded_model(), experts(1)]
+    # Those of a preview, before its weights.
+    found += [
+        {"config.json": path.read_bytes()}
+        for path in sorted((ROOT / "tests/models").glob("*.json"))
+    ]
+    block = [{"quantization_config": one} for one in QUANTIZATION]
+    return found + [model(**one) for one in block]
+
+
+def hostile_folder(random_: random.Random, root: Path, outside: Path) -> Path:
+    """A new folder in `root`; links of it lead to `outside`, whose files have the canary."""
+    folder = root / "model"
+    shutil.rmtree(folder, ignore_errors=True)
+    write(folder, random_.choice(_SEEDS))
+    if random_.random() < 0.5:
+        for name in random_.sample(NAMES, random_.randint(1, 4)):
+            if not (folder / name).exists():
+                (folder / name).write_text(json.dumps(_beside(random_, name)))
+    for _ in range(random_.choice((1, 1, 1, 1, 2, 3, 6))):
+        with contextlib.suppress(*_INAPPLICABLE):
+            random_.choice(_CHANGES)(random_, folder, outside)
+    return folder
+
+
+def _beside(random_: random.Random, name: str) -> Any:
+    if name in ("hf_quant_config.json", "quantize_config.json", "quant_config.json"):
+        return random_.choice(QUANTIZATION)
+    if name == "model.safetensors.index.json":
+        return {"metadata": {}, "weight_map": {"a": "model.safetensors"}}
+    known = {
+        "generation_config.json": {"max_new_tokens": 100, "eos_token_id": [1, 2]},
+        "tokenizer_config.json": {"chat_template": "{{ messages }}", "added_tokens_decoder": {}},
+        "adapter_config.json": {"peft_type": "LORA", "r": 8, "base_model_name_or_path": "a/b"},
+        "modules.json": [{"idx": 0, "type": "sentence_transformers.models.Pooling"}],
+    }
+    return known.get(name, {"a": 1})
+
+
+def _files(folder: Path, *suffixes: str) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix in suffixes and path.is_file() and not path.is_symlink()
+    )
+
+
+def change_value(random_: random.Random, folder: Path, _: Path) -> None:
+    """A value at any depth of a JSON file becomes another JSON text, or comes twice."""
+    path = random_.choice(_files(folder, ".json"))
+    document, mark = json.loads(path.read_bytes()), "<<here>>"
+    place: dict[str, Any] | list[Any] | None = None
+    key: Any = None
+    inner: Any = document
+    while isinstance(inner, dict | list) and inner:
+        place, key = (
+            inner,
+            random_.choice([*inner] if isinstance(inner, dict) else range(len(inner))),
+        )
+        inner = inner[key]
+        if random_.random() < 0.4:
+            break
+    text = random_.choice(VALUES)
+    if place is None:
+        path.write_text(text)
+        return
+    if isinstance(place, dict) and random_.random() < 0.15:
+        place[random_.choice(["", "\ud800", "a" * 10_000, "rope_scaling", "text_config"])] = mark
+    else:
+        place[key] = mark
+    path.write_text(json.dumps(document).replace(f'"{mark}"', text), "utf-8", "surrogatepass")
+
+
+def change_bytes(random_: random.Random, folder: Path, _: Path) -> None:
+    """Bytes of a file: at the beginning of weights, where their header is, and anywhere else."""
+    path = random_.choice(_files(folder, ".json", ".safetensors", ".jinja"))
+    data = bytearray(path.read_bytes())
+    near = min(len(data), 600) if path.suffix == ".safetensors" else len(data)
+    for _number in range(random_.randint(1, 4)):
+        at = random_.randrange(near + 1)
+        match random_.randrange(6):
+            case 0:
+                data[at : at + 1] = random_.randbytes(1)
+            case 1:
+                data[at:at] = random_.choice((b"\x00", b"\xff\xfe", b"{", b"}", b'"', b",", b"9"))
+            case 2:
+                del data[at : at + random_.randint(1, 30)]
+            case 3:
+                del data[at:]
+            case 4:
+                data[:8] = random_.choice((0, 1, 2**31, 2**63, 2**64 - 1, 10**8)).to_bytes(
+                    8, "little"
+                )
+            case _:
+                data[at:at] = data[at : at + 200]
+    path.write_bytes(data)
+
+
+def change_header(random_: random.Random, folder: Path, _: Path) -> None:
+    """An entry of a safetensors header."""
+    path = random_.choice(_files(folder, ".safetensors"))
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    name = random_.choice([*header])
+    match random_.randrange(5):
+        case 0:
+            header[name] = json.loads(random_.choice(("[]", "{}", "null", '"a"', '{"dtype": 1}')))
+        case 1:
+            entry = {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 2**62]}
+            header[name] = entry
+        case 2:
+            header |= {
+                f"model.layers.{number}.{'x' * random_.randint(0, 50)}": {
+                    "dtype": random_.choice(("F32", "U8", "Q9", "")),
+                    "shape": [0] * random_.randint(0, 40),
+                    "data_offsets": [0, 0],
+                }
+                for number in range(random_.choice((1, 100, 20_000)))
+            }
+        case 3:
+            header = {
+                f"{key}{random_.choice(('', '.qweight', '/../x', chr(0)))}": value
+                for key, value in header.items()
+            }
+        case _:
+            header["__metadata__"] = random_.choice(([], {"a": []}, "a" * 1000, None))
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def replace_file(random_: random.Random, folder: Path, outside: Path) -> None:
+    """Something else in the place of a file, or beside the files."""
+    names = [path.name for path in folder.iterdir()] + [random_.choice(NAMES)]
+    path = folder / random_.choice(names)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    targets = ("secret.json", "secret.safetensors", "folder", "pipe", "nothing", ".")
+    match random_.randrange(8):
+        case 0 | 1:
+            path.symlink_to(outside / random_.choice(targets))
+        case 2:
+            path.symlink_to(path)
+        case 3:
+            path.symlink_to(f"../../{outside.name}/{random_.choice(targets)}")
+        case 4:
+            os.mkfifo(path)
+        case 5:
+            path.symlink_to(random_.choice(("/dev/zero", "/dev/stdin", "/proc/self/mem")))
+        case 6:
+            path.mkdir()
+            for number in range(random_.choice((0, 3, 200))):
+                (path / f"{number}").touch()
+        case _:
+            deep = path
+            for _number in range(random_.choice((3, 200))):
+                deep /= "d"
+            deep.mkdir(parents=True)
+
+
+def name_shards(random_: random.Random, folder: Path, _: Path) -> None:
+    """An index whose files are elsewhere, missing or endless."""
+    names: list[Any] = [
+        *("../outside/secret.safetensors", "/etc/passwd", "a/../../x.safetensors", "", "."),
+        *(
+            "model.safetensors",
+            "\x00",
+            "x" * 5000,
+            "\ud800.safetensors",
+            None,
+            7,
+            [],
+            "config.json",
+        ),
+    ]
+    weight_map = {
+        f"w{number}": random_.choice(names) for number in range(random_.choice((1, 5, 3000)))
+    }
+    document = random_.choice(
+        ({"weight_map": weight_map}, {"weight_map": names}, {"metadata": 1}, weight_map, [names])
+    )
+    path = folder / "model.safetensors.index.json"
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)  # a pipe would wait for a reader
+    path.write_text(json.dumps(document))
+
+
+def add_odd_names(random_: random.Random, folder: Path, _: Path) -> None:
+    """Files with names that are no Unicode, end like weights, or are many."""
+    for number in range(random_.choice((1, 3, 500))):
+        name = random_.choice(
+            (b"\xff\xfe.safetensors", b"a\nb.json", b"\x1b[2J.bin", b".safetensors", b"a" * 255)
+        )
+        (folder / os.fsdecode(b"%d" % number + name[:240])).write_bytes(random_.randbytes(20))
+
+
+_CHANGES: tuple[Change, ...] = (
+    *(change_value,) * 8,
+    change_bytes,
+    change_header,
+    replace_file,
+    replace_file,
+    name_shards,
+    add_odd_names,
+)
+_SEEDS = seeds()
+
+
+class FolderJudge:
+    """Plans folders as the plan process does, and watches what is opened."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.outside = root / "outside"
+        self.tally = FolderTally()
+        (self.outside / "folder").mkdir(parents=True)
+        secret = json.dumps({**json.loads(model()["config.json"]), "model_type": CANARY})
+        (self.outside / "secret.json").write_text(secret)
+        (self.outside / "folder/config.json").write_text(secret)
+        (self.outside / "secret.safetensors").write_bytes(model()["model.safetensors"])
+        os.mkfifo(self.outside / "pipe")
+        roots = tuple(map(str, Profiles().roots))
+        self.worker = PlanWorker(
+            WorkerConfig(roots, str(root / "data"), Secret("http://127.0.0.1:9"), None, False)
+        )
+
+    def run(self, count: int, seed: int) -> FolderTally:
+        """Judge so many folders."""
+        for number in range(count):
+            random_ = random.Random(f"{seed} {number}")
+            folder = hostile_folder(random_, self.root, self.outside)
+            request = self.request(
+                folder,
+                random_.choice(ENGINES),
+                random_.choice(MACHINES),
+                include_uninstalled=random_.random() < 0.8,
+            )
+            for problem in self.problems(request):
+                self.tally.violations.append(f"seed {seed}, folder {number}: {problem}")
+            self.tally.folders += 1
+        return self.tally
+
+    def request(
+        self,
+        folder: Path,
+        engine: str = ENGINES[0],
+        machine: str = MACHINES[0],
+        *,
+        include_uninstalled: bool = True,
+    ) -> PlanRequest:
+        """The request for a plan of a folder, with its files."""
+        return PlanRequest(
+            wish(source=str(folder), engines=[engine]),
+            machine_name=machine,
+            include_uninstalled=include_uninstalled,
+            # Most folders lack weights: a plan for show reads the rest of them.
+            needs_weights=not include_uninstalled,
+            include_files=True,
+        )
+
+    def problems(self, request: PlanRequest) -> Iterator[str]:
+        """What is wrong with the answer to a request."""
+        began = time.process_time()
+        try:
+            with _time_limits():
+                head, *frames = answer_frames(self.worker, request, b"")
+        except TooSlow:
+            yield f"no plan within {SLOW_S:g} s of processor time or {HUNG_S:g} s"
+            return
+        took = time.process_time() - began
+        self.tally.slowest_s = max(self.tally.slowest_s, took)
+        error = json.loads(head)[0]
+        self.tally.outcomes[error["class"] if error else "planned"] += 1
+        if error and not error["class"]:
+            yield f"{error['message']}\n{error['hint']}"
+        if error and error["message"].startswith("Reading the model and planning took more"):
+            yield "it takes more memory than it may"
+        if CANARY.encode() in b"".join((head, *frames)):
+            yield f"words of another file come back: {head[:500]!r}"
+
+
+@contextlib.contextmanager
+def _time_limits() -> Iterator[None]:
+    def stop(_: int, __: FrameType | None) -> None:
+        raise TooSlow
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGPROF, signal.SIGALRM)}
+    signal.setitimer(signal.ITIMER_PROF, SLOW_S)
+    signal.setitimer(signal.ITIMER_REAL, HUNG_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,240 @@
+"""The choice of machines: by GPUs, ports and engines, with node services and a link without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import Hardware, LaunchSpec, NodeLaunch
+from gateway.errors import HostError
+from gateway.hosts.cluster import host as cluster_host
+from gateway.hosts.cluster import node_service
+from gateway.hosts.cluster.host import ClusterHost
+from gateway.hosts.cluster.membership import Membership, folder, node_socket
+from gateway.hosts.cluster.node_host import ENVIRONMENT
+from gateway.hosts.cluster.node_service import NodeService
+from gateway.hosts.nodes_host import NodesHost
+from gateway.profiles.profiles import Profiles
+from tests.contract.harness import until
+from tests.contract.memory_harness import MemoryHarness
+from tests.support.memory_host import World
+
+pytestmark = pytest.mark.anyio
+
+NAMES = ("one", "two")
+
+
+def machine(name: str) -> Hardware:
+    """A snapshot with GPUs of its own."""
+    hardware = Profiles().hardware("2x3090")
+    gpus = tuple(gpu.evolve(uuid=f"GPU-{name}-{gpu.index}") for gpu in hardware.gpus)
+    return hardware.evolve(gpus=gpus)
+
+
+class ScriptedLink:
+    """A link without Ray: passes calls to the sockets of the node services."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.names = list(NAMES)
+        self.worlds: dict[str, World] = {}
+        self.listens = {name: asyncio.Event() for name in NAMES}
+        """Unset: calls of the machine get no answer yet."""
+        for event in self.listens.values():
+            event.set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        name = json.loads(await reader.readline())["node"]
+        if name:
+            call = await reader.readline()
+            await self.listens[name].wait()
+            answers, calls = await asyncio.open_unix_connection(node_socket(self.root / name))
+            calls.write(call)
+            writer.write(await answers.read())
+            calls.close()
+        else:
+            nodes = [
+                {"name": name, "address": "127.0.0.1", "state": "alive"} for name in self.names
+            ]
+            writer.write(json.dumps(nodes).encode() + b"\n")
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def two_machines(root: Path) -> AsyncIterator[tuple[ClusterHost, ScriptedLink]]:
+    link = ScriptedLink(root)
+    async with AsyncExitStack() as stack:
+        for name in NAMES:
+            membership = Membership(
+                name=name,
+                role="node",
+                head="127.0.0.1:6379",
+                address="127.0.0.1",
+                token_file=root / "token",
+            )
+            folder(root / name).mkdir(parents=True)
+            harness = MemoryHarness()
+            link.worlds[name] = harness.host.world
+            stack.push_async_callback(harness.cleanup)
+            service = NodeService(harness.host, membership, root / name, 0)
+            await stack.enter_async_context(service.running())
+        server = await asyncio.start_unix_server(link.serve, root / "link.sock")
+        async with server:
+            yield ClusterHost(root / "link.sock", "a"), link
+
+
+@pytest.fixture
+async def machines(
+    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[ClusterHost, ScriptedLink]]:
+    monkeypatch.setattr(node_service, "probe", lambda data: machine(data.name))
+    async with two_machines(tmp_path) as made:
+        yield made
+
+
+async def test_an_engine_starts_on_the_machine_of_its_gpus(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, _ = machines
+    plain = MemoryHarness().make_spec("a1")
+    for number, name in enumerate(("two", "two", "one")):
+        gpus = (f"GPU-{name}-0", f"GPU-{name}-1")
+        port = await host.allocate_port()
+        spec = plain.evolve(name=f"a{number}", gpus=gpus, port=port)
+        assert (await host.start(spec)).node == name
+    ports = [instance.url for instance in await host.list()]
+    assert len(set(ports)) == 3
+    with pytest.raises(HostError, match="No machine of the cluster has all of the GPUs"):
+        await host.start(plain.evolve(name="b1", gpus=("GPU-one-0", "GPU-two-0")))
+
+
+async def test_the_planner_sees_the_machines_that_start_engines(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, link = machines
+    nodes = (await host.cluster()).nodes
+    assert [(node.name, node.hardware.gpus[0].uuid) for node in nodes] == [
+        ("one", "GPU-one-0"),
+        ("two", "GPU-two-0"),
+    ]
+    changes: list[str] = []
+    host.on_change = lambda: changes.append("change")
+    for names, number in ((NAMES, 1), (NAMES, 1), (("one",), 2), (NAMES, 3)):
+        link.names = [*names]
+        await host.list()
+        assert len(changes) == number
+    await host.node("two").drain(drained=True)
+    assert [node.name for node in (await host.cluster()).nodes] == ["one"]
+    link.names = ["two"]
+    with pytest.raises(HostError, match="No machine of the cluster starts engines") as refused:
+        await host.cluster()
+    assert "cluster status" in refused.value.hint
+    link.names = []
+    with pytest.raises(HostError, match="has no machine"):
+        await host.identity(MemoryHarness().make_spec("a1").engine)
+
+
+def over_both(name: str, *names: str) -> LaunchSpec:
+    """The start of an engine with a part on each of the machines."""
+    plain = MemoryHarness().make_spec(name)
+    rows = tuple(
+        NodeLaunch(
+            node=node,
+            argv=plain.argv if node == names[0] else (*plain.argv, "--no-serve"),
+            env={},
+            gpus=(f"GPU-{node}-0",),
+        )
+        for node in names
+    )
+    return plain.evolve(nodes=rows)
+
+
+async def test_an_engine_over_two_machines_starts_and_ends_on_both(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host = NodesHost(machines[0])
+    started = await host.start(over_both("a1", "two", "one"))
+    assert (started.name, started.node) == ("a1", "two")
+    parts = {one.name: one.node for one in await machines[0].list()}
+    assert parts == {"a1-n0of2": "two", "a1-n1of2": "one"}
+    assert await host.list() == [started]
+    await host.stop("a1", 0)
+    assert await machines[0].list() == []
+
+
+async def test_a_machine_that_is_not_there_leaves_no_part_of_an_engine(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, link = machines
+    link.names = ["one"]
+    with pytest.raises(HostError, match="needs the machine two, which is not in the cluster"):
+        await NodesHost(host).start(over_both("a1", "one", "two"))
+    assert await host.list() == []
+
+
+async def test_a_start_is_announced_to_the_machines_that_will_run_it(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, link = machines
+    plain = MemoryHarness().make_spec("a1").evolve(argv=(f"{ENVIRONMENT}/bin/python", "-m", "e"))
+    await NodesHost(host).expect(plain.evolve(gpus=("GPU-two-0",)))
+    await NodesHost(host).expect(over_both("a2", "one", "two"))
+    announced = {
+        name: [spec.name for spec in world.expected] for name, world in link.worlds.items()
+    }
+    assert announced == {"one": ["a2-n0of2"], "two": ["a1", "a2-n1of2"]}
+    program = link.worlds["two"].expected[0].argv[0]
+    assert program.startswith(str(link.root / "two" / "engines"))
+
+
+async def test_a_rank_without_a_port_counts_for_a_while_after_its_machine_is_lost(
+    machines: tuple[ClusterHost, ScriptedLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, link = machines
+    spec = over_both("a1", "one", "two")
+    # Both machines have one address here, and the first rank would take the connection.
+    rows = tuple(row.evolve(argv=spec.nodes[1].argv) for row in spec.nodes)
+    await NodesHost(host).start(spec.evolve(nodes=rows))
+    (first, second) = await host.list()
+    link.names = ["one"]
+    # Its raylet may be back soon, and the machine refuses the connection: it is there.
+    assert await host.list() == [first, second]
+    monkeypatch.setattr(cluster_host, "_RETURN_S", 0)
+    assert await host.list() == [first]
+    (engine,) = await NodesHost(host).list()
+    assert engine.state == "created"
+
+
+async def test_a_silent_machine_has_its_last_engines_until_it_answers(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, link = machines
+    started = await host.start(MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",)))
+    assert await host.list() == [started]
+    link.listens["two"].clear()
+    for _ in range(3):
+        assert await host.list() == [started]
+    await link.worlds["two"].engines["a1"].end(0)
+    del link.worlds["two"].engines["a1"]
+    link.listens["two"].set()
+
+    async def is_gone() -> bool:
+        return await host.list() == []
+
+    await until("the answer counts", is_gone)
+
+
+async def test_a_machine_is_known_with_its_interface_and_busy_ports(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (first, _) = (await machines[0].cluster()).nodes
+        assert server.getsockname()[1] in first.ports
+    assert first.interface == "lo"

@@ -1,0 +1,116 @@
+"""The node service without Ray: its lease, its owner, and engines that no gateway claims."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.domain import LaunchSpec
+from gateway.errors import AgentRefusal, HostError
+from gateway.hosts.agent.host import AgentHost
+from gateway.hosts.cluster import node_service
+from gateway.hosts.cluster.membership import Membership, folder, node_socket
+from gateway.hosts.cluster.node_host import ENVIRONMENT
+from gateway.hosts.cluster.node_service import NodeService
+from tests.contract.harness import answering, get, until
+from tests.contract.process_harness import ProcessHarness
+
+pytestmark = pytest.mark.anyio
+
+
+@asynccontextmanager
+async def service(world: ProcessHarness, lease_s: float) -> AsyncIterator[None]:
+    membership = Membership(
+        name="one",
+        role="head",
+        head="127.0.0.1:6379",
+        address="127.0.0.1",
+        token_file=world.data_dir / "token",
+        lease_s=lease_s,
+    )
+    folder(world.data_dir).mkdir(exist_ok=True)
+    async with NodeService(world.restart(), membership, world.data_dir, 0).running():
+        yield
+
+
+@pytest.fixture
+async def world(tmp_path: Path, anyio_backend: str) -> AsyncIterator[ProcessHarness]:
+    made = ProcessHarness(tmp_path)
+    yield made
+    made.restart()
+    await made.cleanup()
+
+
+def gateway(world: ProcessHarness, owner: str) -> AgentHost:
+    return AgentHost(node_socket(world.data_dir), owner=owner)
+
+
+async def test_engines_without_a_gateway_are_stopped_after_the_lease(
+    world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(node_service, "_seconds", lambda: now_s)
+    monkeypatch.setattr(node_service, "_LOOK_S", 0.01)
+    async with service(world, lease_s=60):
+        instance = await gateway(world, "a").start(world.make_spec("a1"))
+        await answering(instance)
+        # Calls of its gateway keep the engine for longer than the lease.
+        for _ in range(3):
+            now_s += 59
+            await asyncio.sleep(0.1)
+            assert [one.state for one in await gateway(world, "a").list()] == ["running"]
+        assert (await get(instance, "/health"))[0] == 200
+        now_s += 61
+
+        async def is_stopped() -> bool:
+            # A call without an owner claims nothing.
+            return await gateway(world, "").list() == []
+
+        await until("the engine is stopped", is_stopped)
+        assert world.members("a1") == 0
+        assert not (folder(world.data_dir) / "lease.json").exists()
+        assert await gateway(world, "b").list() == []
+
+
+async def test_an_owner_is_remembered_over_a_restart_of_the_service(world: ProcessHarness) -> None:
+    async with service(world, lease_s=300):
+        instance = await gateway(world, "a").start(world.make_spec("a1"))
+    async with service(world, lease_s=300):
+        assert json.loads((folder(world.data_dir) / "lease.json").read_text()) == "a"
+        with pytest.raises(AgentRefusal, match="Another gateway owns this machine"):
+            await gateway(world, "b").list()
+        assert await gateway(world, "a").list() == [instance]
+
+
+async def test_a_call_without_an_owner_changes_nothing(world: ProcessHarness) -> None:
+    async with service(world, lease_s=300):
+        instance = await gateway(world, "a").start(world.make_spec("a1"))
+        with pytest.raises(AgentRefusal, match="the call names no gateway"):
+            await gateway(world, "").stop("a1", 0)
+        assert await gateway(world, "").list() == [instance]
+
+
+def runs(pid: int, program: str) -> bool:
+    return Path(program).samefile(f"/proc/{pid}/exe")
+
+
+async def test_a_start_names_the_environment_and_the_weights_of_its_machine(
+    world: ProcessHarness,
+) -> None:
+    def spec(name: str, model: str) -> LaunchSpec:
+        made = world.make_spec(name)
+        python = f"{ENVIRONMENT}/bin/python"
+        return made.evolve(argv=(python, *made.argv[1:], f"--model={model}"))
+
+    async with service(world, lease_s=300):
+        with pytest.raises(HostError, match="not at /absent on the machine one") as absent:
+            await gateway(world, "a").start(spec("a1", "/absent"))
+        assert "FITSERVE_MODELS_DIR" in absent.value.hint
+        await answering(await gateway(world, "a").start(spec("a2", str(world.data_dir))))
+        assert runs(world.pid("a2"), sys.executable)

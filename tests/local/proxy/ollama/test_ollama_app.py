@@ -1,0 +1,225 @@
+"""Ollama's API over a socket, as its own clients speak it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.domain import LaunchSpec
+from tests.support.running import Running, model_folder, running
+from tests.support.scripted_engine import EngineScript
+
+pytestmark = pytest.mark.anyio
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def healthy(spec: LaunchSpec) -> EngineScript:
+    return EngineScript(model=spec.model)
+
+
+async def serve(gateway: Running, folder: Path) -> None:
+    await gateway.add("m", model_folder(folder / "model"))
+    await gateway.until("m", "ready")
+
+
+async def ask(client: httpx.AsyncClient, path: str, status: int = 200, **body: Any) -> Any:
+    """The last line of the answer."""
+    answer = await client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    return json.loads(answer.text.splitlines()[-1])
+
+
+async def test_models_answer_by_chat_and_by_prompt(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await serve(gateway, tmp_path)
+        client = gateway.client
+        limit = {"num_predict": 8, "temperature": 0}
+        whole = await ask(
+            client, "/api/chat", model="m:latest", messages=MESSAGES, stream=False, options=limit
+        )
+        assert whole["message"]["role"] == "assistant"
+        assert len(whole["message"]["content"].split()) == whole["eval_count"] == 8
+        assert (whole["done"], whole["done_reason"], whole["model"]) == (True, "length", "m:latest")
+        answer = await client.post(
+            "/api/chat", json={"model": "m", "messages": MESSAGES, "options": limit}
+        )
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        *lines, last = map(json.loads, answer.text.splitlines())
+        text = "".join(line["message"]["content"] for line in lines)
+        assert text == whole["message"]["content"]
+        assert not any(line["done"] for line in lines)
+        assert (last["eval_count"], last["message"]["content"]) == (8, "")
+        for raw in (False, True):
+            last = await ask(client, "/api/generate", model="m", prompt="Why?", raw=raw)
+            assert (last["done"], last["response"]) == (True, "")
+        assert (await ask(client, "/api/generate", model="m"))["done_reason"] == "load"
+        # Metered as requests of /v1.
+        (row,) = (await client.get("/admin/usage")).json()["data"]
+        assert (row["model"], row["requests"]) == ("m", 5)
+
+
+async def test_models_are_listed_and_shown(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await serve(gateway, tmp_path)
+        client = gateway.client
+        for path in ("/api/tags", "/api/ps"):
+            (row,) = (await client.get(path)).json()["models"]
+            assert (row["name"], row["details"]["format"]) == ("m", "safetensors")
+        shown = await ask(client, "/api/show", model="m:latest")
+        assert "completion" in shown["capabilities"]
+        assert shown["model_info"]["fitserve.context_length"] == row["context_length"]
+        assert (await client.get("/api/version")).json()["version"]
+        for path in ("/", "/api/tags", "/api/version"):
+            head = await client.head(path)
+            assert (head.status_code, head.content) == (200, b"")
+        await client.post("/admin/models/m/stop")
+        await gateway.until("m", "stopped")
+        assert (await client.get("/api/ps")).json()["models"] == []
+
+
+async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await serve(gateway, tmp_path)
+        client = gateway.client
+        unknown = await ask(client, "/api/chat", 404, model="nosuch", messages=MESSAGES)
+        assert "'nosuch' does not exist here" in unknown["error"]
+        kind = await ask(client, "/api/embed", 400, model="m", input="x")
+        assert "generates text" in kind["error"]
+        assert "fitserve pull" in (await ask(client, "/api/pull", 404, model="m"))["error"]
+        unload = await ask(client, "/api/generate", 400, model="m", keep_alive=0)
+        assert "fitserve stop m" in unload["error"]
+        for wrong in (b"", b"[", b"[]", b"{}", b'{"model": 1}', b"[" * 100_000):
+            answer = await client.post("/api/chat", content=wrong)
+            assert (answer.status_code, list(answer.json())) == (400, ["error"])
+        wrong_fields: tuple[dict[str, Any], ...] = (
+            {"messages": "x"},
+            {"messages": ["x"]},
+            {"messages": MESSAGES, "options": 1},
+            {"messages": MESSAGES, "format": "yaml"},
+            {"messages": [{"role": "user", "images": ["%"]}]},
+            {"messages": [{"role": "assistant", "tool_calls": [1]}]},
+        )
+        for fields in wrong_fields:
+            await ask(client, "/api/chat", 400, model="m", **fields)
+        # Some depths can be read, and not be written again.
+        for depth in range(900, 1000):
+            deep = b'{"model": "nosuch", "messages": [{"role": "assistant", "content": ' + (
+                b"[" * depth + b"]" * depth + b"}]}"
+            )
+            answer = await client.post("/api/chat", content=deep)
+            assert answer.status_code in (400, 404), depth
+        assert await ask(client, "/api/chat", name="m", messages=MESSAGES)
+        answer = await client.get("/api/chat")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        # Pages of other sites reach no gateway without keys.
+        for headers in ({"origin": "http://other.example"}, {"host": "other.example"}):
+            body = {"model": "m", "messages": MESSAGES}
+            assert (await client.post("/api/chat", json=body, headers=headers)).status_code == 403
+            assert (await client.get("/api/tags", headers=headers)).status_code == 403
+
+
+async def test_keys_and_their_limits_hold(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await serve(gateway, tmp_path)
+        created = await gateway.client.post("/admin/keys", json={"name": "me", "scopes": ["admin"]})
+        admin = {"authorization": f"Bearer {created.json()['key']}"}
+        for path in ("/api/tags", "/api/ps", "/api/version"):
+            assert (await gateway.client.get(path)).status_code == 401
+        refused = await ask(gateway.client, "/api/chat", 401, model="m", messages=MESSAGES)
+        assert "key" in refused["error"]
+        limits = {"name": "app", "scopes": ["inference"], "requests_per_minute": 2}
+        created = await gateway.client.post("/admin/keys", json=limits, headers=admin)
+        async with httpx.AsyncClient(
+            base_url=gateway.url,
+            headers={"authorization": f"Bearer {created.json()['key']}"},
+            trust_env=False,
+        ) as client:
+            body = {"model": "m", "messages": MESSAGES}
+            statuses = [(await client.post("/api/chat", json=body)).status_code for _ in range(3)]
+        assert statuses == [200, 200, 429]
+
+
+async def test_a_stranger_is_refused_before_the_body_is_read(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, admin_key="a" * 40) as gateway:
+        address, _, port = gateway.url.removeprefix("http://").partition(":")
+        for path in ("chat", "pull", "nosuch"):
+            reader, writer = await asyncio.open_connection(address, int(port))
+            # The body never comes.
+            head = f"POST /api/{path} HTTP/1.1\r\nhost: x\r\ncontent-length: 30000000\r\n\r\n"
+            writer.write(head.encode())
+            assert b" 401 " in await reader.readline()
+            writer.close()
+
+
+async def test_a_call_takes_the_place_of_one_connection(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, max_connections_per_address=1) as gateway:
+        for _ in range(3):
+            assert (await gateway.client.get("/api/tags")).status_code == 200
+
+
+async def test_pages_of_named_origins_may_read_refusals(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, origins="http://page.example") as gateway:
+        headers = {"origin": "http://page.example"}
+        for path in ("/api/tags", "/api/nosuch", "/api/chat"):
+            answer = await gateway.client.get(path, headers=headers)
+            assert answer.headers["access-control-allow-origin"] == "http://page.example"
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/embed"])
+async def test_an_answer_of_another_form_is_a_fault_of_the_engine(
+    tmp_path: Path, path: str
+) -> None:
+    """An engine elsewhere that answers any JSON."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        length = next(
+            (
+                int(line.split(b":")[1])
+                for line in request.lower().split(b"\r\n")
+                if line.startswith(b"content-length")
+            ),
+            0,
+        )
+        await reader.readexactly(length)
+        body = (
+            b'{"data": [{"id": "m"}]}'
+            if request.startswith(b"GET")
+            else b'{"data": 5, "choices": [7]}'
+        )
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            b"content-length: %d\r\n\r\n" % len(body) + body
+        )
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    async with server, running(tmp_path, healthy) as gateway:
+        wish = {"name": "m", "endpoint": f"http://127.0.0.1:{port}/v1"}
+        added = await gateway.client.post("/admin/models", json=wish)
+        assert added.status_code == 202, added.text
+        await gateway.until("m", "ready")
+        error = await ask(
+            gateway.client, path, 502, model="m", messages=MESSAGES, input="x", stream=False
+        )
+        assert "not one of its API" in error["error"]
+
+
+async def test_a_client_that_leaves_ends_the_request_of_the_engine(tmp_path: Path) -> None:
+    async with running(
+        tmp_path, lambda spec: EngineScript(model=spec.model, tokens_per_second=5)
+    ) as gateway:
+        await serve(gateway, tmp_path)
+        body = {"model": "m", "messages": MESSAGES, "options": {"num_predict": 4000}}
+        async with gateway.client.stream("POST", "/api/chat", json=body) as answer:
+            async for _ in answer.aiter_lines():
+                break
+        while (await gateway.client.get("/admin/requests")).json()["data"]:
+            await asyncio.sleep(0.05)

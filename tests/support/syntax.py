@@ -1,0 +1,33 @@
+"""Syntax trees of our modules, each parsed and walked once for all tests that read code."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+from tests.support.paths import ROOT
+
+
+@cache
+def package_files() -> tuple[Path, ...]:
+    """Every module of the package, sorted by its path."""
+    return tuple(sorted((ROOT / "gateway").rglob("*.py")))
+
+
+@cache
+def text_of(path: Path) -> str:
+    """The source of a module."""
+    return path.read_text()
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The tree of a module. Tests share it, and leave it unchanged."""
+    return ast.parse(text_of(path))
+
+
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    """All nodes of a module, in the order of `ast.walk`."""
+    return tuple(ast.walk(tree_of(path)))

@@ -1,0 +1,51 @@
+"""A model and its replicas in memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, share_parts
+from gateway.controller.fleet.model_rest import fingerprint
+from gateway.domain import Plan
+from gateway.domain.running import MOST_ENDED_ATTEMPTS
+from gateway.domain.wish import Policy
+from tests.support.makers import attempt, plan, wish
+
+
+def test_a_model_that_is_loaded_for_years_remembers_few_attempts() -> None:
+    model, replica = ManagedModel(wish(), 0.0), ReplicaState("m", 0)
+    model.replicas = [replica]
+    forgotten = []
+    for number in range(1, 1000):
+        before = fingerprint(model)
+        forgotten += [ended.id for ended in replica.remember(attempt(number, "stopped"))]
+        assert fingerprint(model) != before, "each end of an attempt is seen"
+    last = [ended.id for ended in replica.history]
+    assert last == [*range(1000 - MOST_ENDED_ATTEMPTS, 1000)]
+    assert forgotten == [*range(1, 1000 - MOST_ENDED_ATTEMPTS)]
+
+
+def test_attempts_of_a_trial_are_put_in_order() -> None:
+    replica = ReplicaState("m", 0, history=[attempt(1, "failed"), attempt(4, "failed")])
+    replica.remember(attempt(2, "failed"), attempt(3, "failed"))
+    assert [ended.id for ended in replica.history] == [1, 2, 3, 4]
+
+
+def test_all_failures_that_a_wish_allows_are_remembered() -> None:
+    assert Policy(max_attempts=MOST_ENDED_ATTEMPTS).max_attempts == MOST_ENDED_ATTEMPTS
+    with pytest.raises(ValueError, match="max_attempts"):
+        Policy(max_attempts=MOST_ENDED_ATTEMPTS + 1)
+
+
+def test_remembered_plans_share_their_equal_parts() -> None:
+    first = plan()
+    replica = ReplicaState("m", 0, history=[attempt(1, "failed", plan=first)])
+    parsed = Plan.model_validate_json(first.model_dump_json())
+    other = parsed.evolve(memory=parsed.memory.evolve(budget_bytes=1))
+    shared = share_parts(other, replica)
+    assert shared == other
+    assert shared.fingerprint == other.fingerprint
+    assert shared.model_fields_set == other.model_fields_set
+    same = [name for name in Plan.model_fields if getattr(shared, name) is getattr(first, name)]
+    assert {"engine", "argv", "tensor_parallel"} <= {*same}
+    assert "memory" not in same

@@ -1,0 +1,41 @@
+"""Facts that follow from figures of a failure."""
+
+import pytest
+
+from gateway.diagnosis.clues.figures import conclude
+from gateway.domain import Scalar
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("tried", "free", "facts"),
+    [
+        (GIB // 50, 66 * GIB, {"enough_free": "yes"}),
+        (20 * GIB, 42 * GIB, {"enough_free": "yes"}),
+        # Memory that is nearly free is a lack: the driver needs a part.
+        (GIB // 2, GIB, {}),
+        (20 * GIB, 30 * GIB, {}),
+        (None, 66 * GIB, {}),
+        (GIB, None, {}),
+    ],
+)
+def test_an_allocation_far_below_the_free_memory_was_not_refused_for_lack_of_it(
+    tried: Scalar, free: Scalar, facts: dict[str, Scalar]
+) -> None:
+    values = {"tried_bytes": tried, "free_bytes": free}
+    assert conclude("", values) == facts
+
+
+@pytest.mark.parametrize(
+    ("shapes", "facts"),
+    [
+        ("(10x200 and 600x9)", {"one_channel": "yes"}),
+        ("(10x200 and 400x9)", {}),
+        ("(10x600 and 200x9)", {}),
+    ],
+)
+def test_a_third_of_the_values_is_one_channel_of_three(
+    shapes: str, facts: dict[str, Scalar]
+) -> None:
+    assert conclude(f"mat1 and mat2 shapes cannot be multiplied {shapes}", {}) == facts

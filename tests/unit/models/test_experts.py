@@ -1,0 +1,31 @@
+"""The traits of experts follow config.json, and what the engine's class of the family fixes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.models.experts import expert_traits
+from tests.support.published import published_model
+
+LIMIT = {"swiglu_limit": 7.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "function", "clamped"),
+    [
+        (
+            {"model_type": "minimax_m3_vl", "text_config": {"hidden_act": "swigluoai", **LIMIT}},
+            "swigluoai_uninterleave",
+            True,
+        ),
+        ({"model_type": "deepseek_v4", "hidden_act": "silu", **LIMIT}, "silu", True),
+        ({"model_type": "deepseek_v4", "hidden_act": "silu"}, "silu", False),
+        ({"model_type": "gpt_oss", **LIMIT}, "swigluoai", False),
+        ({"model_type": "other", "hidden_act": "swigluoai", **LIMIT}, "", False),
+    ],
+)
+def test_the_activation_and_its_limit(config: dict[str, Any], function: str, clamped: bool) -> None:
+    traits = expert_traits(published_model("qwen3-8b").evolve(config=config))
+    assert (traits.function, traits.clamped) == (function, clamped)
