@@ -84,7 +84,7 @@ class Database:
         self._origin: Sums = []
         """Of a copy, the sums of its seals before any change: the file still has them."""
         self._write_error: str | None = None
-        """Of the last change, if it could not be written."""
+        """Of the last change that failed, until a change succeeds and the disk has room."""
         self._lock = threading.Lock()
         self._mirror: Mirror | None = None
         if copy is not None:
@@ -99,7 +99,7 @@ class Database:
 
     @property
     def failing(self) -> str | None:
-        """The damage of the file, or the error of the last change."""
+        """The damage of the file, or the error of a change, until changes have room again."""
         return (self._mirror and self._mirror.damage) or self._write_error
 
     def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
@@ -273,7 +273,12 @@ class Database:
     def _translate_errors(self, doing: str) -> Iterator[None]:
         try:
             yield
-            if doing == "written":
+            # The journal takes small changes on a full disk, and the next one can fail again.
+            if (
+                doing == "written"
+                and self._write_error is not None
+                and disk_fault(self.path.parent) is None
+            ):
                 self._write_error = None
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             # The text of an error can contain bytes of a damaged file.

@@ -56,7 +56,7 @@ class Store:
 
     @property
     def failing(self) -> str | None:
-        """The error of the last change, if it could not be written."""
+        """The damage of the file, or the error of a change, until changes have room again."""
         return self._database.failing
 
     def check(self) -> None:

@@ -14,10 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from gateway.disk_fault import DiskFault
 from gateway.domain import Fact
 from gateway.domain.grant import Grant
 from gateway.errors import StoreError
-from gateway.store import database_files, mirror
+from gateway.store import database, database_files, mirror
 from gateway.store.database import Database
 from gateway.store.database_files import mirror_of, remove
 from gateway.store.recovery import installation_id, open_store
@@ -466,6 +467,22 @@ def test_others_may_read_the_file_and_change_its_mode(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as other:
         assert other.execute("SELECT count(*) FROM models").fetchone() == (2,)
     path.chmod(0o640)
+    store.add_model(wish(name="c"), 1.0)
+    assert store.failing is None
+    store.close()
+
+
+def test_a_small_change_on_a_full_disk_leaves_the_store_failing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(path)
+    with pytest.raises(StoreError), store._database.change():
+        raise sqlite3.OperationalError("database or disk is full")
+    fault = DiskFault("no space is left", "Free disk space")
+    monkeypatch.setattr(database, "disk_fault", lambda folder, error=None: fault)
+    store.add_model(wish(name="b"), 1.0)
+    assert store.failing is not None
+    monkeypatch.undo()
     store.add_model(wish(name="c"), 1.0)
     assert store.failing is None
     store.close()
