@@ -484,5 +484,5 @@ def test_a_small_change_on_a_full_disk_leaves_the_store_failing(
     assert store.failing is not None
     monkeypatch.undo()
     store.add_model(wish(name="c"), 1.0)
-    assert store.failing is None
+    assert not store.failing
     store.close()
