@@ -379,11 +379,17 @@ def waits(log: Path, began: float) -> list[list[Any]]:
 
 
 def empty(*folders: Path) -> None:
-    """Remove the files below them. Folders stay, as running programs have made them."""
+    """Remove the files below them. Folders stay, as running programs have made them.
+
+    Those of DeepGEMM's kernels go: it refuses a cache where one has no kernel.
+    """
     for folder in folders:
         for path in folder.rglob("*"):
             if path.is_file() or path.is_symlink():
                 path.unlink(missing_ok=True)
+        for path in folder.rglob("kernel.*"):
+            if path.is_dir():
+                path.rmdir()
 
 
 def end_session(process: subprocess.Popen[bytes]) -> None:

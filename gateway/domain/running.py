@@ -100,6 +100,12 @@ class LaunchSpec(Value):
             "functions that begin a new interpreter for one call, and that a fork may answer"
         ),
     )
+    kernel_warmups: tuple[str, ...] = Field(
+        (), description="functions that compile kernels, and that several processes may help"
+    )
+    kernel_builds: dict[str, str] = Field(
+        {}, description="functions at which the engine chooses kernels -> functions that build them"
+    )
     key_env: str | None = Field(
         None, description="as the engine's profile has them: how a host gives the engine a key"
     )

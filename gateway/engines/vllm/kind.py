@@ -27,6 +27,21 @@ class VllmKind:
     # It reads the class of an architecture that is not in its cache yet, without CUDA. Source:
     # _LazyRegisteredModel.inspect_model_cls of 0.18.0 to 0.33.0.
     forked_calls = ("vllm.model_executor.models.registry._run_in_subprocess",)
+    # Source: kernel_warmup in vllm/model_executor/warmup/kernel_warmup.py, 0.18.0 to 0.33.0.
+    kernel_warmups = ("vllm.model_executor.warmup.deep_gemm_warmup:deep_gemm_warmup",)
+    # Source: TopKTopPSampler and FlashInferFp8BlockScaledMMKernel of 0.26.0, flashinfer/jit of
+    # 0.6.14.
+    kernel_builds = MappingProxyType(
+        {
+            "vllm.v1.sample.ops.topk_topp_sampler:flashinfer_sampler_supported": (
+                "flashinfer.jit.sampling:gen_sampling_module"
+            ),
+            "vllm.model_executor.kernels.linear.scaled_mm.flashinfer"
+            ":FlashInferFp8BlockScaledMMKernel.__init__": (
+                "flashinfer.jit.gemm:gen_fp8_blockscale_gemm_sm90_module"
+            ),
+        }
+    )
     # Source: human_readable_int in vllm/utils/argparse_utils.py, for as many flags as have it.
     magnitudes = MappingProxyType(
         {letter: 10 ** (3 * power) for power, letter in enumerate("kmgt", 1)}

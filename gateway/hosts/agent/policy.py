@@ -94,6 +94,10 @@ def check_launch(
         raise _refusal(f"the key option of {engine.ref} must be that of its profile")
     if spec.forked_calls not in ((), engine_kind(engine.kind).forked_calls):
         raise _refusal(f"the forked calls of {engine.ref} must be those of its kind")
+    if spec.kernel_warmups not in ((), engine_kind(engine.kind).kernel_warmups):
+        raise _refusal(f"the warm-ups of {engine.ref} must be those of its kind")
+    if spec.kernel_builds not in ({}, engine_kind(engine.kind).kernel_builds):
+        raise _refusal(f"the kernel builds of {engine.ref} must be those of its kind")
     bounds = {
         "shared memory": (0, spec.shm_bytes, _MOST_SHARED_BYTES),
         "port": (1024, spec.port, 65535),

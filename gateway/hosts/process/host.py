@@ -507,6 +507,8 @@ class ProcessHost:
             log=str(self._log(spec.name)),
             exit_file=str(self._records.exit_file(spec.name)),
             forked_calls=spec.forked_calls,
+            kernel_warmups=spec.kernel_warmups,
+            kernel_builds=spec.kernel_builds,
         )
 
     def _cache(self, spec: LaunchSpec) -> Path:

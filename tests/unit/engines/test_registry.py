@@ -36,6 +36,8 @@ class ToyKind:
     classify_path = "/classify"
     weights_prefix = ""
     forked_calls = ()
+    kernel_warmups = ()
+    kernel_builds: Mapping[str, str] = MappingProxyType({})
     address_env = "TOY_ADDRESS"
     magnitudes: Mapping[str, int] = MappingProxyType({})
 

@@ -90,6 +90,8 @@ class ForkClient:
             "log": start.log,
             "exit_file": start.exit_file,
             "forked_calls": start.forked_calls,
+            "kernel_warmups": start.kernel_warmups,
+            "kernel_builds": dict(start.kernel_builds),
         }
         connection = connect(self._folder)
         try:

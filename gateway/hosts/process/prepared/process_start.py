@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 _OF_ENGINES = ("VLLM_", "SGLANG_", "SGL_")
@@ -19,8 +19,8 @@ class ProcessStart:
     """One start of an engine process.
 
     identity: changes when the environment is installed anew. key_env: the variable with the
-    engine's key, which only the engine gets. exit_file: for its exit code. forked_calls: as
-    LaunchSpec has them.
+    engine's key, which only the engine gets. exit_file: for its exit code. forked_calls,
+    kernel_warmups, kernel_builds: as LaunchSpec has them.
     """
 
     engine: str
@@ -33,6 +33,8 @@ class ProcessStart:
     log: str
     exit_file: str
     forked_calls: tuple[str, ...] = ()
+    kernel_warmups: tuple[str, ...] = ()
+    kernel_builds: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def module(self) -> str | None:

@@ -170,6 +170,8 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"engine": PLAN.engine.evolve(digest="debian")}, "not an image that it found under the name"),
     ({"engine": PLAN.engine.evolve(version="0.18.0")}, "this is the profile of vllm=="),
     ({"forked_calls": ("os.system",)}, "the forked calls of"),
+    ({"kernel_warmups": ("os.system",)}, "the warm-ups of"),
+    ({"kernel_builds": {"os:system": "os:system"}}, "the kernel builds of"),
     ({"key_env": "LD_PRELOAD"}, "the key option of"),
     ({"key_option": "--middleware"}, "the key option of"),
     ({"cache": "../../models"}, "the cache folders of"),

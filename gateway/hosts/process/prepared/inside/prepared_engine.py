@@ -11,7 +11,8 @@ Any Python from 3.10 on, standard library only. FOLDER (0700) holds:
 A connection carries lines of JSON, each request with one answer:
 
     {"do": "status"}  -> {"pid", "modules", "read", "refused", "cgroup"}
-    {"do": "start", "argv", "env", "cwd", "log", "exit_file", "forked_calls"}
+    {"do": "start", "argv", "env", "cwd", "log", "exit_file", "forked_calls",
+     "kernel_warmups", "kernel_builds"}
                       -> {"pid"} or {"refused": reason}
 
 The engine waits for one more byte of its connection. Without that byte it ends, and has done
@@ -40,7 +41,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from . import exit_codes, forked_calls
+from . import exit_codes, forked_calls, kernel_builds, kernel_warmups
 from .import_watch import ImportWatch, LearningFinder, Unforkable, begin_anew
 
 MOST_REQUEST = 4 * 1024 * 1024
@@ -193,6 +194,8 @@ class ForkServer:
             change_environment(self._changes)
             forked_calls.replace_calls(request["forked_calls"])
             sys.meta_path.insert(0, LearningFinder(self._folder / "learned"))
+            kernel_warmups.compile_side_by_side(request["kernel_warmups"])
+            kernel_builds.build_at_choice(request["kernel_builds"])
         except BaseException as error:
             with suppress(OSError):
                 send(connection, {"refused": f"the fork failed: {error!r}"})

@@ -1,0 +1,223 @@
+"""Warm-ups of an engine whose kernels several processes compile before the engine runs them.
+
+The warm-up of DeepGEMM in vLLM makes one call after the other, and a call whose kernel is not in
+the cache of files compiles it: 921 calls and 48 kernels of 3.6 s each for Qwen3-30B-A3B in FP8 on
+an H200. Here the calls are recorded, other processes make them on empty tensors, and the warm-up
+finds every kernel in the cache. Where that fails, the warm-up compiles as ever.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from .replacement import replace_function
+
+COMPILER = Path(__file__).with_name("kernel_compiler.py")
+FUNCTIONS = "vllm.utils.deep_gemm"
+"""The module of the recorded functions."""
+RECORDED = ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous")
+CACHE = "DG_JIT_CACHE_DIR"
+"""The variable with the folder of compiled kernels. FUNCTIONS sets it."""
+CAPABILITY = 9
+"""Major compute capability with kernels that depend on the arguments of a call alone."""
+CONTEXT_BYTES = 1024**3
+"""GPU memory of a process before its first tensor, rounded up."""
+LIMIT_S = 300.0
+
+
+def compile_side_by_side(names: Iterable[str]) -> None:
+    """Let the kernels of each warm-up `MODULE:NAME` be compiled before it runs."""
+    for name in names:
+        replace_function(name, with_compiled_kernels)
+
+
+def with_compiled_kernels(warmup: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """The warm-up, after its kernels are compiled."""
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            compile_kernels(lambda: warmup(*arguments, **options), module)
+        except Exception:
+            traceback.print_exc()
+        return warmup(*arguments, **options)
+
+    return run
+
+
+def compile_kernels(warm_up: Callable[[], Any], module: Any) -> None:
+    """Compile what the calls of `warm_up` need, once for each list of calls and each cache.
+
+    Several ranks of an engine share a cache. The first compiles, and the others wait for it.
+    """
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    calls = recorded_calls(warm_up, module)
+    folder = Path(os.environ.get(CACHE, ""))
+    if major != CAPABILITY or not calls or not folder.is_absolute():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(call) for call in calls]
+    identity = json.dumps([torch.__version__, major, minor, *lines])
+    mark = folder / f"compiled-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    with (folder / "compiling").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if mark.exists():
+            return
+        free, _ = torch.cuda.mem_get_info()
+        process_bytes = CONTEXT_BYTES + max(tensor_bytes(call) for call in calls)
+        count = min(len(os.sched_getaffinity(0)), free // process_bytes - 1, len(calls))
+        if count < 2:
+            return
+        began = time.monotonic()
+        command = [sys.executable, str(COMPILER), FUNCTIONS, str(torch.cuda.current_device())]
+        if make_calls(command, [lines[index] for index in spread_order(len(lines))], count):
+            mark.touch()
+        seconds = time.monotonic() - began
+        print(  # noqa: T201
+            f"{count} processes compiled the kernels of {len(lines)} calls in {seconds:.1f} s."
+        )
+
+
+def recorded_calls(warm_up: Callable[[], Any], module: Any) -> list[dict[str, Any]]:
+    """The calls of RECORDED that `warm_up` makes by the names of its module, without their effect.
+
+    Sets of the module, its memory of what is done, are as before afterwards.
+    """
+    calls: list[dict[str, Any]] = []
+
+    def recorder(name: str) -> Callable[..., None]:
+        def record(*arguments: Any, **options: Any) -> None:
+            calls.append(
+                {
+                    "function": name,
+                    "arguments": [description(value) for value in arguments],
+                    "options": {key: description(value) for key, value in options.items()},
+                }
+            )
+
+        return record
+
+    globals_before = {
+        name: set(value) if isinstance(value, set) else value
+        for name, value in vars(module).items()
+        if name in RECORDED or isinstance(value, set)
+    }
+    for name in RECORDED:
+        if name in globals_before:
+            setattr(module, name, recorder(name))
+    try:
+        warm_up()
+    finally:
+        for name, value in globals_before.items():
+            setattr(module, name, value)
+    return calls
+
+
+def description(value: Any) -> Any:
+    """A value of a call as JSON: a tensor as its shape, strides and type. Raises ValueError."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [description(item) for item in value]
+    if hasattr(value, "untyped_storage"):
+        dtype = str(value.dtype).removeprefix("torch.")
+        return {"shape": list(value.shape), "strides": list(value.stride()), "dtype": dtype}
+    raise ValueError(f"A call has a {type(value).__name__}, which cannot be recorded.")
+
+
+def tensor_bytes(call: dict[str, Any]) -> int:
+    """GPU memory that the tensors of a call take, with four bytes for each element at most."""
+    total, values = 0, [call["arguments"], list(call["options"].values())]
+    while values:
+        value = values.pop()
+        if isinstance(value, list):
+            values += value
+        elif isinstance(value, dict):
+            width = 1 if "float8" in value["dtype"] else 2 if "16" in value["dtype"] else 4
+            sizes = zip(value["shape"], value["strides"], strict=True)
+            total += width * (1 + sum((size - 1) * stride for size, stride in sizes))
+    return total
+
+
+def spread_order(count: int) -> list[int]:
+    """The numbers below `count`, each far from those before it.
+
+    Neighbours in a warm-up often need the same kernel, which two processes would compile at once.
+    """
+    bits = max(count - 1, 1).bit_length()
+    numbers = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(1 << bits))
+    return [number for number in numbers if number < count]
+
+
+def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool:
+    """Give the lines to `count` processes, each the next one as it replies. Whether all are done.
+
+    command: of a process, without the descriptor for its replies.
+    """
+    end = time.monotonic() + LIMIT_S
+    waiting = iter(lines)
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for _ in range(count):
+            process, replies = begin_compiler(command)
+            stack.callback(end_compiler, process, replies)
+            selector.register(replies, selectors.EVENT_READ, process)
+            send_line(process, waiting)
+        while selector.get_map():
+            events = selector.select(max(0.0, end - time.monotonic()))
+            if not events:
+                return False
+            for key, _ in events:
+                if not os.read(key.fd, 1):
+                    return False
+                if not send_line(key.data, waiting):
+                    selector.unregister(key.fd)
+    return True
+
+
+def begin_compiler(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:
+    """A process, and the descriptor of its replies."""
+    replies, writer = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [*command, str(writer)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[writer],
+        )
+    except OSError:
+        os.close(replies)
+        raise
+    finally:
+        os.close(writer)
+    return process, replies
+
+
+def send_line(process: subprocess.Popen[bytes], waiting: Iterable[str]) -> bool:
+    """Send the next line. Whether there was one."""
+    line = next(iter(waiting), None)
+    if line is None or process.stdin is None:
+        return False
+    with suppress(BrokenPipeError):
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
+    return True
+
+
+def end_compiler(process: subprocess.Popen[bytes], replies: int) -> None:
+    process.kill()
+    process.communicate()
+    os.close(replies)
