@@ -44,7 +44,7 @@ SEED = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language
 # Of the published file; SGLang reads it though the layers are listed.
 SEED["text_config"]["full_attention_interval"] = 4
 GPUS = StatedGpus("8.6", 24 << 30, 2, "NVIDIA GeForce RTX 3090")
-ENOUGH_S = 3 * HANG_S
+ENOUGH_S = 8 * HANG_S
 
 
 class Unpacked:
