@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ollama 0.6.3: the client drops the identifier of a tool call where it reads an answer, and where
 # it sends messages: `id` of a call and `tool_call_id` of a result are not fields of its types. A
-# server with these names, as Ollama has them, cannot match two results of one tool, and a gateway
-# that answers this API must not rely on identifiers coming back.
+# server that gives each call an identifier cannot match two results of one tool by it, so a
+# gateway that answers this API must not rely on identifiers that come back.
 # Seen on 2026-11-29: answer: id call_1 -> absent; request: id call_1 -> absent, tool_call_id
 # call_1 -> absent, tool_name f -> f
 set -euo pipefail

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # openai 3.57.0: `chat.completions.stream()` joins each text and adds each number of the deltas. A
-# server that repeats the role, or the id and name of a tool call, in every chunk (Ollama's chat API
-# repeats the role) gives a final message whose role is no role, whose tool does not exist, and
-# whose own number, such as the id of the last token, is a sum. `content` is right.
+# server that repeats the role, or the id and name of a tool call, in every chunk gives a final
+# message whose role is no role, whose tool does not exist, and whose own number, such as the id
+# of the last token, is a sum. `content` is right.
 # Seen on 2026-11-29: content 'ab', role 'assistantassistant', tool 'callcall' 'ff', token_id 12
 set -euo pipefail
 folder=$(mktemp -d)
