@@ -188,6 +188,13 @@ class Engine(Value):
             " earlier one (Gemma 4 E2B and E4B)"
         ),
     )
+    whole_towers: tuple[str, ...] = Field(
+        (),
+        description=(
+            "architectures whose vision tower takes any number of ranks: where its heads cannot be"
+            " shared, every rank holds it whole, or has further heads (counted as whole)"
+        ),
+    )
     every_stage: dict[Literal["embedding", "head", "towers"], tuple[str, ...]] = Field(
         {},
         description=(

@@ -7,14 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from gateway.domain import AttentionGroup, Gpu, Hardware, ModelSpec
-from gateway.engines.common.layers.built_model import BuiltModel, padded_vocab, per_rank
+from gateway.engines.common.layers.built_model import (
+    BuiltModel,
+    is_in_tower,
+    padded_vocab,
+    per_rank,
+)
 from gateway.engines.common.planning_input import PlanningInput, available_bytes, room_bytes
 
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
 _CONSIDERED = 12
-# Architectures whose tower every rank computes whole where its heads cannot be shared:
-# intern_vit.py:146 of vLLM 0.33.0 (:170 of 0.18.0), interns1_vit.py and radio.py.
-_WHOLE_TOWERS = ("Intern", "H2OVL", "NVLM", "Skywork", "Llama_Nemotron", "Nemotron")
 
 
 def illegal(
@@ -67,21 +69,28 @@ def illegal(
     return None
 
 
-def tower_refusal(built: BuiltModel, architecture: str, tp: int) -> str:
-    """Why `tp` ranks cannot share a vision tower of which only config.json tells; "": they can.
-
-    Towers with layers that are known are looked at in `illegal`. Source: `divide` of heads in the
-    towers of vllm/model_executor/models (glm4_1v.py:277 of 0.19.1, siglip.py, clip.py) and in
-    sglang/srt/layers/attention/vision.py:1132 of 0.5.23.
-    """
-    if architecture.startswith(_WHOLE_TOWERS) or not any(
-        "vision" in part for part in built.guessed
-    ):
-        return ""
-    heads = next(
+def tower_heads(built: BuiltModel, tp: int) -> int:
+    """The heads of a vision tower that `tp` ranks cannot share; 0: they can."""
+    return next(
         (group.heads for group in built.attention if group.kind == "vision" and group.heads % tp), 0
     )
-    return f"the {heads} heads of its vision tower cannot be shared by {tp} GPUs" if heads else ""
+
+
+def tower_refusal(built: BuiltModel, tp: int) -> str:
+    """Why `tp` ranks cannot share the vision tower; "": they can.
+
+    A tower of which only config.json tells is cut by its heads, one with known layers where a cut
+    of a layer fails. Source: `divide` of heads in the towers of vllm/model_executor/models
+    (glm4_1v.py:277 of 0.19.1, siglip.py, clip.py) and in
+    sglang/srt/layers/attention/vision.py:1132 of 0.5.23.
+    """
+    heads = tower_heads(built, tp)
+    is_cut = any("vision" in part for part in built.guessed) or any(
+        is_in_tower(layer.name) and per_rank(layer, tp) is None for layer in built.linears
+    )
+    if not heads or not is_cut:
+        return ""
+    return f"the {heads} heads of its vision tower cannot be shared by {tp} GPUs"
 
 
 def sufficient_ranks(attention: Iterable[AttentionGroup], ranks: int) -> int:

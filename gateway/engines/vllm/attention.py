@@ -130,9 +130,10 @@ def layer_attention(
             choice = choose_backend(
                 rules, target, rank.capability, None, forced or (step.backend if step else None)
             )
-            choice = _check_start(
-                choice, rules, Subject(rank.capability, frozenset(rules.packages), attention=target)
-            )
+            # A tower's layers keep no cache, and have no implementation that could refuse one.
+            if group.kind != "vision":
+                subject = Subject(rank.capability, frozenset(rules.packages), attention=target)
+                choice = _check_start(choice, rules, subject)
         rows.append(
             LayerAttention(
                 kind=group.kind,

@@ -8,7 +8,7 @@ from gateway.diagnosis.facts.peers import NCCL, failing_links
 from gateway.domain import Engine, Gpu
 from gateway.domain.units import gib
 from gateway.engines.common.candidate import EngineRules
-from gateway.engines.common.layers.built_model import BuiltModel
+from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower
 from gateway.engines.common.layers.stages import field_against_stages
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
@@ -17,7 +17,7 @@ from gateway.engines.common.variant import Variant
 from gateway.engines.registry import engine_kind
 from gateway.planner.gates.kernel_gates import matching_fact
 from gateway.planner.gates.machine_gates import gate_code, gate_host
-from gateway.planner.parallel import GpuGroups, tower_refusal
+from gateway.planner.parallel import GpuGroups, tower_heads, tower_refusal
 
 # Flags that keep a vision tower whole on every rank: vllm/config/multimodal.py, ServerArgs of
 # SGLang.
@@ -72,11 +72,13 @@ def gate_devices(
             f"{ranks} GPU{'s are' if ranks > 1 else ' is'} needed and {len(gpus)} are here",
             "probe",
         )
-    if problem := groups.illegal(inputs.spec, built, tp, ep=variant.ep, dp=variant.dp):
+    problem = groups.illegal(inputs.spec, built, tp, ep=variant.ep, dp=variant.dp)
+    if problem is None or is_in_tower(problem[1] or ""):
+        _gate_tower(inputs, engine, built, tp)
+    if problem is not None:
         reason, layer = problem
         source = "vllm/config/model.py, vllm/model_executor/layers/linear.py"
         raise Refused("illegal_parallelism", reason, source, layer=layer)
-    _gate_tower(inputs, engine, built, tp)
     layers = sum(group.layers for group in inputs.spec.attention if group.kind != "vision")
     if pp > layers:
         raise Refused(
@@ -101,15 +103,29 @@ def gate_devices(
     return group
 
 
-def _gate_tower(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> None:
-    """Refuse ranks that cannot share the vision tower, unless each holds all of it."""
-    flag = next(
+def keeps_tower_whole(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> bool:
+    """Whether each of `tp` ranks holds all of the vision tower: by a flag of the user, or because
+    this version cuts none whose heads do not divide."""
+    flag, options = _tower_flag(engine), inputs.wish.args
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    return bool(flag and given.get(flag) == _WHOLE_TOWER[flag]) or (
+        inputs.spec.architecture in engine.whole_towers and tower_heads(built, tp) > 0
+    )
+
+
+def _tower_flag(engine: Engine) -> str:
+    """This version's flag for a whole tower, by the planner's name; "": it has none."""
+    return next(
         (name for name in _WHOLE_TOWER if engine.spelling.get(name, name) in engine.flags), ""
     )
-    options = {name.replace("_", "-"): value for name, value in inputs.wish.args.items()}
-    if inputs.wish.text_only or (flag and options.get(flag) == _WHOLE_TOWER[flag]):
+
+
+def _gate_tower(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> None:
+    """Refuse ranks that cannot share the vision tower, unless each holds all of it."""
+    if inputs.wish.text_only or keeps_tower_whole(inputs, engine, built, tp):
         return
-    if reason := tower_refusal(built, inputs.spec.architecture, tp):
+    if reason := tower_refusal(built, tp):
+        flag = _tower_flag(engine)
         value = str(_WHOLE_TOWER.get(flag, "")).lower()
         cure = f"; --arg {flag}={value} keeps it whole on every GPU" if flag else ""
         raise Refused("illegal_parallelism", reason + cure, f"profile {engine.ref}")

@@ -7,7 +7,7 @@ from functools import partial
 from gateway.domain import Fact, Plan, RuleGap, StrChoice
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.layers.build import build, relevant_traits
-from gateway.engines.common.layers.built_model import BuiltModel
+from gateway.engines.common.layers.built_model import BuiltModel, with_whole_tower
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
@@ -22,6 +22,7 @@ from gateway.planner.gates.gpu_gates import (
     gate_groups,
     gate_nodes,
     gate_peers,
+    keeps_tower_whole,
 )
 from gateway.planner.gates.kernel_gates import gate_alike, gate_kernels, gate_same_kernels
 from gateway.planner.gates.model_gates import gate_model, stands_in
@@ -149,6 +150,8 @@ class VariantPlanner:
         """The variant on its GPUs, without kernels and sizes. Raises Refused."""
         inputs, engine = self.inputs, self.engine
         built = self._build_layers(variant)
+        if variant.tp > 1 and keeps_tower_whole(inputs, engine, built, variant.tp):
+            built = with_whole_tower(built)
         gate_groups(inputs, engine, self.rules, variant)
         gate_nodes(inputs, engine, variant)
         group = gate_devices(inputs, engine, built, variant, self.layouts.groups)

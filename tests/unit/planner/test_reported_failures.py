@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.domain import Decision, LayerKernel, Rejected
+from gateway.models.catalog.structure_files import structure_text
 from gateway.models.drafter import Drafter
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
@@ -34,7 +35,7 @@ def make_decision(
 ) -> Decision:
     """The decision for a model of which only config.json is known."""
     wanted |= {"drafter": drafter.source} if drafter else {}
-    spec = read_model("m", None, fields, None, None, (), None)
+    spec = read_model("m", None, fields, None, None, (), None, structure_text(fields))
     allowed = PROFILES.engines(engines, device="cuda")
     rules = PROFILES.rules(allowed)
     here = PROFILES.hardware(hardware)

@@ -6,8 +6,8 @@ per_rank(linear, tp) -> (k, n)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 from gateway.domain import AttentionGroup, TensorGroup
 from gateway.domain.record import FrozenRecord
@@ -126,6 +126,30 @@ def unit_parts(layer: Linear, tp: int) -> tuple[int, ...] | None:
             return None
         outputs.append(part // shares)
     return tuple(outputs)
+
+
+# Paths of vision towers in the models of both engines.
+_TOWERS = ("visual.", "vision_tower.", "vision_model.", "model.vision_model.", "model.visual.")
+
+
+def is_in_tower(name: str) -> bool:
+    """Whether a layer or parameter of this name is in a vision tower."""
+    return name.startswith(_TOWERS)
+
+
+@lru_cache(maxsize=64)  # one object for all variants, as kernels are kept by it
+def with_whole_tower(built: BuiltModel) -> BuiltModel:
+    """The model with a vision tower that every rank holds whole."""
+    return built.evolve(
+        linears=tuple(
+            replace(layer, shard="replicated") if is_in_tower(layer.name) else layer
+            for layer in built.linears
+        ),
+        other_tensors=tuple(
+            tensor.evolve(shard="replicated") if is_in_tower(tensor.name) else tensor
+            for tensor in built.other_tensors
+        ),
+    )
 
 
 def padded_vocab(rows: int) -> int:

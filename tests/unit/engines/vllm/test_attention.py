@@ -348,6 +348,18 @@ def test_an_fp8_cache_of_a_float16_model_is_nothing_for_flash_attention(
     assert row.backend == backend
 
 
+def test_a_tower_has_no_cache_that_its_backend_could_refuse() -> None:
+    """Qwen3.6-27B in float16 with an FP8 cache starts on two RTX 3090
+    (github.com/noonghunna/club-3090/issues/642)."""
+    tower, text = layer_attention(
+        (group("vision", 72), group("full", 256)),
+        RULES["0.26.0"],
+        Rank(kv_dtype="fp8_e4m3", capability="8.6", dtype="float16"),
+    )
+    assert (tower.backend, tower.status) == ("FLASH_ATTN", "ok")
+    assert text.backend == "FLASHINFER"
+
+
 @pytest.mark.parametrize("version", VLLM)
 @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0", "12.0"])
 def test_flash_attention_of_layers_with_alibi_is_version_2(version: str, capability: str) -> None:
