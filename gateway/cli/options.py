@@ -136,6 +136,10 @@ Speculative = Annotated[
     str | None,
     typer.Option(help="Speculative decoding without a draft model: auto, mtp, ngram or off."),
 ]
+DraftTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens that are drafted at once, with --speculative or --drafter."),
+]
 Hardwares = Annotated[
     str | None,
     typer.Option(
@@ -166,6 +170,7 @@ class WishOptions(FrozenRecord, frozen=True):
     lora: Loras = None
     drafter: Drafter = None
     speculative: Speculative = None
+    draft_tokens: DraftTokens = None
     revision: Revision = None
 
     def fields(self) -> dict[str, Any]:
@@ -191,6 +196,7 @@ class WishOptions(FrozenRecord, frozen=True):
                 "chat_template": _template(template) if template is not None else None,
                 "drafter": absolute_source(self.drafter),
                 "speculative": self.speculative,
+                "num_speculative_tokens": self.draft_tokens,
                 "revision": self.revision,
             }
         )

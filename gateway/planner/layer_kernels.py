@@ -9,7 +9,7 @@ from itertools import combinations
 from gateway.domain import LayerKernel, Refusal
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
-from gateway.engines.common.kernels.linear import choose
+from gateway.engines.common.kernels.linear import KernelChoice, choose
 from gateway.engines.common.layers.built_model import Linear, parts, per_rank, unit_parts
 from gateway.engines.common.layers.weights import indivisible_scale
 from gateway.models.experts import ExpertTraits
@@ -76,9 +76,16 @@ def layer_kernels(
 
     experts: traits beyond sizes; None: rows of quantized experts are unknown.
 
-    moe_backend: --moe-backend. variables: environment variables that are on.
+    moe_backend: --moe-backend. variables: environment variables, as given_variables names them.
     """
 
+    choose_linear = partial(
+        choose,
+        capability=rank.capability,
+        disabled=disabled,
+        forced=forced,
+        variables=variables,
+    )
     # Both products of experts have the same kernel.
     chosen: dict[MoeShape, MoeChoice] = {}
 
@@ -95,7 +102,7 @@ def layer_kernels(
             and isinstance(layer.scheme, Scheme)
         ):
             return _experts(layer, layer.scheme, rank, experts, partial(choice, rules.moe))
-        return _row(layer, rules, rank, disabled, forced, experts, refusals)
+        return _row(layer, rules, rank, choose_linear, experts, refusals)
 
     return tuple([row(layer) for layer in layers])
 
@@ -175,8 +182,7 @@ def _row(
     layer: Linear,
     rules: EngineRules,
     rank: Rank,
-    disabled: frozenset[str],
-    forced: str | None,
+    choose_linear: Callable[..., KernelChoice],
     traits: ExpertTraits | None,
     refusals: ObservedRefusals,
 ) -> LayerKernel:
@@ -215,7 +221,7 @@ def _row(
             (("scheme", describe(scheme)), ("k", str(k)), ("n", str(n)), ("kernel", kernel))
         )
 
-    choice = choose(rules.linear, shape, rank.capability, None, disabled, forced, refused_before)
+    choice = choose_linear(rules.linear, shape, refusals=refused_before)
     return LayerKernel(
         layer=layer.name,
         count=layer.count,

@@ -29,6 +29,7 @@ _FIELDS = {
     "engine": "engines",
     "for": "goal",
     "tp": "tensor_parallel",
+    "draft-tokens": "num_speculative_tokens",
     "arg": "args",
     "endpoint": "endpoints",
     "alias": "aliases",

@@ -306,6 +306,9 @@ class EngineRules(EngineKind, Protocol):
         """Whether the engine takes the model for one that reads images, although nothing in its
         config says so."""
 
+    def unfollowed_variables(self, names: Collection[str]) -> list[str]:
+        """Those of these variables that may change kernels or memory, and that no rule follows."""
+
     def layer_attention(
         self,
         groups: tuple[AttentionGroup, ...],

@@ -31,6 +31,11 @@ from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.states import with_matrices
 from gateway.engines.common.planning_input import available_ram
 from gateway.engines.common.refusal import Refused
+from gateway.engines.common.rules.variable_effects import (
+    given_variables,
+    names_of,
+    unfollowed,
+)
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.variant import Variant
 from gateway.engines.vllm import memory as vllm_memory
@@ -57,6 +62,9 @@ CACHE_BYTES = "kv-cache-memory-bytes"
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside
 # it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
+# Variables of the engine that decide its memory.
+GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 # The ends of architectures that name the same model with another head, from
 # _SUFFIX_TO_DEFAULTS in vllm/config/model.py.
 _ENDS = (
@@ -75,6 +83,16 @@ _ENDS = (
     "ForRewardModeling",
     "RewardModel",
     "Model",
+)
+# Variables that a method or a condition of the rules follows by name.
+_FOLLOWED = frozenset(
+    {
+        GRAPHS_VARIABLE,
+        RUNNER_VARIABLE,
+        "VLLM_DISABLED_KERNELS",
+        "VLLM_TEST_FORCE_FP8_MARLIN",
+        "VLLM_USE_FLASHINFER_MOE_INT4",
+    }
 )
 _ENCODER_BUDGET = "vllm/v1/core/encoder_cache_manager.py compute_mm_encoder_budget"
 _DEFAULTS = "vllm/engine/arg_utils.py get_batch_defaults"
@@ -132,6 +150,13 @@ class VllmRules(VllmKind):
 
     def takes_media(self, spec: ModelSpec) -> bool:
         return False
+
+    def unfollowed_variables(self, names: Collection[str]) -> list[str]:
+        """Those of these variables that may change kernels or memory, and that no rule follows."""
+        effects = [
+            effect for rules in (self.linear, self.moe) if rules for effect in rules.variables
+        ]
+        return unfollowed(names, names_of(effects) | _FOLLOWED)
 
     # --- attention ---
 
@@ -260,6 +285,12 @@ class VllmRules(VllmKind):
         # vllm/config/vllm.py).
         if candidate.speculation.method.value == "ngram":
             return 1
+        # use_v2_model_runner (vllm/config/vllm.py:733 of 0.33.0). Before 0.26.0 the second runner
+        # was not measured.
+        traits = candidate.engine.traits
+        second = _switch(candidate, RUNNER_VARIABLE)
+        if second is not None and vllm_memory.DENSE_SECOND_RUNNER in traits:
+            return 2 if second else 1
         return vllm_memory.runner_of(
             candidate.inputs.spec, candidate.built, candidate.engine.traits
         )
@@ -503,7 +534,15 @@ def _beside_bytes(footprint: Footprint) -> int:
 
 
 def _counts_graphs(candidate: Candidate) -> bool:
-    return GRAPHS_IN_BUDGET in candidate.engine.traits
+    """vllm/v1/worker/gpu_worker.py:722 of 0.33.0; the variable wins over the version's default."""
+    given = _switch(candidate, GRAPHS_VARIABLE)
+    return GRAPHS_IN_BUDGET in candidate.engine.traits if given is None else given
+
+
+def _switch(candidate: Candidate, name: str) -> bool | None:
+    """Whether a variable of the engine is on; None: it is not set."""
+    given = given_variables({name: candidate.inputs.wish.env.get(name, "unset")})
+    return True if f"{name}=1" in given else False if f"{name}=0" in given else None
 
 
 def _spare_bytes(candidate: Candidate) -> int:

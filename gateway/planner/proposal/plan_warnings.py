@@ -11,6 +11,7 @@ from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.kernels.compiled import runs
 from gateway.engines.common.kernels.linear import DISABLED
 from gateway.engines.common.planning_input import left_bytes
+from gateway.planner.flags import CACHE_BYTES
 from gateway.planner.sizes import Sizes
 
 # The largest file that transformers 4 writes, which an engine maps as it reads its weights.
@@ -28,6 +29,7 @@ def plan_warnings(
         *_host_transfer_warnings(silent),
         *_host_memory_warnings(candidate, sizes.memory),
         *_left_out(candidate),
+        *_unfollowed_variables(candidate),
         *_answer_limit_warnings(candidate, sizes),
     )
 
@@ -50,6 +52,18 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
         min(gpu.total_bytes or 0 for gpu in candidate.gpus),
         min(candidate.inputs.available[gpu.uuid] for gpu in candidate.gpus),
     )
+    share = candidate.args.get("gpu-memory-utilization")
+    counted = (
+        [
+            "On shared memory the engine counts what other programs take while it starts as its"
+            f" own. With --gpu-memory-utilization={share} its KV cache can be 10 GiB smaller than"
+            f" this forecast; --arg {CACHE_BYTES}=BYTES fixes its size."
+        ]
+        if share is not None
+        and CACHE_BYTES in candidate.engine.flags
+        and CACHE_BYTES not in candidate.args
+        else []
+    )
     pages = min(candidate.inputs.spec.file_bytes or memory.weights_bytes, _SHARD_BYTES)
     kept_bytes, promised_bytes = max(map(left_bytes, candidate.gpus)), memory.promised_bytes
     figures = (
@@ -58,14 +72,16 @@ def _host_memory_warnings(candidate: Candidate, memory: Memory) -> list[str]:
     )
     if free - promised_bytes < kept_bytes:
         return [
+            *counted,
             f"{figures}. That is less than the {gib(kept_bytes)} that the host should keep"
-            " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts."
+            " (FITSERVE_HOST_BYTES): without them the machine may hang while the engine starts.",
         ]
     loads = memory.weights_bytes + memory.beside_bytes + pages
     slow = ", which is more than is free: files are read several times"
     return [
+        *counted,
         f"{figures}. While the weights load, the page cache takes up to {gib(pages)} more"
-        f"{slow if loads > free else ''}."
+        f"{slow if loads > free else ''}.",
     ]
 
 
@@ -222,6 +238,19 @@ def _left_out(candidate: Candidate) -> list[str]:
             " variable."
         ]
         if missing
+        else []
+    )
+
+
+def _unfollowed_variables(candidate: Candidate) -> list[str]:
+    """The warning for variables whose effect on kernels or memory the rules do not know."""
+    names = candidate.rules.unfollowed_variables(candidate.inputs.wish.env)
+    return (
+        [
+            f"{', '.join(names)} may change kernels or memory of {candidate.engine.ref} in ways"
+            " that this forecast does not know; --check asks the engine."
+        ]
+        if names
         else []
     )
 

@@ -8,6 +8,7 @@ from gateway.domain import AttentionGroup, Engine, LayerAttention, LayerKernel, 
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.planning_input import PlanningInput
+from gateway.engines.common.rules.variable_effects import given_variables
 from gateway.engines.common.variant import Variant
 from gateway.models.rank import Rank
 from gateway.planner.gates.kernel_gates import refused_before
@@ -63,9 +64,7 @@ class VariantKernels:
             variant.backend("linear-backend"),
             experts=self.layouts.experts(online=bool(variant.quantization and spec.quant is None)),
             moe_backend=variant.backend("moe-backend"),
-            variables=frozenset(
-                name for name, value in self.env.items() if value.lower() in ("1", "true")
-            ),
+            variables=given_variables(self.env),
             refusals=self._refused_kernels[capability],
         )
 

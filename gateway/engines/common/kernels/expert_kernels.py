@@ -20,6 +20,7 @@ from gateway.domain.base import Field, model_validator
 from gateway.engines.common.kernels.preference import Move, sort_by_preference
 from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
 from gateway.engines.common.rules.subject import Subject, numbers
+from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, MoeShape, round_up
 
 
@@ -94,6 +95,7 @@ class MoeRules(RuleFile):
     forced_requires: dict[str, tuple[Check, ...]] = Field(
         default_factory=dict
     )  # by --moe-backend: what it asks of every GPU and of experts of any method
+    variables: tuple[VariableEffect, ...] = ()  # kernels as `backends`, or words of --moe-backend
 
     @cached_property
     def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
@@ -138,7 +140,7 @@ def choose_moe(
     """The backend of these experts on a GPU of this capability ("8.6").
 
     packages: importable beside the engine; None: those of its official image. forced:
-    --moe-backend. variables: environment variables that are on.
+    --moe-backend. variables: environment variables, as given_variables names them.
     """
     if not shape.routing:
         return _whatever_the_routing(rules, shape, capability, packages, forced, variables)
@@ -168,6 +170,14 @@ def choose_moe(
             reason = f"is not a choice for {shape.scheme.kind} experts"
             return _no_backend(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
         names = list(method.forced[forced])
+    elif method.forced:
+        allowed = allowed_kernels(rules.variables, names, subject, method.forced)
+        if allowed.refuses:
+            refusal = Refusal(kernel=allowed.demand, reason=allowed.refuses)
+            return _no_backend(method, refusal)
+        names = allowed.names
+        if unknown := [name for name in names if name not in rules.backends]:
+            return _unknown_choice(f"{allowed.demand}: these rules do not describe {unknown[0]}")
     refused: list[Refusal] = []
     for name in names:
         backend = rules.backends[name]

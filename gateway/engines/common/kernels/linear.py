@@ -20,6 +20,7 @@ from gateway.domain.base import Field, model_validator
 from gateway.engines.common.kernels.preference import Move, sort_by_preference
 from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
 from gateway.engines.common.rules.subject import Subject, numbers
+from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, LinearShape, round_up
 
 DISABLED = "disabled by VLLM_DISABLED_KERNELS"
@@ -80,6 +81,7 @@ class LinearRules(RuleFile):
     backends: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     backend_without_kernel: Literal["refuse", "ignore"] = "refuse"
     backend_source: str = ""
+    variables: tuple[VariableEffect, ...] = ()
     paths: tuple[CodePath, ...]
     kernels: dict[str, LinearKernel]
 
@@ -117,15 +119,17 @@ def choose(
     disabled: frozenset[str] = frozenset(),
     forced: str | None = None,
     refusals: Callable[[str], str | None] = lambda _: None,
+    *,
+    variables: frozenset[str] = frozenset(),
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
     packages: importable beside the engine; None: those of its official image. disabled:
     VLLM_DISABLED_KERNELS. forced: --linear-backend. refusals: observed ones for such a layer, which
-    override these rules.
+    override these rules. variables: environment variables, as given_variables names them.
     """
     installed = frozenset(rules.packages) if packages is None else packages
-    subject = Subject(capability, installed, layer=shape, disabled=disabled)
+    subject = Subject(capability, installed, layer=shape, disabled=disabled, variables=variables)
     if forced == "auto":
         forced = None
     if numbers(capability) is None:
@@ -150,9 +154,14 @@ def choose(
             reason = f"has no kernel for {shape.scheme.kind} layers"
             return _no_kernel(Refusal(kernel=f"--linear-backend {forced}", reason=reason))
         names = chosen or names
-    subject = Subject(
-        capability, installed, layer=shape, disabled=disabled, activation=path.activation
-    )
+    subject = subject._replace(activation=path.activation)
+    if not forced:
+        allowed = allowed_kernels(rules.variables, names, subject, {})
+        names = allowed.names
+        if unknown := [name for name in names if name not in rules.kernels]:
+            return _unknown_choice(
+                allowed.demand, f"these rules do not describe the kernel {unknown[0]}"
+            )
     refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]

@@ -61,7 +61,7 @@ class Subject(NamedTuple):
     attention: AttentionQuery | None = None
     activation: str = ""  # how the code path of `layer` quantizes activations
     disabled: frozenset[str] = frozenset()  # kernels, by the user
-    variables: frozenset[str] = frozenset()  # environment variables that are on
+    variables: frozenset[str] = frozenset()  # environment variables: NAME=VALUE, and NAME if on
     gpu_gib: float = 0  # memory of the smallest GPU
 
 
