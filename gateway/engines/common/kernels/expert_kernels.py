@@ -95,6 +95,9 @@ class MoeRules(RuleFile):
     forced_requires: dict[str, tuple[Check, ...]] = Field(
         default_factory=dict
     )  # by --moe-backend: what it asks of every GPU and of experts of any method
+    undescribed: dict[Kind, tuple[str, ...]] = Field(
+        default_factory=dict
+    )  # scheme -> values of --moe-backend that the engine takes and no rule describes
     variables: tuple[VariableEffect, ...] = ()  # kernels as `backends`, or words of --moe-backend
 
     @cached_property
@@ -166,6 +169,8 @@ def choose_moe(
             return _unknown_choice(
                 f"what --moe-backend {forced} does with these experts is not known here"
             )
+        if forced in rules.undescribed.get(shape.scheme.kind, ()):
+            return _unknown_choice(f"these rules do not describe --moe-backend {forced}")
         if forced not in method.forced:
             reason = f"is not a choice for {shape.scheme.kind} experts"
             return _no_backend(method, Refusal(kernel=f"--moe-backend {forced}", reason=reason))
