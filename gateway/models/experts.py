@@ -39,7 +39,9 @@ _ORIGINS = {
     "inc": "auto-round",
     "gptq_marlin": "gptq",
 }
-_ORIGINS |= {"awq_marlin": "awq", "modelopt_fp4": "modelopt", "modelopt_mixed": "modelopt"}
+_ORIGINS |= dict.fromkeys(
+    ("modelopt_fp4", "modelopt_mixed", "modelopt_mxfp8", "mxfp8"), "modelopt"
+) | {"awq_marlin": "awq"}
 
 
 class ExpertTraits(FrozenRecord, frozen=True):

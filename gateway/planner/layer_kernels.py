@@ -64,7 +64,6 @@ def layer_kernels(
     layers: tuple[Linear, ...],
     rules: EngineRules,
     rank: Rank,
-    disabled: frozenset[str] = frozenset(),
     forced: str | None = None,
     *,
     experts: ExpertTraits | None = None,
@@ -76,13 +75,12 @@ def layer_kernels(
 
     experts: traits beyond sizes; None: rows of quantized experts are unknown.
 
-    moe_backend: --moe-backend. variables: environment variables, as given_variables names them.
+    moe_backend: --moe-backend. variables: as `choose` takes them.
     """
 
     choose_linear = partial(
         choose,
         capability=rank.capability,
-        disabled=disabled,
         forced=forced,
         variables=variables,
     )

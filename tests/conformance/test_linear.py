@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.common.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.engines.common.kernels.linear import (
+    KernelChoice,
+    LinearRules,
+    choose,
+    disabling,
+)
 from gateway.models.scheme import LinearShape
 from tests.conformance import linear_questions
 from tests.conformance.golden import golden
@@ -48,7 +53,7 @@ def accepting(
     first: KernelChoice | None = None
     while True:
         choice = choose(
-            rules, shape, capability, packages, frozenset(disabled), question.forced or None
+            rules, shape, capability, packages, disabling(disabled), question.forced or None
         )
         first = first or choice
         kernel = "unknown" if choice.status == "unknown" else choice.kernel

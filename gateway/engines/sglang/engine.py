@@ -32,7 +32,7 @@ from gateway.engines.common.kernels.linear import LinearRules
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES
 from gateway.engines.common.planning_input import left_bytes
 from gateway.engines.common.refusal import Refused
-from gateway.engines.common.rules.variable_effects import unfollowed
+from gateway.engines.common.rules.variable_effects import without_rule
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.variant import Variant
@@ -114,7 +114,7 @@ class SglangRules(SglangKind):
         return self.memory is not None and multimodal(self.memory, model_of(spec))
 
     def unfollowed_variables(self, names: Collection[str]) -> list[str]:
-        return unfollowed(names, ())
+        return without_rule(names, ())
 
     # --- attention ---
 

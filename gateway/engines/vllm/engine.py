@@ -32,9 +32,9 @@ from gateway.engines.common.memory.states import with_matrices
 from gateway.engines.common.planning_input import available_ram
 from gateway.engines.common.refusal import Refused
 from gateway.engines.common.rules.variable_effects import (
-    given_variables,
     names_of,
-    unfollowed,
+    rule_variables,
+    without_rule,
 )
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.variant import Variant
@@ -156,7 +156,7 @@ class VllmRules(VllmKind):
         effects = [
             effect for rules in (self.linear, self.moe) if rules for effect in rules.variables
         ]
-        return unfollowed(names, names_of(effects) | _FOLLOWED)
+        return without_rule(names, names_of(effects) | _FOLLOWED)
 
     # --- attention ---
 
@@ -535,14 +535,14 @@ def _beside_bytes(footprint: Footprint) -> int:
 
 def _counts_graphs(candidate: Candidate) -> bool:
     """vllm/v1/worker/gpu_worker.py:722 of 0.33.0; the variable wins over the version's default."""
-    given = _switch(candidate, GRAPHS_VARIABLE)
-    return GRAPHS_IN_BUDGET in candidate.engine.traits if given is None else given
+    switch = _switch(candidate, GRAPHS_VARIABLE)
+    return GRAPHS_IN_BUDGET in candidate.engine.traits if switch is None else switch
 
 
 def _switch(candidate: Candidate, name: str) -> bool | None:
     """Whether a variable of the engine is on; None: it is not set."""
-    given = given_variables({name: candidate.inputs.wish.env.get(name, "unset")})
-    return True if f"{name}=1" in given else False if f"{name}=0" in given else None
+    items = rule_variables({name: candidate.inputs.wish.env.get(name, "unset")})
+    return True if f"{name}=1" in items else False if f"{name}=0" in items else None
 
 
 def _spare_bytes(candidate: Candidate) -> int:

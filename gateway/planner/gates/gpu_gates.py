@@ -106,9 +106,9 @@ def gate_devices(
 def keeps_tower_whole(inputs: PlanningInput, engine: Engine, built: BuiltModel, tp: int) -> bool:
     """Whether each of `tp` ranks holds all of the vision tower: by a flag of the user, or because
     this version cuts none whose heads do not divide."""
-    flag, options = _tower_flag(engine), inputs.wish.args
-    given = {name.replace("_", "-"): value for name, value in options.items()}
-    return bool(flag and given.get(flag) == _WHOLE_TOWER[flag]) or (
+    flag = _tower_flag(engine)
+    options = {name.replace("_", "-"): value for name, value in inputs.wish.args.items()}
+    return bool(flag and options.get(flag) == _WHOLE_TOWER[flag]) or (
         inputs.spec.architecture in engine.whole_towers and tower_heads(built, tp) > 0
     )
 

@@ -6,9 +6,10 @@ from collections.abc import Hashable, Mapping
 
 from gateway.domain import AttentionGroup, Engine, LayerAttention, LayerKernel, Scalar
 from gateway.engines.common.candidate import EngineRules
+from gateway.engines.common.kernels.linear import disabling
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.planning_input import PlanningInput
-from gateway.engines.common.rules.variable_effects import given_variables
+from gateway.engines.common.rules.variable_effects import rule_variables
 from gateway.engines.common.variant import Variant
 from gateway.models.rank import Rank
 from gateway.planner.gates.kernel_gates import refused_before
@@ -53,18 +54,15 @@ class VariantKernels:
             self._refused_kernels[capability] = refused_before(
                 self.inputs.facts, self.engine, capability
             )
-        disabled = frozenset(self.env.get("VLLM_DISABLED_KERNELS", "").split(",")) | frozenset(
-            variant.disabled
-        )
+        disabled = (*self.env.get("VLLM_DISABLED_KERNELS", "").split(","), *variant.disabled)
         return layer_kernels(
             built.linears,
             self.rules,
             rank.computing,
-            disabled - {""},
             variant.backend("linear-backend"),
             experts=self.layouts.experts(online=bool(variant.quantization and spec.quant is None)),
             moe_backend=variant.backend("moe-backend"),
-            variables=given_variables(self.env),
+            variables=rule_variables(self.env) | disabling(disabled),
             refusals=self._refused_kernels[capability],
         )
 

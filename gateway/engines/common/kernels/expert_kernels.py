@@ -11,7 +11,7 @@ a backend that cannot compute the layer, because nothing checks its CUDA code be
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, get_args
 
@@ -143,7 +143,7 @@ def choose_moe(
     """The backend of these experts on a GPU of this capability ("8.6").
 
     packages: importable beside the engine; None: those of its official image. forced:
-    --moe-backend. variables: environment variables, as given_variables names them.
+    --moe-backend. variables: environment variables, as rule_variables names them.
     """
     if not shape.routing:
         return _whatever_the_routing(rules, shape, capability, packages, forced, variables)
@@ -183,6 +183,13 @@ def choose_moe(
         names = allowed.names
         if unknown := [name for name in names if name not in rules.backends]:
             return _unknown_choice(f"{allowed.demand}: these rules do not describe {unknown[0]}")
+    return _first_backend(rules, method, names, subject)
+
+
+def _first_backend(
+    rules: MoeRules, method: ExpertMethod, names: Sequence[str], subject: Subject
+) -> MoeChoice:
+    """The first of these backends that accepts the experts."""
     refused: list[Refusal] = []
     for name in names:
         backend = rules.backends[name]
@@ -192,7 +199,7 @@ def choose_moe(
             whole = first_refusal((*method.requires, *backend.then), subject)
             if whole:
                 return _no_backend(method, *refused, Refusal(kernel=short_name, reason=whole))
-            return _choice(method, backend, short_name, shape, subject, tuple(refused))
+            return _choice(method, backend, short_name, subject, tuple(refused))
         refused.append(Refusal(kernel=short_name, reason=why))
     return _no_backend(method, *refused)
 
@@ -218,10 +225,11 @@ def _choice(
     method: ExpertMethod,
     backend: ExpertBackend,
     name: str,
-    shape: MoeShape,
     subject: Subject,
     refused: tuple[Refusal, ...],
 ) -> MoeChoice:
+    shape = subject.experts
+    assert shape is not None  # noqa: S101 - of experts alone
     padded = _padded_sizes(backend.pads, shape, subject)
     grown = shape._replace(hidden=padded[0], intermediate=padded[1]) if padded else shape
     crashes = []

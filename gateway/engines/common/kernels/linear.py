@@ -11,7 +11,7 @@ guess.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple, Self, get_args
 
@@ -24,6 +24,7 @@ from gateway.engines.common.rules.variable_effects import VariableEffect, allowe
 from gateway.models.scheme import Kind, LinearShape, round_up
 
 DISABLED = "disabled by VLLM_DISABLED_KERNELS"
+_DISABLES = "VLLM_DISABLED_KERNELS="
 
 
 class KernelChoice(NamedTuple):
@@ -111,24 +112,34 @@ class LinearRules(RuleFile):
 # --- the evaluator ---
 
 
+def disabling(kernels: Iterable[str]) -> frozenset[str]:
+    """The items of `variables` that disable these kernels."""
+    return frozenset(f"{_DISABLES}{name}" for name in kernels if name)
+
+
+def disabled_kernels(variables: Iterable[str]) -> frozenset[str]:
+    return frozenset(
+        item.removeprefix(_DISABLES) for item in variables if item.startswith(_DISABLES)
+    )
+
+
 def choose(
     rules: LinearRules,
     shape: LinearShape,
     capability: str,
     packages: frozenset[str] | None = None,
-    disabled: frozenset[str] = frozenset(),
+    variables: frozenset[str] = frozenset(),
     forced: str | None = None,
     refusals: Callable[[str], str | None] = lambda _: None,
-    *,
-    variables: frozenset[str] = frozenset(),
 ) -> KernelChoice:
     """The kernel of this layer on a GPU of this capability ("8.6").
 
-    packages: importable beside the engine; None: those of its official image. disabled:
-    VLLM_DISABLED_KERNELS. forced: --linear-backend. refusals: observed ones for such a layer, which
-    override these rules. variables: environment variables, as given_variables names them.
+    packages: importable beside the engine; None: those of its official image. variables: those of
+    the environment as rule_variables names them, and `disabling` kernels. forced: --linear-backend.
+    refusals: observed ones for such a layer, which override these rules.
     """
     installed = frozenset(rules.packages) if packages is None else packages
+    disabled = disabled_kernels(variables)
     subject = Subject(capability, installed, layer=shape, disabled=disabled, variables=variables)
     if forced == "auto":
         forced = None
@@ -162,16 +173,27 @@ def choose(
             return _unknown_choice(
                 allowed.demand, f"these rules do not describe the kernel {unknown[0]}"
             )
+    return _first_kernel(rules, path, names, subject, refusals)
+
+
+def _first_kernel(
+    rules: LinearRules,
+    path: CodePath,
+    names: Sequence[str],
+    subject: Subject,
+    refusals: Callable[[str], str | None],
+) -> KernelChoice:
+    """The first of these kernels that accepts the layer."""
     refused: list[Refusal] = []
     for name in names:
         kernel = rules.kernels[name]
         obstacle = first_refusal(kernel.requires, subject)
         at_start = obstacle is None or ".cu" in kernel.source
         obstacle = obstacle or refusals(name)
-        if obstacle is None and name in disabled and path.disablable and kernel.disablable:
+        if obstacle is None and name in subject.disabled and path.disablable and kernel.disablable:
             obstacle = DISABLED
         if obstacle is None:
-            return _accepting_choice(name, kernel, shape, subject, refused)
+            return _accepting_choice(name, kernel, subject, refused)
         refused.append(
             Refusal(kernel=name, reason=obstacle, at_start=at_start and obstacle != DISABLED)
         )
@@ -179,9 +201,11 @@ def choose(
 
 
 def _accepting_choice(
-    name: str, kernel: LinearKernel, shape: LinearShape, subject: Subject, refused: list[Refusal]
+    name: str, kernel: LinearKernel, subject: Subject, refused: list[Refusal]
 ) -> KernelChoice:
     """The choice of a kernel that accepts the layer; its first computation may still crash."""
+    shape = subject.layer
+    assert shape is not None  # noqa: S101 - of a dense layer alone
     crash = first_refusal(kernel.runs, subject)
     return KernelChoice(
         kernel=name,

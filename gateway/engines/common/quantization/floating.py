@@ -260,6 +260,19 @@ def modelopt(block: Block) -> Quantization:
     return Quantization(rule)
 
 
+def mxfp8(block: Block) -> Quantization:
+    """ModelOpt's MXFP8, with exclusions by the name that MiniMax gives them.
+
+    Source: ModelOptMxFp8Config.from_config (modelopt.py:1244 of 0.33.0). SGLang reads the same
+    names.
+    """
+    config = block.config
+    if "quantization" in config or config.get("quant_algo"):
+        return modelopt(block)
+    normal = {"quant_algo": "MXFP8", "exclude_modules": config.get("ignored_layers") or []}
+    return modelopt(block.evolve(config={"quantization": normal}))
+
+
 def _schemes_by_expert(schemes: Mapping[str, LayerScheme]) -> dict[str, LayerScheme]:
     """The schemes of layers whose experts are listed one by one, whatever the names of their
     projections."""

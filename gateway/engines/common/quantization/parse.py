@@ -20,7 +20,13 @@ from gateway.engines.common.quantization.block import (
     Quantization,
     unknown_scheme,
 )
-from gateway.engines.common.quantization.floating import compressed_tensors, fp8, modelopt, mxfp4
+from gateway.engines.common.quantization.floating import (
+    compressed_tensors,
+    fp8,
+    modelopt,
+    mxfp4,
+    mxfp8,
+)
 from gateway.engines.common.quantization.integer import auto_round, awq, bitsandbytes, gptq
 from gateway.engines.common.quantization.safe_regex import Untamed
 
@@ -95,6 +101,7 @@ _METHODS: dict[str, _Reader] = {
     "inc": auto_round,
     "compressed-tensors": compressed_tensors,
     "mxfp4": mxfp4,
+    "mxfp8": mxfp8,
     "modelopt": modelopt,
     "modelopt_fp4": modelopt,
     "modelopt_mixed": modelopt,

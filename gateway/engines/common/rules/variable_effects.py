@@ -33,7 +33,7 @@ class VariableEffect(Value):
     when: tuple[str, ...]  # NAME=VALUE, all of which are set
     absent: tuple[str, ...] = ()  # names of which none is set
     match: Check = Check()
-    only: tuple[str, ...] = ()  # the kernels that are tried, in this order, and no others
+    demands: tuple[str, ...] = ()  # the kernels that are tried, in this order, and no others
     without: tuple[str, ...] = ()  # kernels that are not tried
     refuses: str = ""  # why the engine refuses layers that match
     source: str = ""
@@ -44,10 +44,10 @@ class VariableEffect(Value):
         return (*(item.partition("=")[0] for item in self.when), *self.absent)
 
     def holds(self, subject: Subject) -> bool:
-        given = subject.variables
+        items = subject.variables
         return (
-            given.issuperset(self.when)
-            and not any(item.partition("=")[0] in self.absent for item in given if "=" in item)
+            items.issuperset(self.when)
+            and not any(item.partition("=")[0] in self.absent for item in items if "=" in item)
             and self.match.refusal(subject) is None
         )
 
@@ -74,20 +74,20 @@ def allowed_kernels(
             continue
         if effect.refuses:
             return AllowedKernels([], " ".join(effect.when), effect.refuses)
-        if effect.only:
-            demanded = [kernel for word in effect.only for kernel in spelled.get(word, (word,))]
-            return AllowedKernels(demanded, " ".join(effect.when))
+        if effect.demands:
+            kernels = [kernel for word in effect.demands for kernel in spelled.get(word, (word,))]
+            return AllowedKernels(kernels, " ".join(effect.when))
         dropped = {kernel for word in effect.without for kernel in spelled.get(word, (word,))}
         names = [name for name in names if name not in dropped]
     return AllowedKernels(names)
 
 
-def given_variables(env: Mapping[str, str]) -> frozenset[str]:
+def rule_variables(env: Mapping[str, str]) -> frozenset[str]:
     """The variables as rules name them: NAME=VALUE, and NAME alone for a switch that is on."""
     on = {name for name, value in env.items() if value.lower() in _ON}
     off = {name for name, value in env.items() if value.lower() in _OFF}
-    others = {f"{name}={value}" for name, value in env.items() if name not in on | off}
-    return frozenset({*on, *(f"{name}=1" for name in on), *(f"{name}=0" for name in off), *others})
+    texts = {f"{name}={value}" for name, value in env.items() if name not in on | off}
+    return frozenset({*on, *(f"{name}=1" for name in on), *(f"{name}=0" for name in off), *texts})
 
 
 def names_of(effects: Collection[VariableEffect]) -> frozenset[str]:
@@ -95,7 +95,7 @@ def names_of(effects: Collection[VariableEffect]) -> frozenset[str]:
     return frozenset(name for effect in effects for name in effect.names)
 
 
-def unfollowed(names: Collection[str], followed: Collection[str]) -> list[str]:
+def without_rule(names: Collection[str], followed: Collection[str]) -> list[str]:
     """Those of these variables that may decide kernels or sizes, and that nothing follows."""
     return sorted(
         name

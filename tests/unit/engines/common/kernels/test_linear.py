@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.engines.common.kernels.linear import KernelChoice, LinearRules, choose
+from gateway.engines.common.kernels.linear import (
+    KernelChoice,
+    LinearRules,
+    choose,
+    disabling,
+)
 from gateway.models.scheme import LinearShape, Scheme
 from tests.conformance.linear_questions import CAPABILITIES
 from tests.support.engine_rules import SCHEMES, read_rules, tells_the_line
@@ -112,7 +117,7 @@ def test_a_group_that_straddles_ranks_is_beyond_padding() -> None:
 
 def test_on_gb10_the_next_fp8_kernel_takes_over_from_a_disabled_cutlass() -> None:
     assert fp8("0.18.0", "12.1").kernel == "CutlassFP8ScaledMMLinearKernel"
-    choice = fp8("0.18.0", "12.1", disabled=frozenset({"CutlassFP8ScaledMMLinearKernel"}))
+    choice = fp8("0.18.0", "12.1", variables=disabling(["CutlassFP8ScaledMMLinearKernel"]))
     assert choice.kernel == "ChannelWiseTorchFP8ScaledMMLinearKernel"
     reasons = {refusal.kernel: refusal.reason for refusal in choice.refused}
     assert reasons["CutlassFP8ScaledMMLinearKernel"] == "disabled by VLLM_DISABLED_KERNELS"
@@ -229,8 +234,10 @@ capabilities = st.sampled_from([*CAPABILITIES, "7.0", "8.7", "11.0", "13.0"]) | 
 def test_any_layer_gets_the_same_answer_twice_and_never_an_error(
     version: str, shape: LinearShape, capability: str, disabled: frozenset[str], forced: str | None
 ) -> None:
-    choice = choose(RULES[version], shape, capability, disabled=disabled, forced=forced)
-    assert choice == choose(RULES[version], shape, capability, disabled=disabled, forced=forced)
+    choice = choose(RULES[version], shape, capability, variables=disabling(disabled), forced=forced)
+    assert choice == choose(
+        RULES[version], shape, capability, variables=disabling(disabled), forced=forced
+    )
     assert (choice.kernel is not None) == (choice.status in ("ok", "crash"))
     assert choice.status == "ok" or choice.refused
     assert all(refusal.reason for refusal in choice.refused)

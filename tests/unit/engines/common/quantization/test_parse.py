@@ -543,3 +543,19 @@ def test_a_pattern_that_tells_no_numbers_matches_all_layers_of_a_kind_or_none(
         ):
             first, second = (re.match(pattern, name.format(one)) is None for one in (number, other))
             assert first == second
+
+
+@pytest.mark.parametrize(
+    ("block", "down", "gate"),
+    [
+        ({"ignored_layers": ["model.layers.3.mlp.gate"]}, "mxfp8", "unquantized"),
+        ({"ignored_layers": None}, "mxfp8", "mxfp8"),
+        ({"quant_algo": "MXFP8", "exclude_modules": ["*mlp.gate"]}, "mxfp8", "unquantized"),
+    ],
+)
+def test_mxfp8_checkpoints_are_read_as_modelopt_ones(
+    block: dict[str, Any], down: str, gate: str
+) -> None:
+    """MiniMax-M3 in MXFP8: ModelOptMxFp8Config.from_config in modelopt.py:1244 of 0.33.0."""
+    assert scheme("mxfp8", block).kind == down
+    assert scheme("mxfp8", block, ("model.layers.3.mlp.gate", ())).kind == gate
