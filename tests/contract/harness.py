@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from gateway.domain import Instance, LaunchSpec
+from gateway.errors import AgentAway
 from gateway.hosts.host import Host
 from tests.support.patience import HANG_S, Patience, hang_s
 
@@ -54,11 +55,17 @@ class Harness(Protocol):
 
 
 async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
-    """Poll until `condition` holds; fails the test, naming `what`, when that seems to be never."""
-    patience = Patience()
-    while not await condition():
+    """Poll until `condition` holds; fails the test, naming `what`, when that seems to be never. A
+    host that does not answer, as on a busy machine, is asked again."""
+    patience, absence = Patience(), ""
+    while True:
+        try:
+            if await condition():
+                return
+        except AgentAway as error:
+            absence = f"; {error}"
         if patience.is_over():
-            raise AssertionError(f"not within {HANG_S:g} s: {what}")
+            raise AssertionError(f"not within {HANG_S:g} s: {what}{absence}")
         await asyncio.sleep(patience.pause_s(0.05))
 
 

@@ -45,7 +45,7 @@ def free_port() -> int:
         fcntl.flock(last, fcntl.LOCK_EX)
         port = int(os.pread(last, 16, 0) or 10_000)
         while True:
-            port = port + 1 if port < 19_999 else 10_000
+            port = port + 1 if port < 19_899 else 10_000
             with socket.socket() as probe, suppress(OSError):
                 probe.bind(("127.0.0.1", port))
                 os.pwrite(last, b"%d" % port, 0)

@@ -30,6 +30,7 @@ from gateway.hosts.cluster.membership import (
 )
 from gateway.hosts.cluster.node_service import NodeService
 from gateway.hosts.cluster.supervisor import supervise
+from gateway.hosts.host import Host
 from gateway.hosts.process.host import ProcessHost
 from gateway.logging import Logger
 from gateway.settings import Settings
@@ -40,6 +41,8 @@ log = Logger("fitserve.cluster")
 T = TypeVar("T")
 
 _LEAVE_S = 120.0
+_POLL_S = 0.2
+_rest = time.sleep
 
 
 def run(settings: Settings, membership: Membership) -> None:
@@ -106,26 +109,62 @@ async def _join(data: Path, membership: Membership) -> None:
 
 
 def leave_cluster(data: Path, membership: Membership) -> None:
-    """End the supervisor and forget the membership. Raises Conflict while engines run."""
-    instances = []
-    with suppress(AgentAway):
-        instances = asyncio.run(AgentHost(node_socket(data)).list())
-    if engines := [instance.name for instance in instances if instance.state == "running"]:
+    """End the supervisor and forget the membership.
+
+    Raises Conflict while engines run, and SettingsError where a program of the cluster hangs.
+    """
+    if engines := _running_engines(data, membership):
         raise Conflict(
             f"Engines run on {membership.name}: {', '.join(engines)}.",
             hint=f"Run `fitserve cluster drain {membership.name}`, then stop its models.",
         )
+    os.close(_end_supervisor(data / "cluster.lock", membership))
+    remove_membership(data)
+
+
+def _running_engines(data: Path, membership: Membership) -> Sequence[str]:
+    """The names of the engines that run here, also without supervisor: engines outlive it.
+
+    Raises SettingsError.
+    """
     deadline = time.monotonic() + _LEAVE_S
-    while time.monotonic() < deadline:
+    while True:
         try:
             os.close(hold(data / "cluster.lock"))
+            host: Host = ProcessHost(data, 0, membership.address)
+        except BlockingIOError:
+            host = AgentHost(node_socket(data))
+        try:
+            instances = asyncio.run(host.list())
+        except AgentAway as error:
+            # The supervisor starts a node service that ended again.
+            if time.monotonic() > deadline:
+                raise SettingsError(
+                    f"The engines of {membership.name} are unknown: {error.message}",
+                    hint="End the program `fitserve cluster join` of this machine, then try again.",
+                ) from None
+            _rest(_POLL_S)
+        else:
+            return [instance.name for instance in instances if instance.state == "running"]
+
+
+def _end_supervisor(lock: Path, membership: Membership) -> int:
+    """End the program that has the lock, and return the lock. Raises SettingsError.
+
+    The program gets one signal: a second one could kill it after its own work, while Python ends.
+    """
+    deadline = time.monotonic() + _LEAVE_S
+    signalled = set[int]()
+    while time.monotonic() < deadline:
+        try:
+            return hold(lock)
         except BlockingIOError:
             with suppress(ValueError, OSError):
-                os.kill(int((data / "cluster.lock").read_text()), signal.SIGTERM)
-            time.sleep(0.2)
-        else:
-            remove_membership(data)
-            return
+                pid = int(lock.read_text())
+                if pid not in signalled:
+                    os.kill(pid, signal.SIGTERM)
+                    signalled.add(pid)
+            _rest(_POLL_S)
     raise SettingsError(
         f"The supervisor of {membership.name} does not end within {_LEAVE_S:.0f} s.",
         hint="End the program `fitserve cluster join` of this machine, then try again.",

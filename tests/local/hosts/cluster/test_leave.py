@@ -1,0 +1,123 @@
+"""A machine leaves its cluster: with engines, without a supervisor, and with a slow one."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import Conflict
+from gateway.hosts.cluster import commands
+from gateway.hosts.cluster.commands import leave_cluster
+from gateway.hosts.cluster.membership import Membership, read_membership, write_membership
+from gateway.hosts.cluster.node_service import NodeService
+from tests.contract.process_harness import ProcessHarness
+from tests.support.patience import hang_s
+
+pytestmark = pytest.mark.anyio
+
+# Ends in order after one SIGTERM, and is killed by another, as Python is once its loop has ended.
+SUPERVISOR = """
+import fcntl, os, signal, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+file.write(str(os.getpid()))
+file.flush()
+def end(*_):
+    global is_ending
+    is_ending = True
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+is_ending = False
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while not is_ending:
+    time.sleep(0.05)
+time.sleep(1)
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ProcessHarness:
+    made = ProcessHarness(tmp_path)
+    write_membership(tmp_path, membership(made))
+    return made
+
+
+def membership(world: ProcessHarness) -> Membership:
+    return Membership(
+        name="one",
+        role="head",
+        head="127.0.0.1:6379",
+        address="127.0.0.1",
+        token_file=world.data_dir / "token",
+    )
+
+
+@contextmanager
+def supervisor(world: ProcessHarness) -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-S", "-c", SUPERVISOR, str(world.data_dir / "cluster.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def leave(world: ProcessHarness) -> None:
+    await asyncio.to_thread(leave_cluster, world.data_dir, membership(world))
+
+
+async def test_a_supervisor_that_ends_slowly_gets_one_signal(world: ProcessHarness) -> None:
+    service = NodeService(world.host, membership(world), world.data_dir, 0)
+    with supervisor(world) as process:
+        async with service.running():
+            await leave(world)
+        assert await asyncio.to_thread(process.wait, hang_s()) == 0
+    assert read_membership(world.data_dir) is None
+
+
+async def test_engines_that_outlive_their_supervisor_keep_the_machine(
+    world: ProcessHarness,
+) -> None:
+    engine = await world.host.start(world.make_spec("a1"))
+    try:
+        with pytest.raises(Conflict, match=f"Engines run on one: {engine.name}"):
+            await leave(world)
+        assert read_membership(world.data_dir) == membership(world)
+    finally:
+        await world.host.stop("a1", 0)
+    await leave(world)
+    assert read_membership(world.data_dir) is None
+
+
+async def test_a_node_service_that_starts_anew_is_asked_for_its_engines(
+    world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.host.start(world.make_spec("a1"))
+    has_asked = threading.Event()
+
+    def rest(seconds: float) -> None:
+        has_asked.set()
+        time.sleep(seconds)
+
+    monkeypatch.setattr(commands, "_rest", rest)
+    try:
+        with supervisor(world) as process:
+            leaving = asyncio.create_task(leave(world))
+            assert await asyncio.to_thread(has_asked.wait, hang_s())
+            service = NodeService(world.host, membership(world), world.data_dir, 0)
+            async with service.running():
+                with pytest.raises(Conflict, match="Engines run on one: a1"):
+                    await leaving
+            assert process.poll() is None
+    finally:
+        await world.host.stop("a1", 0)
