@@ -104,6 +104,7 @@ if TYPE_CHECKING:
         EngineProcess,
         Instance,
         LaunchSpec,
+        MachineView,
         Mount,
         NodeLaunch,
         NodeView,
@@ -142,7 +143,8 @@ _NAMES = {
     ),
     "running": (
         "Abilities Ability Asleep Attempt AttemptState Bench BenchKept BenchLevel "
-        "BenchReport EngineProcess Instance LaunchSpec Mount NodeLaunch NodeView Observation"
+        "BenchReport EngineProcess Instance LaunchSpec MachineView Mount NodeLaunch NodeView "
+        "Observation"
     ),
     "sharing": "Holding Offer Sharing",
     "start": "ExpectedStart MeasuredStart PreparedView StartConditions StartOrigin StartTime",
@@ -204,6 +206,7 @@ __all__ = [
     "LayerAttention",
     "LayerKernel",
     "Link",
+    "MachineView",
     "MeasuredStart",
     "Memory",
     "Method",

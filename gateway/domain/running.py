@@ -149,6 +149,17 @@ class NodeView(Value):
     engines: tuple[str, ...] = Field((), description="names of its running instances")
 
 
+class MachineView(Value):
+    """A machine of a cluster, as users see it."""
+
+    name: str
+    state: str = Field(description="ready, drained, or the problem in words")
+    address: str = Field("", description="in the cluster; empty: the machine does not answer")
+    gpus: tuple[str, ...] = Field((), description="names of its GPUs")
+    engines: tuple[str, ...] = Field((), description="names of its running instances")
+    owner: str = Field("", description="installation of the gateway that owns its engines")
+
+
 class EngineProcess(Value):
     """A living process of an engine, or of a compiler that it runs, as Linux reports it."""
 

@@ -45,6 +45,7 @@ from gateway.domain import (
     EngineRef,
     Instance,
     LaunchSpec,
+    MachineView,
     PreparedView,
     StartConditions,
 )
@@ -63,6 +64,10 @@ class Machines(Protocol):
 
     async def cluster(self) -> Cluster:
         """The machines that start engines now. Raises HostError if none does."""
+        ...
+
+    async def machine_views(self) -> Sequence[MachineView]:
+        """All machines of the cluster with their states. Raises HostError."""
         ...
 
 

@@ -21,7 +21,7 @@ from gateway.hosts.cluster.membership import read_membership
 from gateway.hosts.cluster.ray_start import ray_environment
 from tests.contract.harness import until
 from tests.contract.process_harness import fake_spec, living_in
-from tests.support.cluster_nodes import HEAD_PORT, ClusterNodes
+from tests.support.cluster_nodes import HEAD_PORT, ClusterNodes, obstacle
 
 OWNER = "contract"
 
@@ -163,7 +163,6 @@ async def cluster_for_test(nodes: LinkedNodes) -> AsyncIterator[ClusterHarness]:
 
 def linked_nodes() -> LinkedNodes:
     """Skips the test where namespaces or Ray are missing."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("only root can make network namespaces")
-    pytest.importorskip("ray")
+    if reason := obstacle():
+        pytest.skip(reason)
     return LinkedNodes()

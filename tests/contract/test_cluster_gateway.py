@@ -14,13 +14,14 @@ from gateway.errors import FitserveError
 from gateway.hosts.cluster.host import ClusterHost
 from gateway.hosts.nodes_host import NodesHost
 from gateway.profiles.profiles import Profiles
-from tests.support.cluster_nodes import install
+from tests.support.cluster_nodes import ClusterNode, install
 from tests.support.makers import engine
 from tests.support.paths import FAKE_ENGINE
 from tests.support.running import Running, model_folder, running
 
 from .cluster_harness import OWNER, ClusterHarness
 from .harness import until
+from .process_harness import living_in
 
 pytestmark = pytest.mark.anyio
 
@@ -96,6 +97,7 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
         places = {await place(cluster, model): model for model in ("m1", "m2")}
         assert set(places) == {"one", "two"}
         lost = places["two"]
+        assert await machine_states(gateway) == {"one": "ready", "two": "ready"}
         # The power of the machine fails.
         other = cluster.nodes.other
         cluster.nodes.part(cluster.nodes.other, parted=True)
@@ -105,6 +107,7 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
             return await place(cluster, lost) == "one"
 
         await until("the model runs on the other machine", has_moved)
+        assert await machine_states(gateway) == {"one": "ready"}
         await gateway.until(lost, "ready")
         assert await ask(gateway, lost) == 200
         assert other.supervisor is not None
@@ -116,6 +119,11 @@ async def test_models_of_a_lost_machine_run_on_the_other_and_a_returned_one_is_u
         await gateway.until("m3", "ready")
         assert await place(cluster, "m3") == "two"
         assert await ask(gateway, "m3") == 200
+
+
+async def machine_states(gateway: Running) -> dict[str, str]:
+    answer = await gateway.client.get("/admin/machines")
+    return {machine["name"]: machine["state"] for machine in answer.json()["data"]}
 
 
 def machines_with_gpus(cluster: ClusterHarness, folder: Path, program: Path) -> MachinesWithGpus:
@@ -166,6 +174,81 @@ async def test_an_engine_that_no_machine_holds_runs_on_two_and_fails_as_one(
         # All ranks are stopped, and the log of each is there.
         assert f"pid=1) {CAUSE}" in log
         assert [line for line in log.splitlines() if "pid=1)" not in line]
+
+
+async def test_an_engine_over_machines_moves_to_those_that_are_left(
+    cluster: ClusterHarness, tmp_path: Path
+) -> None:
+    program = tmp_path / "rank.py"
+    program.write_text(
+        RANK.format(engine=str(FAKE_ENGINE), order=str(tmp_path / "order"), cause="")
+    )
+    with cluster.nodes.another("three"):
+        await cluster.join()
+        machines = machines_with_gpus(cluster, tmp_path, program)
+        host = NodesHost(machines)
+        async with running(tmp_path, lambda _: None, host=host, **options(tmp_path)) as gateway:  # type: ignore[arg-type, return-value]
+            source = model_folder(tmp_path / "model", **LARGE)
+            await gateway.add("m1", source, engines=["vllm==99.0.0"])
+            used = await serving_on(gateway, machines, {"one", "two", "three"})
+            # A machine without network keeps its rank, and returns with it.
+            lost = a_machine(cluster, used)
+            cluster.nodes.part(lost, parted=True)
+            try:
+                left = {"one", "two", "three"} - {lost.name}
+                assert await serving_on(gateway, machines, left) == left
+            finally:
+                cluster.nodes.part(lost, parted=False)
+            await cluster.join()
+            await until("old ranks have ended", lambda: only_living(cluster, machines))
+            # The power of another one fails, and the one that returned is used again.
+            failed = a_machine(cluster, left)
+            cluster.nodes.part(failed, parted=True)
+            failed.kill()
+            left = {"one", "two", "three"} - {failed.name}
+            assert await serving_on(gateway, machines, left) == left
+            await until("old ranks have ended", lambda: only_living(cluster, machines))
+            assert failed.supervisor is not None
+            failed.supervisor.wait()
+            cluster.nodes.part(failed, parted=False)
+            failed.start()
+            await cluster.join()
+            assert (await gateway.client.delete("/admin/models/m1")).is_success
+            await gateway.wait_until_gone("m1")
+            assert await parts(machines) == {}
+
+
+def a_machine(cluster: ClusterHarness, names: set[str]) -> ClusterNode:
+    """A machine of these names without the head."""
+    return next(
+        node
+        for node in cluster.nodes.nodes
+        if node.name in names and node is not cluster.nodes.head
+    )
+
+
+async def serving_on(gateway: Running, machines: ClusterHost, names: set[str]) -> set[str]:
+    """The two machines, of these, on which m1 answers."""
+
+    async def runs_there() -> bool:
+        places = [*(await parts(machines)).values()]
+        return len(places) == 2 and {*places} <= names
+
+    await until(f"both ranks run on {sorted(names)}", runs_there)
+    await gateway.until("m1", "ready")
+    assert await ask(gateway, "m1") == 200
+    return {*(await parts(machines)).values()}
+
+
+async def only_living(cluster: ClusterHarness, machines: ClusterHost) -> bool:
+    """Whether the listed parts are all that run on the machines."""
+    living = {
+        (folder.name, node.name)
+        for node in cluster.nodes.nodes
+        for folder in (node.data / "run").glob("*")
+        if living_in(folder)
+    }
+    return living == {*(await parts(machines)).items()}
 
 
 async def parts(machines: ClusterHost) -> dict[str, str]:

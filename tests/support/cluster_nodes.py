@@ -11,6 +11,7 @@ change of the network, and several runs do not meet. A gateway of a test enters 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import shutil
 import signal
@@ -54,7 +55,7 @@ class ClusterNode:
     def environment(self, **settings: str) -> dict[str, str]:
         keep = {name: value for name, value in os.environ.items() if name[:9] != "FITSERVE_"}
         own = {"FITSERVE_DATA_DIR": str(self.data), "PYTHONPATH": str(ROOT)}
-        return {**keep, **own, **settings}
+        return {**keep, **own, **self.cluster.settings, **settings}
 
     def command(self, *arguments: str) -> list[str]:
         """A program of `gateway`, inside the namespace."""
@@ -107,6 +108,15 @@ class ClusterNode:
         return pids
 
 
+def obstacle() -> str:
+    """The reason why this machine cannot have the machines of a cluster; empty: it can."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return "only root can make network namespaces, with the command ip"
+    if importlib.util.find_spec("ray") is None:
+        return "Ray is not installed"
+    return ""
+
+
 def install(data: Path, engine: str) -> None:
     """Make the environment of a scripted engine in a data folder, unless it is there."""
     environment = data / "engines" / engine
@@ -127,9 +137,11 @@ def has_words(pid: int, words: tuple[str, ...]) -> bool:
 class ClusterNodes:
     """Two machines, `one` with the head."""
 
-    def __init__(self, lease_s: float = 300) -> None:
+    def __init__(self, lease_s: float = 300, **settings: str) -> None:
+        """settings: environment variables of all programs."""
         self.prefix = f"fs{os.getpid()}"
         self.lease_s = str(lease_s)
+        self.settings = settings
         # Ray's sockets need a short path.
         self.folder = Path(tempfile.mkdtemp(prefix="fs", dir="/tmp"))
         self.head = ClusterNode(self, "one", f"{_SUBNET}.1")
@@ -141,10 +153,35 @@ class ClusterNodes:
         self.head.start()
         token = self.head.data / "cluster" / "token"
         self.until("the head has a token", lambda: token.exists() and token.stat().st_size >= 32)
-        copy = self.other.data / "cluster" / "token"
+        self._join(self.other)
+
+    @contextmanager
+    def another(self, name: str) -> Iterator[ClusterNode]:
+        """One machine more, which joins. Its programs and engines end with the block."""
+        node = ClusterNode(self, name, f"{_SUBNET}.{len(self.nodes) + 1}")
+        self.nodes = (*self.nodes, node)
+        try:
+            self._connect(node)
+            self._join(node)
+            yield node
+        finally:
+            node.stop()
+            self._clear(node)
+            shutil.rmtree(node.data, ignore_errors=True)
+            self.nodes = tuple(one for one in self.nodes if one is not node)
+
+    def _join(self, node: ClusterNode) -> None:
+        copy = node.data / "cluster" / "token"
         copy.parent.mkdir(mode=0o700, exist_ok=True)
-        shutil.copy2(token, copy)
-        self.other.start()
+        shutil.copy2(self.head.data / "cluster" / "token", copy)
+        node.start()
+
+    def _clear(self, node: ClusterNode) -> None:
+        """End what runs on a machine without supervisor, and remove its network."""
+        end_strays(node_socket(node.data))
+        for pid in node.pids():
+            os.kill(pid, signal.SIGKILL)
+        _ip("netns", "del", node.namespace)
 
     @contextmanager
     def network(self) -> Iterator[None]:
@@ -202,18 +239,16 @@ class ClusterNodes:
             node.stop()
         left = self.living_programs()
         for node in self.nodes:
-            end_strays(node_socket(node.data))
-        for pid in self.living_programs():
-            os.kill(pid, signal.SIGKILL)
-        for name in (*(node.namespace for node in self.nodes), self._hub):
-            _ip("netns", "del", name)
+            self._clear(node)
+        _ip("netns", "del", self._hub)
         shutil.rmtree(self.folder, ignore_errors=True)
         return left
 
 
 @contextmanager
-def cluster_nodes(lease_s: float = 300) -> Iterator[ClusterNodes]:
-    nodes = ClusterNodes(lease_s)
+def cluster_nodes(lease_s: float = 300, **settings: str) -> Iterator[ClusterNodes]:
+    """Machines that have been started. settings: as ClusterNodes has them."""
+    nodes = ClusterNodes(lease_s, **settings)
     try:
         nodes.start()
         yield nodes

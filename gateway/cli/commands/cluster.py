@@ -12,7 +12,7 @@ from gateway.cli.options import Json
 from gateway.cli.terminal import say
 
 if TYPE_CHECKING:
-    from gateway.domain import NodeView
+    from gateway.domain import MachineView
     from gateway.hosts.cluster.membership import Membership
     from gateway.settings import Settings
 
@@ -116,6 +116,7 @@ def status(as_json: Json = False) -> None:
     """Show the machines of the cluster."""
     from gateway.cli.tables import print_table
     from gateway.hosts.cluster.commands import ask_machines
+    from gateway.hosts.cluster.machine_views import machine_views
 
     settings = _settings()
     states, views = ask_machines(_membership(settings))
@@ -125,10 +126,9 @@ def status(as_json: Json = False) -> None:
         fields = {view.name: view.model_dump(mode="json") for view in views}
         say(json.dumps({name: {"state": states[name], **fields.get(name, {})} for name in states}))
         return
-    by_name = {view.name: view for view in views}
     print_table(
         ("MACHINE", "STATE", "ADDRESS", "GPUS", "ENGINES", "GATEWAY"),
-        [_row(name, state, by_name.get(name)) for name, state in sorted(states.items())],
+        [_row(machine) for machine in machine_views(states, views)],
     )
 
 
@@ -149,12 +149,19 @@ def drain(
     )
 
 
-def _row(name: str, state: str, view: NodeView | None) -> tuple[object, ...]:
-    if view is None:
-        return name, "no node service" if state == "alive" else state, "", "", "", ""
-    gpus = ", ".join(gpu.name for gpu in view.hardware.gpus) or "none"
-    readiness = "drained" if view.drained else "ready"
-    return name, readiness, view.address, gpus, len(view.engines), view.owner or "none"
+def _row(machine: MachineView) -> tuple[object, ...]:
+    if not machine.address:
+        return machine.name, machine.state, "", "", "", ""
+    gpus = ", ".join(machine.gpus) or "none"
+    gateway = machine.owner or "none"
+    return (
+        machine.name,
+        machine.state,
+        machine.address,
+        gpus,
+        len(machine.engines),
+        gateway,
+    )
 
 
 def _supervise(settings: Settings, fields: dict[str, object]) -> None:

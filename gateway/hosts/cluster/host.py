@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from gateway.domain import (
     EngineRef,
     Instance,
     LaunchSpec,
+    MachineView,
     Node,
     NodeView,
     PreparedView,
@@ -30,6 +31,7 @@ from gateway.domain import (
 )
 from gateway.errors import AgentAway, AgentRefusal, FitserveError, HostError
 from gateway.hosts.cluster.link_process import LinkProcess
+from gateway.hosts.cluster.machine_views import machine_views
 from gateway.hosts.cluster.node_host import ENVIRONMENT, NodeHost
 from gateway.hosts.host import Machines
 from gateway.hosts.node_group import part_name
@@ -49,6 +51,15 @@ _CONNECT_S = 0.5
 _RETURN_S = 60.0
 # Logs of ended engines are asked for soon, or never.
 _MOST_PLACES = 10_000
+# A start follows its port within this time, or never.
+_PLANNED_S = 1800.0
+
+
+class _Reserved(NamedTuple):
+    """The machine of a port. at: the event loop's time."""
+
+    node: str
+    at: float
 
 
 class ClusterHost:
@@ -78,7 +89,9 @@ class ClusterHost:
         """Machines by the UUIDs of their GPUs."""
         self._places: dict[str, str] = {}
         """Machines by instance, as last listed or started."""
-        self._ports: dict[int, str] = {}
+        self._ports: dict[int, _Reserved] = {}
+        """Ports of engines that have not been started yet."""
+        self._allocating = asyncio.Lock()
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._twins: set[asyncio.Task[None]] = set()
         self._machines: frozenset[str] = frozenset()
@@ -107,9 +120,11 @@ class ClusterHost:
     async def start(self, spec: LaunchSpec) -> Instance:
         async with self._names.setdefault(spec.name, asyncio.Lock()):
             node = await self._choose(spec)
-            self._ports.pop(spec.port, None)
             self._places[spec.name] = node.name
-            instance = await node.start(self._portable(spec))
+            try:
+                instance = await node.start(self._portable(spec))
+            finally:
+                self._ports.pop(spec.port, None)
         return instance.evolve(node=node.name)
 
     async def list(self) -> Instances:
@@ -168,12 +183,16 @@ class ClusterHost:
 
     async def allocate_port(self) -> int:
         """A port of the machine with the fewest engines, which then gets the engine."""
-        node = min(await self._open(), key=self._load)
-        port = await node.allocate_port()
-        # The GPUs of the plan may be on another machine.
-        while port in self._used_ports():
+        # Models that are added together are spread too.
+        async with self._allocating:
+            oldest = asyncio.get_running_loop().time() - _PLANNED_S
+            self._ports = {port: one for port, one in self._ports.items() if one.at > oldest}
+            node = min(await self._open(), key=self._load)
             port = await node.allocate_port()
-        self._ports[port] = node.name
+            # The GPUs of the plan may be on another machine.
+            while port in self._used_ports() or port in self._ports:
+                port = await node.allocate_port()
+            self._ports[port] = _Reserved(node.name, asyncio.get_running_loop().time())
         return port
 
     def _used_ports(self) -> Collection[int]:
@@ -237,6 +256,10 @@ class ClusterHost:
             raise _no_machine()
         return Cluster(nodes=tuple(sorted(nodes, key=lambda node: node.name)))
 
+    async def machine_views(self) -> Sequence[MachineView]:
+        states = await node_states(self._link)
+        return machine_views(states, await self.views())
+
     async def views(self) -> Sequence[NodeView]:
         """The machines that answer. Their GPUs decide where engines start."""
         answers = await asyncio.gather(
@@ -291,12 +314,14 @@ class ClusterHost:
                 )
             return self.node(str(places.pop()))
         nodes = {node.name: node for node in await self._open()}
-        if (place_of_port := self._ports.get(spec.port)) in nodes:
-            return nodes[str(place_of_port)]
+        if (reserved := self._ports.get(spec.port)) is not None and reserved.node in nodes:
+            return nodes[reserved.node]
         return min(nodes.values(), key=self._load)
 
     def _load(self, node: NodeHost) -> int:
-        return len(self._listings.get(node.name, ()))
+        """Engines of a machine, with those that start soon."""
+        reserved = sum(one.node == node.name for one in self._ports.values())
+        return len(self._listings.get(node.name, ())) + reserved
 
     async def _having(self, engine: EngineRef) -> tuple[NodeHost, str]:
         """A machine with the engine, and the identity of its code. Raises HostError."""

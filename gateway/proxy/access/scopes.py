@@ -26,6 +26,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("GET", "/admin/docs"): "read",
     ("GET", "/admin/openapi.json"): "read",
     ("GET", "/admin/hardware"): "read",
+    ("GET", "/admin/machines"): "read",
     ("GET", "/admin/prepared"): "read",
     ("GET", "/admin/live"): "read",
     ("POST", "/admin/calibrate"): "admin",

@@ -141,6 +141,31 @@ async def test_the_planner_sees_the_machines_that_start_engines(
         await host.identity(MemoryHarness().make_spec("a1").engine)
 
 
+async def test_engines_that_are_planned_together_are_spread(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, _ = machines
+    plain = MemoryHarness().make_spec("a1")
+    ports = await asyncio.gather(*(host.allocate_port() for _ in range(4)))
+    assert len({*ports}) == 4
+    specs = [plain.evolve(name=f"a{port}", port=port) for port in ports]
+    started = await asyncio.gather(*map(host.start, specs))
+    assert sorted(instance.node for instance in started) == ["one", "one", "two", "two"]
+
+
+async def test_machines_are_shown_with_their_engines(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, _ = machines
+    spec = MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",))
+    started = await host.start(spec)
+    await host.node("one").drain(drained=True)
+    one, two = await host.machine_views()
+    assert (one.state, one.engines, one.address) == ("drained", (), "127.0.0.1")
+    assert (two.state, two.engines, two.owner) == ("ready", (started.name,), "a")
+    assert len(two.gpus) == 2
+
+
 def over_both(name: str, *names: str) -> LaunchSpec:
     """The start of an engine with a part on each of the machines."""
     plain = MemoryHarness().make_spec(name)

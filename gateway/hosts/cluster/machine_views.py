@@ -1,0 +1,26 @@
+"""The machines of a cluster as users see them, from Ray's states and the node services. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.domain import MachineView, NodeView
+
+
+def machine_views(states: Mapping[str, str], views: Iterable[NodeView]) -> Sequence[MachineView]:
+    """The machines that Ray knows, by name. states: as `node_states` gives them."""
+    by_name = {view.name: view for view in views}
+    return [_view(name, state, by_name.get(name)) for name, state in sorted(states.items())]
+
+
+def _view(name: str, state: str, view: NodeView | None) -> MachineView:
+    if view is None:
+        return MachineView(name=name, state="no node service" if state == "alive" else state)
+    return MachineView(
+        name=name,
+        state="drained" if view.drained else "ready",
+        address=view.address,
+        gpus=tuple(gpu.name for gpu in view.hardware.gpus),
+        engines=view.engines,
+        owner=view.owner,
+    )
