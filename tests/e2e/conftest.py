@@ -226,6 +226,10 @@ def forks() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def engines() -> Path:
+    return install_engines()
+
+
+def install_engines() -> Path:
     """Engine environments, installed once per checkout by the product's own command."""
     data = ROOT / ".cache" / "e2e"
     environment = {**os.environ, "FITSERVE_DATA_DIR": str(data)}

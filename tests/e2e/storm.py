@@ -20,9 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import httpx
 
@@ -39,6 +39,15 @@ ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"
 BUSY = "while True: pass"
 
 
+class Target(NamedTuple):
+    """The gateway that writers change, the weights of their models, and the end of a round."""
+
+    url: str
+    headers: httpx.Headers
+    source: Path
+    over: threading.Event
+
+
 class Writer:
     """Changes models and keys of its own names, one after the other, until the round is over.
 
@@ -46,21 +55,21 @@ class Writer:
     added it. `unsure`: a change got none.
     """
 
-    def __init__(self, index: int, storm: Storm, chance: random.Random) -> None:
+    def __init__(self, index: int, target: Target, chance: random.Random) -> None:
         self.wanted: dict[tuple[str, str], bool] = {}
         self.unsure: set[tuple[str, str]] = set()
         self.acknowledged = 0
         self._names = tuple(f"{name}{index}" for name in NAMES)
-        self._storm = storm
+        self._target = target
         self._chance = chance
 
     def run(self) -> None:
         """Returns when the gateway no longer answers, or is not to be asked any more."""
-        gateway = self._storm.gateway
+        url, headers, _, over = self._target
         with httpx.Client(
-            base_url=gateway.url, headers=gateway.client.headers, trust_env=False, timeout=hang_s()
+            base_url=url, headers=headers, trust_env=False, timeout=hang_s()
         ) as client:
-            while self._change(client) and not self._storm.over.wait(self._chance.uniform(0, 0.3)):
+            while self._change(client) and not over.wait(self._chance.uniform(0, 0.3)):
                 pass
 
     def _change(self, client: httpx.Client) -> bool:
@@ -76,7 +85,7 @@ class Writer:
             elif kind == "keys":
                 answer = client.post("/admin/keys", json={"name": name})
             else:
-                body = {"name": name, "source": str(self._storm.source), "engines": [ENGINE]}
+                body = {"name": name, "source": str(self._target.source), "engines": [ENGINE]}
                 answer = client.post("/admin/models", json=body)
         except httpx.HTTPError:
             return False
@@ -91,6 +100,16 @@ class Writer:
         self.wanted[kind, name] = there
         self.unsure.discard((kind, name))
         return True
+
+
+def known_names(writers: Iterable[Writer], kind: str) -> tuple[set[str], set[str]]:
+    """The names of which was acknowledged that they are there, and those of which a change got no
+    answer."""
+    there, unsure = set[str](), set[str]()
+    for writer in writers:
+        unsure |= {name for of, name in writer.unsure if of == kind}
+        there |= {name for (of, name), added in writer.wanted.items() if of == kind and added}
+    return there - unsure, unsure
 
 
 class RealEngine:
@@ -168,8 +187,9 @@ class Storm:
         self.source = (
             folder / "models" / "model" if self._has_agent else model_folder(folder / "model")
         )
+        target = Target(self.gateway.url, self.gateway.client.headers, self.source, self.over)
         self.writers = [
-            Writer(index, self, random.Random(chance.random())) for index in range(writers)
+            Writer(index, target, random.Random(chance.random())) for index in range(writers)
         ]
         self.real = RealEngine(self.gateway, engine, folder) if engine is not None else None
         self.kills = 0
@@ -242,15 +262,6 @@ class Storm:
     def count_acknowledgements(self) -> int:
         return sum(writer.acknowledged for writer in self.writers)
 
-    def known_names(self, kind: str) -> tuple[set[str], set[str]]:
-        """The names of which was acknowledged that they are there, and those of which a change got
-        no answer."""
-        there, unsure = set[str](), set[str]()
-        for writer in self.writers:
-            unsure |= {name for of, name in writer.unsure if of == kind}
-            there |= {name for (of, name), added in writer.wanted.items() if of == kind and added}
-        return there - unsure, unsure
-
     def settle(self) -> dict[str, int]:
         """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an
         orphan or a twin."""
@@ -262,7 +273,7 @@ class Storm:
             "admin"
         }
         for kind, listed in (("models", names), ("keys", keys)):
-            wanted, unsure = self.known_names(kind)
+            wanted, unsure = known_names(self.writers, kind)
             if kind == "models" and self.real is not None:
                 wanted = {*wanted, self.real.name}
             lost, extra = wanted - listed, listed - wanted - unsure
@@ -297,7 +308,8 @@ class Storm:
             ]
             (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
         known: dict[str, object] = {
-            kind: [sorted(names) for names in self.known_names(kind)] for kind in ("models", "keys")
+            kind: [sorted(names) for names in known_names(self.writers, kind)]
+            for kind in ("models", "keys")
         }
         known |= {"kills": self.kills, "engines": self.engines()}
         (self.folder / "known.json").write_text(json.dumps(known, indent=1))

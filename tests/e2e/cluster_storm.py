@@ -1,0 +1,240 @@
+"""Programs of a cluster killed at random moments, under writers that change models and keys.
+
+`python -m tests.e2e.cluster_storm --rounds 100 --writers 3` prints the figures of
+benchmarks/notebook/reliability.md. Real Ray on two machines in network namespaces, with scripted
+engines. After each kill the cluster recovers, and is compared with what writers were told. After a
+failure all logs are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.contract.process_harness import living_in
+from tests.e2e.clustered import ClusterGateway
+from tests.e2e.scripted import ENGINE
+from tests.e2e.storm import Target, Writer, known_names
+from tests.support.cluster_nodes import ClusterNode, ClusterNodes, cluster_nodes, install, obstacle
+from tests.support.makers import engine
+from tests.support.paths import FAKE_ENGINE
+from tests.support.patience import HANG_S, Patience, hang_s
+from tests.support.running import model_folder
+
+ENGINE_PROCESS = "engine"
+GATEWAY = "gateway"
+# Words of the command lines of victims; a machine has none of some.
+VICTIMS = {
+    "actor": "ray::Relay",
+    "raylet": "raylet/raylet",
+    "head": "gcs_server",
+    "node service": "cluster node",
+    "supervisor": "gateway.__main__ cluster",
+    "link": "hosts.cluster.link",
+    GATEWAY: "gateway.__main__ serve",
+    ENGINE_PROCESS: "fake_engine",
+}
+
+
+class ClusterStorm:
+    """Kills one victim a round, waits until all is well, and compares."""
+
+    def __init__(self, nodes: ClusterNodes, folder: Path, chance: random.Random) -> None:
+        self.nodes = nodes
+        self._chance = chance
+        self.over = threading.Event()
+        self.gateway = ClusterGateway(
+            nodes,
+            FITSERVE_PROFILES_DIR=str(profiles(folder / "profiles")),
+            FITSERVE_TICK_S="0.1",
+            FITSERVE_BACKOFF_S="0.2",
+            FITSERVE_STOP_GRACE_S="0.5",
+        )
+        source = model_folder(folder / "model")
+        self.target = Target(self.gateway.url, self.gateway.client.headers, source, self.over)
+        self.writers: list[Writer] = []
+        self.recoveries: dict[str, list[float]] = defaultdict(list)
+
+    def begin(self, writers: int) -> None:
+        self.writers = [
+            Writer(index, self.target, random.Random(self._chance.random()))
+            for index in range(writers)
+        ]
+        self.gateway.start()
+        self._await_health("the cluster begins")
+
+    def round(self) -> None:
+        """Raises AssertionError for an orphan, a twin, or a lost change."""
+        self.over.clear()
+        writing = [threading.Thread(target=writer.run) for writer in self.writers]
+        for thread in writing:
+            thread.start()
+        time.sleep(self._chance.uniform(0, 3))
+        victim = self._kill()
+        began = time.monotonic()
+        # Changes during the outage count too.
+        time.sleep(self._chance.uniform(0, 1))
+        if victim == GATEWAY:
+            self.gateway.start()
+        self.over.set()
+        for thread in writing:
+            thread.join(2 * hang_s())
+            assert not thread.is_alive(), "a writer hangs"
+        self._await_health(f"recovery of {victim}")
+        self.recoveries[victim].append(time.monotonic() - began)
+        self._compare()
+
+    def _kill(self) -> str:
+        """Kill a victim that runs, and return its kind."""
+        while True:
+            victim = self._chance.choice([*VICTIMS])
+            running = [
+                (node, pid) for node in self.nodes.nodes for pid in node.pids(VICTIMS[victim])
+            ]
+            if not running:
+                continue
+            node, pid = self._chance.choice(running)
+            if victim == "supervisor" and node.supervisor is not None:
+                pid = node.supervisor.pid
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            if victim == GATEWAY:
+                self.gateway.stop(signal.SIGKILL)
+            if victim == "supervisor" and node.supervisor is not None:
+                # As systemd does.
+                node.supervisor.wait(hang_s())
+                node.start()
+            return victim
+
+    def _await_health(self, words: str) -> None:
+        patience = Patience(2 * HANG_S)
+        while (ailment := self._ailment()) and not patience.is_over():
+            time.sleep(patience.pause_s(0.1))
+        assert not ailment, f"{words}: {ailment}"
+
+    def _ailment(self) -> str:
+        """The reason why the cluster is not well yet; empty: it is."""
+        if (states := self.gateway.machines()) != {"one": "ready", "two": "ready"}:
+            return f"machines: {states}"
+        models = self.gateway.read("/admin/models")
+        if models is None:
+            return "the gateway does not answer"
+        if waiting := [one["name"] for one in models["data"] if one["state"] != "ready"]:
+            return f"not ready: {waiting}"
+        running = self.engines()
+        expected = {self._instance(one["name"]) for one in models["data"]}
+        if set(running) != expected:
+            return f"orphans or missing engines: {sorted(set(running) ^ expected)}"
+        if twins := {name: places for name, places in running.items() if len(places) > 1}:
+            return f"twins: {twins}"
+        return ""
+
+    def _instance(self, model: str) -> str:
+        shown = self.gateway.read(f"/admin/models/{model}")
+        return str(shown["attempts"][-1]["instance"]) if shown else ""
+
+    def engines(self) -> dict[str, list[tuple[str, int]]]:
+        """Machines and pids of the engines that run, by instance."""
+        found: dict[str, list[tuple[str, int]]] = defaultdict(list)
+        for node in self.nodes.nodes:
+            for run in (node.data / "run").glob("*"):
+                for pid in living_in(run):
+                    found[run.name].append((node.name, pid))
+        return dict(found)
+
+    def _compare(self) -> None:
+        for kind in ("models", "keys"):
+            answer = self.gateway.read(f"/admin/{kind}")
+            assert answer is not None, "the gateway does not answer"
+            names = {one["name"] for one in answer["data"]} - {"admin"}
+            wanted, unsure = known_names(self.writers, kind)
+            lost, extra = wanted - names, names - wanted - unsure
+            assert not lost, f"{kind} acknowledged and lost: {lost}"
+            assert not extra, f"{kind} removed and still there: {extra}"
+
+    def end(self) -> None:
+        self.gateway.stop()
+        for places in self.engines().values():
+            for _, pid in places:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def figures(self) -> dict[str, object]:
+        return {
+            "kills": sum(map(len, self.recoveries.values())),
+            "acknowledged": sum(writer.acknowledged for writer in self.writers),
+            "orphans": 0,
+            "twins": 0,
+            "lost": 0,
+            "recovery s (count, median, slowest)": {
+                victim: [len(times), round(statistics.median(times), 1), round(max(times), 1)]
+                for victim, times in sorted(self.recoveries.items())
+            },
+        }
+
+
+def profiles(folder: Path) -> Path:
+    """Profiles with the scripted engine, which each machine has in an environment."""
+    made = engine("cpu", "99.0.0", process_command=("{env}/bin/python", "-S", str(FAKE_ENGINE)))
+    file = folder / "engines" / made.kind / f"{made.version}.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(made.model_dump_json())
+    return folder
+
+
+@contextlib.contextmanager
+def storm(chance: random.Random) -> Iterator[ClusterStorm]:
+    with tempfile.TemporaryDirectory() as folder, cluster_nodes() as nodes:
+        for node in nodes.nodes:
+            install(node.data, ENGINE.replace("==", "-"))
+        made = ClusterStorm(nodes, Path(folder), chance)
+        try:
+            with nodes.network():
+                yield made
+        except BaseException:
+            show(made)
+            raise
+        finally:
+            made.end()
+
+
+def show(made: ClusterStorm) -> None:
+    nodes: tuple[ClusterNode, ...] = made.nodes.nodes
+    for log in (made.gateway.log, *(node.log for node in nodes)):
+        sys.stderr.write(f"--- {log}\n{log.read_text(errors='replace')[-6000:]}\n")
+    sys.stderr.write(json.dumps(made.figures()) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill programs of a cluster at random moments.")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--writers", type=int, default=3)
+    args = parser.parse_args()
+    if reason := obstacle():
+        sys.stderr.write(f"The storm cannot run here: {reason}.\n")
+        return 2
+    with storm(random.Random(args.seed)) as made:
+        made.begin(args.writers)
+        for number in range(1, args.rounds + 1):
+            made.round()
+            if number % 10 == 0:
+                sys.stderr.write(json.dumps(made.figures()) + "\n")
+        sys.stdout.write(json.dumps(made.figures()) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
