@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -100,6 +101,18 @@ def remove_logs(data: Path, instance: str) -> None:
         path = log_path(data, instance, in_cluster=in_cluster)
         path.unlink(missing_ok=True)
         path.with_suffix(".log.1").unlink(missing_ok=True)
+
+
+def remove_old_logs(data: Path, kept: Collection[str], age_s: float) -> None:
+    """Remove logs of this machine's engines that nobody has written to for `age_s`.
+
+    kept: instances whose logs stay. A gateway of the cluster has copies of all.
+    """
+    oldest = time.time() - age_s
+    for path in (data / "logs").glob("*.log*"):
+        with suppress(OSError):
+            if path.name.partition(".log")[0] not in kept and path.stat().st_mtime < oldest:
+                path.unlink()
 
 
 def _last_lines(file: BinaryIO, count: int) -> deque[bytes]:

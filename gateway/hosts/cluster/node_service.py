@@ -39,11 +39,14 @@ from gateway.machine import network
 from gateway.machine.environment import engine_dir
 from gateway.machine.probe import probe
 from gateway.store import atomic_file
+from gateway.store.engine_logs import remove_old_logs
 from gateway.version import __version__
 
 log = Logger("fitserve.cluster")
 
 _LOOK_S = 0.5
+_HOUR_S = 3600.0
+_LOG_AGE_S = 24 * _HOUR_S
 
 
 class NodeService(HostServer):
@@ -62,12 +65,16 @@ class NodeService(HostServer):
     async def running(self) -> AsyncIterator[None]:
         """Serve on the node's socket, and watch the lease. Raises SettingsError."""
         async with self.serving(node_socket(self._data)):
-            watching = asyncio.ensure_future(self._watch_lease())
+            tasks = [
+                asyncio.ensure_future(self._watch_lease()),
+                asyncio.ensure_future(self._keep_logs_few()),
+            ]
             try:
                 yield
             finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _admit(self, call: Call) -> None:
         reads = isinstance(call, ListCall | ProcessesCall | FollowCall)
@@ -149,6 +156,15 @@ class NodeService(HostServer):
                 with contextlib.suppress(OSError):
                     self._record.unlink(missing_ok=True)
                 self._lease.release(_seconds())
+
+    async def _keep_logs_few(self) -> None:
+        """Remove logs of engines that ended a day ago: the gateway has copies, and forgets them
+        with their models."""
+        while True:
+            with contextlib.suppress(FitserveError):
+                names = {instance.name for instance in await self._host.list()}
+                await asyncio.to_thread(remove_old_logs, self._data, names, _LOG_AGE_S)
+            await asyncio.sleep(_HOUR_S)
 
     async def _stop_engines(self) -> None:
         """Stop all engines of this machine. Raises HostError."""

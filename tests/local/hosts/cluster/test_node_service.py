@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -76,6 +77,25 @@ async def test_engines_without_a_gateway_are_stopped_after_the_lease(
         assert world.members("a1") == 0
         assert not (folder(world.data_dir) / "lease.json").exists()
         assert await gateway(world, "b").list() == []
+
+
+async def test_logs_of_engines_that_ended_long_ago_are_removed(world: ProcessHarness) -> None:
+    await world.host.start(world.make_spec("a1"))
+    logs = world.data_dir / "logs"
+    names = ("a1.log", "a2.log", "a2.log.1", "a3.log", "cluster/a2.log")
+    (logs / "cluster").mkdir()
+    for name in names:
+        (logs / name).touch()
+        if name != "a3.log":
+            os.utime(logs / name, (0, 0))
+    async with service(world, lease_s=300):
+
+        async def are_few() -> bool:
+            return not (logs / "a2.log").exists() and not (logs / "a2.log.1").exists()
+
+        await until("old logs are removed", are_few)
+    left = {str(path.relative_to(logs)) for path in logs.rglob("*.log*")}
+    assert left == {"a1.log", "a3.log", "cluster/a2.log"}
 
 
 async def test_an_owner_is_remembered_over_a_restart_of_the_service(world: ProcessHarness) -> None:
