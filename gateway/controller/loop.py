@@ -98,6 +98,7 @@ class Loop:
         self.health = LoopHealth()
         self.starts = StartRecord(store)
         self.prepared = launcher.host.prepared_views
+        self.machines = launcher.host.machines
         self.passed: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
         self._gpus, self._lost = gpus, gpus.lost

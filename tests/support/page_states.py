@@ -183,6 +183,10 @@ def busy_state() -> dict[str, Any]:
         "prepared": [
             {"engine": "vllm==0.26.0", "pid": 77, "since": 992_800.0, "bytes": 1100 << 20}
         ],
+        "nodes": [
+            {"name": "one", "state": "ready", "gpus": ["NVIDIA H200"] * 8, "engines": 2},
+            {"name": "two", "state": "no node service", "gpus": [], "engines": 0},
+        ],
     }
     flows = [
         {"at": 999_700.0 + 5 * step, "models": {name: {"requests": 2 + step % 5, "refused": 0,

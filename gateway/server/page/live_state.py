@@ -9,7 +9,7 @@ from typing import Literal, TypedDict
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.fleet.model_state import status
-from gateway.domain import Hardware, Plan, PreparedView, StartConditions, StartTime
+from gateway.domain import Hardware, MachineView, Plan, PreparedView, StartConditions, StartTime
 from gateway.domain.phases import phase_label
 from gateway.domain.units import TransferProgress
 from gateway.proxy.metrics.counters import Sample
@@ -58,8 +58,17 @@ class LivePrepared(TypedDict):
     bytes: int | None
 
 
+class LiveNode(TypedDict):
+    """A machine of the cluster. `engines`: how many run there."""
+
+    name: str
+    state: str
+    gpus: list[str]
+    engines: int
+
+
 class LiveMachine(TypedDict):
-    """The machine. `holders`: engines without a GPU."""
+    """The machine. `holders`: engines without a GPU. `nodes`: the machines of its cluster."""
 
     gpus: list[LiveGpu]
     cpu: str | None
@@ -72,6 +81,7 @@ class LiveMachine(TypedDict):
     notes: list[str]
     holders: list[GpuEngine]
     prepared: list[LivePrepared]
+    nodes: list[LiveNode]
 
 
 class LiveDownload(TypedDict):
@@ -146,7 +156,10 @@ class LiveModel(TypedDict):
 
 
 def live_machine(
-    hardware: Hardware, models: Mapping[str, ManagedModel], prepared: Iterable[PreparedView] = ()
+    hardware: Hardware,
+    models: Mapping[str, ManagedModel],
+    prepared: Iterable[PreparedView] = (),
+    nodes: Iterable[MachineView] = (),
 ) -> LiveMachine:
     holders = _holders(models.values())
     gpus = [
@@ -191,6 +204,15 @@ def live_machine(
                 bytes=engine_process.pss_bytes,
             )
             for engine_process in prepared
+        ],
+        nodes=[
+            LiveNode(
+                name=node.name,
+                state=node.state,
+                gpus=list(node.gpus),
+                engines=len(node.engines),
+            )
+            for node in nodes
         ],
     )
 

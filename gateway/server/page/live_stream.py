@@ -4,7 +4,7 @@ The first event has all parts, each later event the changed parts. A slow page m
 gets the newest state. `at` is the time of this machine.
 
     gateway   version, host, problems
-    machine   GPUs with their engines
+    machine   GPUs with their engines, and the machines of its cluster
     models    each model with its replicas, endpoints and requests
     requests  the oldest in flight, and the number of further ones
     points    of the last minutes: rates, and seconds to the first byte
@@ -15,15 +15,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from fastapi import APIRouter, Request
 from starlette import types
 from starlette.responses import Response
 
+from gateway.errors import HostError
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.metrics.counters import Sample
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 router = APIRouter(prefix="/admin", tags=["admin"])
 log = Logger("fitserve.page")
 
+T = TypeVar("T")
+
 TICK_S = 1.0
 # Seconds between two probes of the machine, each with a new point.
 SLOW_S = 5.0
@@ -49,6 +52,14 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-content-type-options", b"nosniff"),
 ]
+
+
+async def _answer(call: Awaitable[Sequence[T]]) -> Sequence[T]:
+    """The answer of the host; nothing while it gives none."""
+    try:
+        return await call
+    except HostError:
+        return ()
 
 
 @dataclass(eq=False)
@@ -78,6 +89,7 @@ class LiveStream:
         self._plan_preview = loop.plan_preview
         self._expected = loop.starts.expected_time
         self._prepared = loop.prepared
+        self._machines = loop.machines
         self._health = loop.health
         self._routes = routes
         self._samples = samples
@@ -194,7 +206,9 @@ class LiveStream:
             self._slow_at = current
             point = self._traffic.add(samples, time.time())
             hardware = await self._plan_preview.hardware()
-            parts["machine"] = live_machine(hardware, self._models, await self._prepared())
+            prepared = await _answer(self._prepared())
+            nodes = await _answer(self._machines.machine_views()) if self._machines else ()
+            parts["machine"] = live_machine(hardware, self._models, prepared, nodes)
         version = self._version + 1
         for name, value in parts.items():
             data = msgspec.json.encode(value)

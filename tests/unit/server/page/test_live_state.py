@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
-from gateway.domain import PreparedView, StartConditions, StartTime
+from gateway.domain import MachineView, PreparedView, StartConditions, StartTime
 from gateway.domain.units import TransferProgress
 from gateway.proxy.routing.routes import Routes
 from gateway.server.page.live_state import live_machine, live_models
@@ -99,3 +99,9 @@ def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:
     )
     shown = live_machine(machine("cpu"), {}, [one])["prepared"]
     assert shown == [{"engine": "vllm==0.26.0", "pid": 7, "since": 5.0, "bytes": None}]
+
+
+def test_the_machines_of_a_cluster_are_told_with_their_engines() -> None:
+    one = MachineView(name="one", state="ready", gpus=("NVIDIA H200",), engines=("a", "b"))
+    shown = live_machine(machine("cpu"), {}, nodes=[one])["nodes"]
+    assert shown == [{"name": "one", "state": "ready", "gpus": ["NVIDIA H200"], "engines": 2}]
