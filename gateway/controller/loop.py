@@ -97,8 +97,7 @@ class Loop:
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.starts = StartRecord(store)
-        self.prepared = launcher.host.prepared_views
-        self.machines = launcher.host.machines
+        self.prepared, self.machines = launcher.host.prepared_views, launcher.host.machines
         self.passed: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
         self._gpus, self._lost = gpus, gpus.lost

@@ -103,15 +103,15 @@ def remove_logs(data: Path, instance: str) -> None:
         path.with_suffix(".log.1").unlink(missing_ok=True)
 
 
-def remove_old_logs(data: Path, kept: Collection[str], age_s: float) -> None:
+def remove_old_logs(data: Path, instances: Collection[str], age_s: float) -> None:
     """Remove logs of this machine's engines that nobody has written to for `age_s`.
 
-    kept: instances whose logs stay. A gateway of the cluster has copies of all.
+    instances: their logs stay. A gateway of the cluster has copies of all.
     """
     oldest = time.time() - age_s
     for path in (data / "logs").glob("*.log*"):
         with suppress(OSError):
-            if path.name.partition(".log")[0] not in kept and path.stat().st_mtime < oldest:
+            if path.name.partition(".log")[0] not in instances and path.stat().st_mtime < oldest:
                 path.unlink()
 
 
