@@ -42,6 +42,8 @@ T = TypeVar("T")
 
 _LEAVE_S = 120.0
 _POLL_S = 0.2
+# The first call over a link starts an actor on the machine: 5 s, and more on a busy one.
+_ANSWER_S = 60.0
 _rest = time.sleep
 
 
@@ -175,14 +177,14 @@ def ask_machines(membership: Membership) -> tuple[dict[str, str], Sequence[NodeV
     """The states of all machines by name, and the views of those that answer."""
 
     async def ask(link: Path) -> tuple[dict[str, str], Sequence[NodeView]]:
-        return await node_states(link), await ClusterHost(link, "").views()
+        return await node_states(link), await ClusterHost(link, "", answer_s=_ANSWER_S).views()
 
     return _ask_over_link(membership, ask)
 
 
 def drain_machine(membership: Membership, name: str, *, drained: bool) -> NodeView:
     async def ask(link: Path) -> NodeView | None:
-        return await ClusterHost(link, "").node(name).drain(drained=drained)
+        return await ClusterHost(link, "", answer_s=_ANSWER_S).node(name).drain(drained=drained)
 
     view = _ask_over_link(membership, ask)
     assert view is not None  # noqa: S101 - a node answers with its view

@@ -32,7 +32,7 @@ from gateway.domain import (
 from gateway.errors import AgentAway, AgentRefusal, FitserveError, HostError
 from gateway.hosts.cluster.link_process import LinkProcess
 from gateway.hosts.cluster.machine_views import machine_views
-from gateway.hosts.cluster.node_host import ENVIRONMENT, NodeHost
+from gateway.hosts.cluster.node_host import ANSWER_S, ENVIRONMENT, NodeHost
 from gateway.hosts.host import Machines
 from gateway.hosts.node_group import part_name
 from gateway.logging import Logger
@@ -69,16 +69,23 @@ class ClusterHost:
     forks = True
 
     def __init__(
-        self, link: Path, owner: str, process: LinkProcess | None = None, data: Path | None = None
+        self,
+        link: Path,
+        owner: str,
+        process: LinkProcess | None = None,
+        data: Path | None = None,
+        answer_s: float = ANSWER_S,
     ) -> None:
         """link: its socket. owner: the installation of the gateway. process: ended by `close`.
 
-        data: the gateway's data folder, of the environments in commands.
+        data: the gateway's data folder, of the environments in commands. answer_s: seconds that a
+        machine may be silent.
         """
         self._link = link
         self._owner = owner
         self._process = process
         self._data = data
+        self._answer_s = answer_s
         self._hosts: dict[str, NodeHost] = {}
         self._listings: dict[str, Instances] = {}
         self._silent_calls: dict[str, asyncio.Task[Instances]] = {}
@@ -271,7 +278,7 @@ class ClusterHost:
         return views
 
     def node(self, name: str) -> NodeHost:
-        return self._hosts.setdefault(name, NodeHost(self._link, name, self._owner))
+        return self._hosts.setdefault(name, NodeHost(self._link, name, self._owner, self._answer_s))
 
     async def _alive(self) -> Sequence[NodeHost]:
         """The machines that Ray knows. Raises AgentAway if the link does not answer."""

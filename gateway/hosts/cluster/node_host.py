@@ -6,34 +6,42 @@ import json
 from pathlib import Path
 
 from gateway.domain import LaunchSpec, NodeView, PreparedView
+from gateway.errors import AgentAway
 from gateway.hosts.agent.calls import DrainCall, ExpectCall, NodeCall, PortCall, PreparedCall
 from gateway.hosts.agent.host import AgentHost
 
 ENVIRONMENT = "{environment}"
 """The folder of the engine's environment, in commands for a machine."""
-_ANSWER_S = 10.0
+ANSWER_S = 10.0
+"""Seconds that a machine may be silent."""
 
 
 class NodeHost(AgentHost):
     kind: str = "process"
 
-    def __init__(self, link: Path, name: str, owner: str) -> None:
+    def __init__(self, link: Path, name: str, owner: str, answer_s: float = ANSWER_S) -> None:
         """owner: the installation of the gateway; empty: for calls that change nothing."""
         preface = json.dumps({"node": name}).encode() + b"\n"
-        super().__init__(link, timeout_s=_ANSWER_S, owner=owner, preface=preface)
+        super().__init__(link, timeout_s=answer_s, owner=owner, preface=preface)
         self.name = name
 
     async def expect(self, spec: LaunchSpec) -> None:
-        await self.final_answer(ExpectCall(spec=spec), _ANSWER_S)
+        await self.final_answer(ExpectCall(spec=spec), self._timeout_s)
 
     async def allocate_port(self) -> int:
-        return (await self.final_answer(PortCall(), _ANSWER_S)).port
+        return (await self.final_answer(PortCall(), self._timeout_s)).port
 
     async def prepared_views(self) -> tuple[PreparedView, ...]:
-        return (await self.final_answer(PreparedCall(), _ANSWER_S)).prepared
+        return (await self.final_answer(PreparedCall(), self._timeout_s)).prepared
 
     async def view(self) -> NodeView | None:
-        return (await self.final_answer(NodeCall(), _ANSWER_S)).node
+        return (await self.final_answer(NodeCall(), self._timeout_s)).node
 
     async def drain(self, *, drained: bool) -> NodeView | None:
-        return (await self.final_answer(DrainCall(drained=drained), _ANSWER_S)).node
+        return (await self.final_answer(DrainCall(drained=drained), self._timeout_s)).node
+
+    def _unreachable(self, why: str) -> AgentAway:
+        return AgentAway(
+            f"The machine {self.name} does not answer: {why}.",
+            hint="Run `fitserve cluster status`. Its `fitserve cluster join` has a log.",
+        )

@@ -6,13 +6,13 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from gateway.domain import Hardware, LaunchSpec, NodeLaunch
-from gateway.errors import HostError
+from gateway.errors import AgentAway, HostError
 from gateway.hosts.cluster import host as cluster_host
 from gateway.hosts.cluster import node_service
 from gateway.hosts.cluster.host import ClusterHost
@@ -24,6 +24,7 @@ from gateway.profiles.profiles import Profiles
 from tests.contract.harness import until
 from tests.contract.memory_harness import MemoryHarness
 from tests.support.memory_host import World
+from tests.support.patience import hang_s
 
 pytestmark = pytest.mark.anyio
 
@@ -63,7 +64,9 @@ class ScriptedLink:
                 {"name": name, "address": "127.0.0.1", "state": "alive"} for name in self.names
             ]
             writer.write(json.dumps(nodes).encode() + b"\n")
-        await writer.drain()
+        # The caller may have left.
+        with suppress(OSError):
+            await writer.drain()
         writer.close()
 
 
@@ -139,6 +142,25 @@ async def test_the_planner_sees_the_machines_that_start_engines(
     link.names = []
     with pytest.raises(HostError, match="has no machine"):
         await host.identity(MemoryHarness().make_spec("a1").engine)
+
+
+async def test_a_machine_that_is_slow_to_answer_is_named_or_awaited(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    """Commands wait longer than a gateway: their first call starts an actor."""
+    _, link = machines
+    link.listens["two"].clear()
+    path = link.root / "link.sock"
+    with pytest.raises(AgentAway, match="The machine two does not answer"):
+        await ClusterHost(path, "", answer_s=0.2).node("two").drain(drained=True)
+    draining = asyncio.create_task(
+        ClusterHost(path, "", answer_s=hang_s()).node("two").drain(drained=True)
+    )
+    await asyncio.sleep(0.4)
+    link.listens["two"].set()
+    view = await draining
+    assert view is not None
+    assert view.drained
 
 
 async def test_engines_that_are_planned_together_are_spread(
