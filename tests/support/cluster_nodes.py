@@ -146,7 +146,7 @@ class ClusterNodes:
         self.folder = Path(tempfile.mkdtemp(prefix="fs", dir="/tmp"))
         self.head = ClusterNode(self, "one", f"{_SUBNET}.1")
         self.other = ClusterNode(self, "two", f"{_SUBNET}.2")
-        self.nodes = (self.head, self.other)
+        self.nodes: tuple[ClusterNode, ...] = (self.head, self.other)
 
     def start(self) -> None:
         self._make_network()
