@@ -29,6 +29,8 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
         print_paragraph(f"Before its start {words}.")
     if decision.waits:
         print_paragraph(decision.waits)
+    if decision.gpu_choice:
+        print_paragraph(decision.gpu_choice)
     if decision.plans:
         show_plan(decision.plans[0], decision.why_gpus, decision.start)
         _show_nodes(decision)

@@ -117,9 +117,14 @@ class Decision(Value):
     why_gpus: str = Field(
         "",
         description=(
-            "why the first plan takes so many GPUs: speed, context and requests beside those of the"
-            " neighbouring numbers"
+            "why the first plan takes so many GPUs: its gains in speed, context and requests over"
+            " the neighbouring numbers"
         ),
+    )
+    gpu_choice: str = Field(
+        "",
+        exclude_if=lambda words: not words,
+        description="GPUs that the first plan takes and leaves, and the plans with fewer and more",
     )
     rejected: tuple[Rejected, ...] = ()
     gaps: tuple[RuleGap, ...] = Field(

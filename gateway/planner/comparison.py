@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gateway.domain import Plan, Rejected
 from gateway.domain.units import plural
@@ -12,29 +12,84 @@ def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
     """The reason for the number of GPUs of the first plan; "": there is no plan on GPUs.
 
     plans: best first. Each number of GPUs is told by its best plan, and the first plan's number by
-    another layout too.
+    another layout too: `4 rather than 2: +38% alone, +37% with 32 at once`.
     """
     if not plans or not plans[0].gpus:
         return ""
     best: dict[int, Plan] = {}
     for plan in plans:
         best.setdefault(gpus_of(plan), plan)
-    chosen = gpus_of(plans[0])
-    other_plan = next(
-        (
-            plan
-            for plan in plans
-            if gpus_of(plan) == chosen and layout_of(plan) != layout_of(plans[0])
-        ),
-        None,
-    )
-    figures = [_figures(plan) for plan in (plans[0], other_plan) if plan is not None]
+    first, chosen = plans[0], gpus_of(plans[0])
     fewer = max((count for count in best if count < chosen), default=None)
     larger = min((count for count in best if count > chosen), default=None)
-    figures += [_figures(best[count]) for count in (fewer, larger) if count]
-    if fewer is None and (refused := _refused_below(chosen, plans[0], rejected)):
-        figures.append(refused)
-    return "; ".join(figures)
+    parts = []
+    if fewer is not None:
+        parts.append(f"{chosen} rather than {fewer}: {gains(first, best[fewer])}")
+    elif refused := _refused_below(chosen, first, rejected):
+        parts.append(refused)
+    if larger is not None:
+        parts.append(f"{larger} rather than {chosen}: {gains(best[larger], first)}")
+    other_layout = next(
+        (plan for plan in plans if gpus_of(plan) == chosen and layout_of(plan) != layout_of(first)),
+        None,
+    )
+    if other_layout is not None:
+        parts.append(
+            f"{layout_of(other_layout)} rather than {layout_of(first)}:"
+            f" {gains(other_layout, first)}"
+        )
+    return "; ".join(parts) or _figures(first)
+
+
+def gpu_choice(first: Plan, machine_gpus: int, others: Mapping[str, Plan]) -> str:
+    """The GPUs that the first plan takes and leaves, and the plans with fewer and more; "": the
+    machine has one GPU or none.
+
+    others: by the value of `--gpus`, its best plan.
+    """
+    count = gpus_of(first)
+    if machine_gpus < 2 or not count:
+        return ""
+    rest = machine_gpus - count
+    sentences = [
+        f"Takes {count} of {plural(machine_gpus, 'GPU')}"
+        + (f" and leaves {rest}." if rest > 0 else ".")
+    ]
+    sentences += [
+        f"`--gpus {value}` takes {gpus_of(plan)}: {gains(plan, first)}."
+        for value, plan in others.items()
+        if gpus_of(plan) != count
+    ]
+    return " ".join(sentences)
+
+
+def gains(plan: Plan, base: Plan) -> str:
+    """The differences of a plan from a base plan: speeds as parts, room and context as numbers."""
+    parts = []
+    if plan.speed is not None and base.speed is not None:
+        speed, base_speed = plan.speed, base.speed
+        parts.append(f"{_gain(speed.stream.value, base_speed.stream.value)} alone")
+        at_once = f"with {speed.concurrency:,} at once"
+        parts.append(f"{_gain(speed.total.value, base_speed.total.value)} {at_once}")
+    context, base_context = plan.max_model_len.value, base.max_model_len.value
+    if context != base_context:
+        parts.append(f"{context:,} tokens of context instead of {base_context:,}")
+    elif (room := _room(plan)) != (base_room := _room(base)):
+        requests = "request" if room == "1" else "requests"
+        parts.append(f"room for {room} {requests} of {context:,} tokens instead of {base_room}")
+    if plan.drops != base.drops:
+        parts.append(f"without {', '.join(plan.drops)}" if plan.drops else "with all inputs")
+    return ", ".join(parts) or "no difference that is known"
+
+
+def _gain(value: float, base: float) -> str:
+    return f"{value / base - 1:+.0%}" if base else f"{value:,g} tokens/s"
+
+
+def _room(plan: Plan) -> str:
+    """Whole contexts that fit at once, in all copies together."""
+    copies = plan.replicas.value * plan.data_parallel.value
+    return f"{(plan.memory.full_requests or 0) * copies:,.3g}"
 
 
 def gpus_of(plan: Plan) -> int:
@@ -60,8 +115,7 @@ def _figures(plan: Plan) -> str:
         parts.append(f"{speed.total.value:,g} with {speed.concurrency:,} at once")
     context = f"{plan.max_model_len.value:,} tokens of context"
     if memory.full_requests:
-        full_requests = memory.full_requests * plan.replicas.value * plan.data_parallel.value
-        count = f"{full_requests:,.3g}"
+        count = _room(plan)
         parts.append(f"room for {count} request{'' if count == '1' else 's'} of {context}")
     else:
         parts.append(context)
@@ -71,11 +125,13 @@ def _figures(plan: Plan) -> str:
 
 
 def _refused_below(chosen: int, plan: Plan, rejected: Sequence[Rejected]) -> str:
-    """The refusal of the next smaller number of GPUs by the engine of the first plan; "": none."""
+    """The refusal of the next smaller number of GPUs by the engine of the first plan; "": none but
+    numbers that the model's shapes forbid."""
     smaller = [
         rejection
         for rejection in rejected
         if str(rejection.engine) == str(plan.engine)
+        and rejection.verdict != "illegal_parallelism"
         and rejection.tensor_parallel * rejection.pipeline_parallel < chosen
     ]
     if not smaller:

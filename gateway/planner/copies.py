@@ -73,7 +73,7 @@ def copies(candidate: Candidate, sizes: Sizes, *, direct: bool) -> tuple[Choice[
     single_copy = int_choice(
         1, "one copy; other GPUs stay free" if most > 1 else "one copy", "planner"
     )
-    tokens_needed, cost = needed_tokens(wish, inputs.spec), gpu_discount(wish.gpus)
+    tokens_needed, cost = needed_tokens(wish, inputs.spec), gpu_discount(wish)
 
     def worth(count: int) -> float:
         outcome = plan_outcome(memory, speed(count), context, size, count, tokens_needed, groups)

@@ -150,7 +150,7 @@ def rank_plans(
     longest = wanted_context(inputs.spec, wish, {})
     context_wanted = _attainable_context(plans, order, longest)
     useful = _attainable_context(plans, order, min(LEAST_USEFUL, longest))
-    cost, tokens_needed = gpu_discount(wish.gpus), needed_tokens(wish, inputs.spec)
+    cost, tokens_needed = gpu_discount(wish), needed_tokens(wish, inputs.spec)
     gpus = len(inputs.hardware.gpus) * inputs.alike_nodes
     restored = inputs.sharing.restored.fingerprint if inputs.sharing.restored is not None else None
 

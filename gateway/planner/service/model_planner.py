@@ -17,7 +17,17 @@ from typing import Any, NamedTuple, Self
 
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.scope import valid_facts
-from gateway.domain import Adapter, Decision, Engine, Fact, Hardware, ModelSpec, Rival, Wish
+from gateway.domain import (
+    Adapter,
+    Decision,
+    Engine,
+    Fact,
+    Hardware,
+    ModelSpec,
+    Plan,
+    Rival,
+    Wish,
+)
 from gateway.domain.plan_request import PlanRequest, RunningPlan
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.planning_input import PlanningInput
@@ -35,6 +45,7 @@ from gateway.models.catalog.catalog import (
 )
 from gateway.models.catalog.hub import Hub
 from gateway.models.drafter import Drafter
+from gateway.planner.comparison import gpu_choice
 from gateway.planner.decide import decide
 from gateway.planner.parallel import rooms, without_engines
 from gateway.planner.refusal import held_by, refusal_lines
@@ -202,8 +213,28 @@ class ModelPlanning(FrozenRecord, frozen=True):
         """The whole answer to the request: with offers of other models, or with alternatives."""
         decision = self._decide_request()
         if decision.plans:
-            return decision
+            return decision.evolve(gpu_choice=self._gpu_choice(decision.plans[0]))
         return decision.evolve(refusal=tuple(refusal_lines(decision)))
+
+    def _gpu_choice(self, first: Plan) -> str:
+        """The words on the GPUs of the first plan; "": nobody reads them, or nobody can choose.
+
+        Fewer and more GPUs are planned with the first plan's engine.
+        """
+        request, wish = self.request, self.base.wish
+        if not request.include_uninstalled or request.cluster is not None:
+            return ""
+        gpus = len(self.base.hardware.usable().gpus)
+        if gpus < 2 or not first.gpus or wish.gpus not in (None, "few", "all"):
+            return ""
+        engine = [engine for engine in self.engines if engine.ref == str(first.engine)]
+        others = {
+            value: plans[0]
+            for value in ("few", "all")
+            if value != wish.gpus
+            and (plans := self.decide(engine, wish=wish.evolve(gpus=value)).plans)
+        }
+        return gpu_choice(first, gpus, others)
 
     def _decide_request(self) -> Decision:
         sharing = self.base.sharing

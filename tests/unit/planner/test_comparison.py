@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from gateway.domain import Plan
 from gateway.planner import explain
-from gateway.planner.comparison import gpu_comparison, gpus_of, layout_of
+from gateway.planner.comparison import gains, gpu_choice, gpu_comparison, gpus_of, layout_of
 from gateway.profiles.profiles import Profiles
 from tests.support.makers import machine, wish
 from tests.support.planning import decide
@@ -26,19 +29,81 @@ DECISION = decide(
 def test_the_first_plan_is_compared_with_the_neighbouring_numbers_of_gpus() -> None:
     best, words = DECISION.plans[0], DECISION.why_gpus
     assert words == gpu_comparison(DECISION.plans, DECISION.rejected)
-    assert best.speed is not None
-    assert words.startswith(
-        f"{gpus_of(best)} GPUs as {layout_of(best)}: {best.speed.stream.value:,g} tokens/s alone"
-    )
-    assert f"requests of {best.max_model_len.value:,} tokens of context" in words
-    counts = {gpus_of(plan) for plan in DECISION.plans}
-    fewer = [count for count in counts if count < gpus_of(best)]
-    more = [count for count in counts if count > gpus_of(best)]
-    assert fewer or more
-    for count in (max(fewer, default=None), min(more, default=None)):
-        assert count is None or f"{count} GPU" in words
+    by_count: dict[int, Plan] = {}
+    for plan in DECISION.plans:
+        by_count.setdefault(gpus_of(plan), plan)
+    chosen = gpus_of(best)
+    fewer = max(count for count in by_count if count < chosen)
+    more = min(count for count in by_count if count > chosen)
+    parts = words.split("; ")
+    assert parts[0] == f"{chosen} rather than {fewer}: {gains(best, by_count[fewer])}"
+    assert parts[1] == f"{more} rather than {chosen}: {gains(by_count[more], best)}"
     row = next(row for row in explain.choices(best, words) if row[0] == "GPUs")
-    assert row == ("GPUs", str(gpus_of(best)), words)
+    assert row == ("GPUs", str(chosen), words)
+
+
+def test_gains_are_parts_of_speed_and_numbers_of_room_and_context() -> None:
+    plan = DECISION.plans[0]
+    assert plan.speed is not None
+    stream, total = plan.speed.stream, plan.speed.total
+    faster = plan.speed.evolve(
+        stream=stream.evolve(value=stream.value * 1.38), total=total.evolve(value=total.value / 2)
+    )
+    figures = plan.memory.evolve(full_requests=12.0)
+    better = plan.evolve(speed=faster, memory=figures)
+    room = f"{plan.memory.full_requests:,.3g}"
+    assert gains(better, plan) == (
+        f"+38% alone, -50% with 32 at once, room for 12 requests of 40,960 tokens instead of {room}"
+    )
+    longer = plan.evolve(max_model_len=plan.max_model_len.evolve(value=81_920), drops=("images",))
+    assert gains(longer, plan).endswith(
+        "+0% with 32 at once, 81,920 tokens of context instead of 40,960, without images"
+    )
+    silent = plan.evolve(speed=None)
+    assert gains(silent, plan) == "no difference that is known"
+
+
+def test_an_8b_model_leaves_half_of_eight_h100_and_says_how_to_take_less_or_more() -> None:
+    """The third doubling of GPUs gives less than a quarter more."""
+    best = DECISION.plans[0]
+    assert gpus_of(best) == 4
+    few, everything = plans_with(gpus="few")[0], plans_with(gpus="all")[0]
+    assert (gpus_of(few), gpus_of(everything)) == (1, 8)
+    words = gpu_choice(best, 8, {"few": few, "all": everything})
+    assert words == (
+        f"Takes 4 of 8 GPUs and leaves 4. `--gpus few` takes 1: {gains(few, best)}."
+        f" `--gpus all` takes 8: {gains(everything, best)}."
+    )
+    assert gpu_choice(everything, 8, {"few": few}).startswith("Takes 8 of 8 GPUs. `--gpus few`")
+    assert gpu_choice(few, 8, {"few": few}) == "Takes 1 of 8 GPUs and leaves 7."
+    assert gpu_choice(few, 1, {}) == ""
+
+
+def test_throughput_and_a_large_model_fill_the_machine() -> None:
+    assert gpus_of(plans_with(goal="throughput")[0]) == 8
+    large = decide(
+        published_model("deepseek-v3"),
+        machine("8xh200"),
+        ENGINES[:1],
+        wish(),
+        rules=PROFILES.rules(ENGINES[:1]),
+        gpus=PROFILES.gpus,
+        pace=PROFILES.pace,
+    )
+    assert gpus_of(large.plans[0]) == 8
+
+
+def plans_with(**fields: Any) -> tuple[Plan, ...]:
+    """The plans of one engine for the same model and machine, with this wish."""
+    return decide(
+        published_model("qwen3-8b"),
+        machine("8xh100"),
+        ENGINES[:1],
+        wish(**fields),
+        rules=PROFILES.rules(ENGINES[:1]),
+        gpus=PROFILES.gpus,
+        pace=PROFILES.pace,
+    ).plans
 
 
 def test_without_a_plan_of_fewer_gpus_their_refusal_is_told() -> None:

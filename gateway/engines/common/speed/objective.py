@@ -12,9 +12,10 @@ from typing import NamedTuple
 from gateway.domain import Memory, Speed, Wish
 from gateway.domain.wish import Goal
 
-# Twice as many GPUs have to give so much more, where no other model needs them: 2 ** 0.15 is a
-# ninth.
-FREE_GPU_DISCOUNT = 0.15
+# The knee: while nobody asked for all GPUs, twice as many have to give a quarter more.
+KNEE = math.log2(1.25)
+# The same for throughput, which asks for what the machine can do: 2 ** 0.15 is a ninth.
+_KNEE_OF_THROUGHPUT = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
 SHARED = 1.0
 # Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
@@ -64,16 +65,16 @@ def concurrency(wish: Wish) -> int:
     return wish.concurrency or _CONCURRENCY[wish.goal]
 
 
-def gpu_discount(gpus: object) -> float:
+def gpu_discount(wish: Wish) -> float:
     """Discount of a plan's score for each GPU, by the GPUs that the user asks for: None, few, or a
     number or a list."""
-    if gpus is None:
-        return FREE_GPU_DISCOUNT
-    return SHARED if gpus == "few" else 0.0
+    if wish.gpus is None:
+        return _KNEE_OF_THROUGHPUT if wish.goal == "throughput" else KNEE
+    return SHARED if wish.gpus == "few" else 0.0
 
 
 def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
-    """cost: what `share` says. Worth falls with that power of the GPUs that a plan takes."""
+    """cost: what `gpu_discount` says. Worth falls with that power of the GPUs that a plan takes."""
     gpus, speed = max(1, outcome.gpus), outcome.speed
     if goal == "context":
         return outcome.context / math.pow(gpus, cost)

@@ -61,5 +61,5 @@ def worth(plan: Plan, wish: Wish, tokens_needed: int) -> float:
             plan.memory, plan.speed, context, size, count, tokens_needed, plan.data_parallel.value
         ),
         wish.goal,
-        gpu_discount(wish.gpus),
+        gpu_discount(wish),
     )

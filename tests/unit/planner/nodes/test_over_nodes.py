@@ -154,7 +154,7 @@ def worth(plan: Plan, inputs: PlanningInput) -> float:
         needed_tokens(inputs.wish, inputs.spec),
         plan.data_parallel.value,
     )
-    return score(outcome, inputs.wish.goal, gpu_discount(inputs.wish.gpus))
+    return score(outcome, inputs.wish.goal, gpu_discount(inputs.wish))
 
 
 @settings(max_examples=quicker(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -7,14 +7,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 import gateway
-from gateway.domain import Wish
+from gateway.domain import Decision, Wish
 from gateway.errors import BadRequest, NotFound
-from gateway.planner.service.offline import WishFields
+from gateway.planner.comparison import gpu_choice
+from gateway.planner.service.offline import OfflinePlanner, WishFields
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import MODELS, ROOT
 
@@ -115,3 +116,29 @@ def test_importing_the_package_imports_none_of_it() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError):
         gateway.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("machine", "gpus"), [("8xh100", None), ("8xh100", "few"), ("8xh100", "all"), ("3090", None)]
+)
+def test_a_preview_tells_what_fewer_and_more_gpus_would_give(
+    folder: Path, machine: str, gpus: Literal["all", "few"] | None
+) -> None:
+    planner = OfflinePlanner.from_environment()
+    wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",))
+
+    def decision(**changes: Any) -> Decision:
+        return planner.decide(wish.evolve(**changes), machine, include_alternatives=True)
+
+    decided = decision(gpus=gpus)
+    others = {value: decision(gpus=value).plans[0] for value in ("few", "all") if value != gpus}
+    total = len(planner.machine(machine)[1].gpus)
+    assert decided.gpu_choice == gpu_choice(decided.plans[0], total, others)
+    assert bool(decided.gpu_choice) == (total > 1)
+    assert planner.decide(wish, machine).gpu_choice == ""
+
+
+def test_whoever_names_a_number_of_gpus_is_offered_no_other(folder: Path) -> None:
+    wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",), gpus=2)
+    planner = OfflinePlanner.from_environment()
+    assert planner.decide(wish, "8xh100", include_alternatives=True).gpu_choice == ""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from gateway.domain import Estimate, Speed
 from gateway.engines.common.speed.objective import (
     Penalties,
@@ -10,6 +14,7 @@ from gateway.engines.common.speed.objective import (
     rating,
     score,
 )
+from tests.support.makers import wish
 
 
 def speed(stream: float, total: float) -> Speed:
@@ -37,27 +42,46 @@ def test_each_goal_has_its_own_best() -> None:
     assert max([*every, both], key=lambda one: score(one, "balanced", 0)) is both
 
 
-def test_more_gpus_have_to_be_worth_it_where_others_might_want_them() -> None:
-    one, two = (
-        PlanOutcome(speed(100, 1000), 8_000, 8_000, 1),
-        PlanOutcome(speed(130, 1300), 8_000, 8_000, 2),
-    )
-    assert score(two, "balanced", gpu_discount(None)) > score(one, "balanced", gpu_discount(None))
-    assert score(two, "balanced", gpu_discount("few")) < score(one, "balanced", gpu_discount("few"))
-    barely = PlanOutcome(speed(104, 1040), 8_000, 8_000, 2)
-    assert score(barely, "balanced", gpu_discount(None)) < score(
-        one, "balanced", gpu_discount(None)
-    )
-    assert score(barely, "balanced", gpu_discount("all")) > score(
-        one, "balanced", gpu_discount("all")
-    )
+def worth(outcome: PlanOutcome, **fields: Any) -> float:
+    """The score of an outcome for a wish with these fields."""
+    made_for = wish(**fields)
+    return score(outcome, made_for.goal, gpu_discount(made_for))
+
+
+ONE = PlanOutcome(speed(100, 1000), 8_000, 8_000, 1)
+
+
+def doubled(gain: float) -> PlanOutcome:
+    """The outcome of two GPUs that are so many times as good as one."""
+    context = round(8_000 * gain)
+    return PlanOutcome(speed(100 * gain, 1000 * gain), context, context, 2)
+
+
+@pytest.mark.parametrize("goal", ["balanced", "latency", "context"])
+def test_a_doubling_of_gpus_has_to_give_a_quarter_while_nobody_asked_for_all(goal: str) -> None:
+    assert worth(doubled(1.26), goal=goal) > worth(ONE, goal=goal)
+    assert worth(doubled(1.24), goal=goal) < worth(ONE, goal=goal)
+    assert worth(doubled(1.24), goal=goal, gpus="all") > worth(ONE, goal=goal, gpus="all")
+    assert worth(doubled(1.24), goal=goal, gpus=2) > worth(ONE, goal=goal, gpus=2)
+    assert worth(doubled(1.26), goal=goal, gpus="few") < worth(ONE, goal=goal, gpus="few")
+
+
+def test_throughput_takes_a_doubling_for_a_ninth() -> None:
+    assert worth(doubled(1.12), goal="throughput") > worth(ONE, goal="throughput")
+    assert worth(doubled(1.1), goal="throughput") < worth(ONE, goal="throughput")
+
+
+def test_each_doubling_is_judged_by_itself() -> None:
+    """Two doublings of a fifth each are as little worth as one."""
+    four = PlanOutcome(speed(144, 1440), 8_000, 11_520, 4)
+    assert worth(four) < worth(ONE)
+    four = PlanOutcome(speed(160, 1600), 8_000, 12_800, 4)
+    assert worth(four) > worth(ONE)
 
 
 def test_where_nothing_is_known_few_gpus_are_best() -> None:
     few, many = PlanOutcome(None, 8_000, 8_000, 1), PlanOutcome(None, 8_000, 8_000, 8)
-    assert score(few, "balanced", gpu_discount("all")) > score(
-        many, "balanced", gpu_discount("all")
-    )
+    assert worth(few, gpus="all") > worth(many, gpus="all")
 
 
 def test_what_else_is_known_decides_between_plans_that_are_nearly_as_good() -> None:
