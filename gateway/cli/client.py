@@ -50,8 +50,11 @@ def call(
         except UnicodeEncodeError:
             raise BadRequest(_NO_TEXT, hint="Type it again.") from None
         if response.is_error:
-            raise _reported_error(response.status_code, response.content)
-        answer: Answer = response.json()
+            raise _error_of(client, response)
+        try:
+            answer: Answer = response.json()
+        except ValueError:
+            raise _foreign(client, response.status_code) from None
         return answer
 
 
@@ -71,7 +74,8 @@ def stream(
         try:
             with client.stream(method, path, params=query, json=body) as response:
                 if response.is_error:
-                    raise _reported_error(response.status_code, response.read())
+                    response.read()
+                    raise _error_of(client, response)
                 yield from response.iter_raw()
         except httpx.HTTPError as error:
             raise _unreachable(client, error) from None
@@ -208,6 +212,25 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
     return NotReady(
         f"No gateway answers at {client.base_url} ({short_reason(error)}).",
         hint="Start one with `fitserve serve`, or set FITSERVE_URL.",
+    )
+
+
+def _error_of(client: httpx.Client, response: httpx.Response) -> FitserveError:
+    """The error of an answer that was read."""
+    if _SOURCE not in response.headers:
+        return _foreign(client, response.status_code)
+    return _reported_error(response.status_code, response.content)
+
+
+# Every error that passes the gateway has this header.
+_SOURCE = "x-gateway-source"
+
+
+def _foreign(client: httpx.Client, status: int) -> NotReady:
+    return NotReady(
+        f"What answers at {client.base_url} is no fitserve (status {status}): another program has"
+        " this port, or a proxy stands before the gateway.",
+        hint="Start the gateway on a free port with FITSERVE_PORT, or set FITSERVE_URL to it.",
     )
 
 

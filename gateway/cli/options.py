@@ -6,10 +6,11 @@ import io
 import math
 import re
 from collections.abc import Callable
+from copy import copy
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, ClassVar, NoReturn, get_args, get_type_hints
 
 import msgspec
 import typer
@@ -151,15 +152,17 @@ Hardwares = Annotated[
 class WishOptions(FrozenRecord, frozen=True):
     """The options that describe a wish, for commands decorated with `with_option_groups`."""
 
-    engine: Engines = None
-    image: Image = None
+    help_title: ClassVar[str] = "Options of the plan"
+
+    context: Context = None
     goal: Goal = None
-    concurrency: Concurrency = None
     gpus: Gpus = None
     gpu: Gpu = None
+    concurrency: Concurrency = None
+    engine: Engines = None
+    image: Image = None
     alias: Aliases = None
     dtype: Dtype = None
-    context: Context = None
     tp: Tp = None
     min_context: MinContext = None
     max_context: MaxContext = None
@@ -204,6 +207,8 @@ class WishOptions(FrozenRecord, frozen=True):
 
 class EndpointOptions(FrozenRecord, frozen=True):
     """Engines that run elsewhere, and the reference to their key."""
+
+    help_title: ClassVar[str] = "Engines elsewhere"
 
     endpoint: Endpoints = None
     endpoint_key: EndpointKey = None
@@ -283,15 +288,24 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 def _field_options(group: Any) -> list[Parameter]:
     hints = get_type_hints(group, include_extras=True)
+    title = getattr(group, "help_title", None)
     return [
         Parameter(
             field.name,
             Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=hints[field.name],
+            annotation=_under_title(hints[field.name], title),
         )
         for field in msgspec.structs.fields(group)
     ]
+
+
+def _under_title(annotation: Any, title: str | None) -> Any:
+    """The annotation of an option that stands under this title in `--help`."""
+    kind, *information = get_args(annotation)
+    option = copy(information[0])
+    option.rich_help_panel = title
+    return Annotated[kind, option]
 
 
 def flag_values(items: list[str] | None) -> dict[str, str]:

@@ -66,13 +66,14 @@ SECTIONS = {
 
 EXAMPLES = """\
 Examples:
-  fitserve plan Qwen/Qwen3-8B --hardware 2x3090   show the plan for a machine of another kind
-  fitserve doctor                                 check this machine before the first start
+  fitserve plan Qwen/Qwen3-8B --hardware 2x3090   plan for another machine
+  fitserve doctor                                 check this machine
   fitserve serve                                  run the gateway
   fitserve add qwen Qwen/Qwen3-8B --wait          serve a model with it
   fitserve run qwen                               talk with the model
 
-Commands under "Serve models" and "Look" ask the running gateway (FITSERVE_URL)."""
+Commands under "Serve models" and "Look" ask the running gateway
+(FITSERVE_URL)."""
 
 
 class SectionedGroup(PlainGroup):
@@ -102,8 +103,7 @@ class CommandWithSettings(PlainCommand):
         from gateway.settings import list_variables
 
         with formatter.section(
-            "Settings: environment variables, or keys without FITSERVE_ in the YAML file that"
-            " FITSERVE_CONFIG names"
+            "Settings: variables, or keys of the FITSERVE_CONFIG file without FITSERVE_"
         ):
             formatter.write_dl(list_variables())
 

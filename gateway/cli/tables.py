@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gateway.cli.terminal import line_width as _width
@@ -22,9 +22,14 @@ def print_paragraph(text: object, *, indent: int = 0, first: str = "") -> None:
 
 
 def print_table(
-    head: tuple[str, ...], rows: Iterable[tuple[object, ...]], *, empty: str = ""
+    head: tuple[str, ...],
+    rows: Iterable[tuple[object, ...]],
+    *,
+    empty: str = "",
+    optional: Sequence[str] = (),
 ) -> None:
     """Print columns without a frame. empty: the sentence without any row, in place of the head.
+    optional: columns to leave out in a narrow terminal, the first first.
 
     In a narrow terminal the last column wraps or moves below its row, then the other columns wrap.
     Rows that do not fit even so become paragraphs.
@@ -36,12 +41,16 @@ def print_table(
     lines = [[visible_line(cell) for cell in row] for row in ([head] if any(head) else []) + cells]
     if not lines:
         return
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
-    indent, width = sum(widths) + 2 * len(widths), _width()
+    width = _width()
+    for name in optional:
+        if width is None or _indent(lines) <= width:
+            break
+        lines = _without_column(lines, lines[0].index(name))
+    widths, indent = _widths(lines), _indent(lines)
     if width is not None and indent > width:
-        _print_narrow_table(lines, width, head)
+        _print_narrow_table(lines, width, tuple(lines[0]) if any(head) else head)
         return
-    for line in lines:
+    for number, line in enumerate(lines):
         start = "".join(f"{cell:<{size}}  " for cell, size in zip(line, widths, strict=False))
         if width is None or indent + len(line[-1]) <= width:
             say(f"{start}{line[-1]}".rstrip())
@@ -49,8 +58,24 @@ def print_table(
             print_paragraph(line[-1], indent=indent, first=start)
         else:
             say(start.rstrip())
-            if line[-1]:
+            is_title = number == 0 and any(head)
+            if line[-1] and not is_title:
                 print_paragraph(line[-1], indent=4, first="    ")
+
+
+def _widths(lines: list[list[str]]) -> list[int]:
+    """The widths of the columns before the last."""
+    return [max(len(line[column]) for line in lines) for column in range(len(lines[0]) - 1)]
+
+
+def _indent(lines: list[list[str]]) -> int:
+    """The column where the last column begins."""
+    widths = _widths(lines)
+    return sum(widths) + 2 * len(widths)
+
+
+def _without_column(lines: list[list[str]], column: int) -> list[list[str]]:
+    return [line[:column] + line[column + 1 :] for line in lines]
 
 
 def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...]) -> None:

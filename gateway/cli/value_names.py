@@ -76,7 +76,7 @@ class NamedValues:
                 text = record[1].removesuffix("[required]").rstrip()
                 rows["Arguments"].append((param.name.upper(), text))
             else:
-                rows["Options"].append(record)
+                rows.setdefault(param.rich_help_panel or "Options", []).append(record)
         for title, records in rows.items():
             if records:
                 with formatter.section(title):

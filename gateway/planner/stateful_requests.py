@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.domain import Choice, int_choice
-from gateway.domain.units import gib
+from gateway.domain.units import gib, plural
 from gateway.engines.common.candidate import Footprint
 
 # The size of a KV cache is an estimate. It lacks this part of what the rest may need beyond its own
@@ -139,6 +139,6 @@ def _beyond(footprint: Footprint, cap: int, states: _States) -> str:
     flag = footprint.candidate.engine.spelling.get("max-num-seqs", "max-num-seqs")
     return (
         f"--{flag}={cap} was set, and about {states.states} state blocks fit into"
-        f" {gib(states.kv_bytes)} of KV cache: enough for {states.expected} requests at once. The"
-        " engine may refuse to start, or compute fewer."
+        f" {gib(states.kv_bytes)} of KV cache: enough for {plural(states.expected, 'request')} at"
+        " once. The engine may refuse to start, or compute fewer."
     )

@@ -16,6 +16,7 @@ from gateway.cli.client import stream
 from gateway.cli.options import Json
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import say
+from gateway.domain.units import plural
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady
 from gateway.version import __version__
@@ -98,8 +99,8 @@ def restore(
         return
     made_at = datetime.fromtimestamp(restored.made_at, tz=UTC).astimezone().strftime("%F %T")
     print_paragraph(
-        f"{data}: {restored.models} models, {restored.keys} keys and {restored.facts} facts from"
-        f" {made_at}, written by fitserve {restored.fitserve}"
+        f"{data}: {plural(restored.models, 'model')}, {plural(restored.keys, 'key')} and"
+        f" {plural(restored.facts, 'fact')} from {made_at}, written by fitserve {restored.fitserve}"
     )
     if restored.aside is not None:
         print_paragraph(f"The earlier data is in {restored.aside}")

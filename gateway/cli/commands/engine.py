@@ -13,6 +13,7 @@ from gateway.cli.model_output import expected_start_text
 from gateway.cli.options import Json, absolute_source, usage_error
 from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import print_message, say
+from gateway.domain.units import plural
 from gateway.errors import Conflict, NotFound, NotReady
 from gateway.visible import visible_line
 
@@ -133,7 +134,8 @@ def engine_learn(
         )
     )
     print_paragraph(
-        f"{engine}: {len(profile.flags)} flags, {len(profile.architectures)} architectures, by"
+        f"{engine}: {plural(len(profile.flags), 'flag')},"
+        f" {plural(len(profile.architectures), 'architecture')}, by"
         f" {identity}"
     )
     print_paragraph(
@@ -341,8 +343,8 @@ def engine_gaps(as_json: Json = False) -> None:
         )
         return
     print_paragraph(
-        f"fitserve {__version__}: {len(gaps)} differences between its rules and the answers of"
-        " engines"
+        f"fitserve {__version__}: {plural(len(gaps), 'difference')} between its rules and the"
+        " answers of engines"
     )
     for gap in gaps:
         rules = "its rules" if gap.rules == gap.engine else f"the rules of {gap.rules}"
@@ -382,27 +384,22 @@ def engine_ls(as_json: Json = False) -> None:
     if as_json:
         say(json.dumps(rows, indent=2))
         return
+    rows.sort(key=lambda row: not row["installed"])
     print_table(
-        ("ENGINE", "DEVICE", "KNOWN", "PROFILE FROM", "INSTALLED", "IMAGE"),
+        ("ENGINE", "INSTALLED", "RULES OF", "IMAGE OR PYTHON"),
         [
             (
-                r["engine"],
-                r["device"],
-                r["known"],
-                _short_identity(r["asked"]),
-                _installed_text(r),
-                r["image"],
+                row["engine"],
+                "yes" if row["installed"] else "no",
+                row["known"].removeprefix("as ").rpartition("==")[2],
+                row["python"] or row["image"],
             )
-            for r in rows
+            for row in rows
         ],
+        optional=("RULES OF",),
     )
-
-
-def _installed_text(row: Any) -> str:
-    return ("as " + row["python"] if row["python"] else "yes") if row["installed"] else "no"
-
-
-def _short_identity(identity: Any) -> str:
-    """The identity with a digest as short as Docker shows it."""
-    name, mark, digest = str(identity or "").partition("sha256:")
-    return name + mark + digest[:12]
+    say("")
+    print_paragraph(
+        "`fitserve engine install KIND==VERSION` installs one for a machine without Docker; Docker"
+        " takes the image. A version with rules of another is a guess (`--json` has its source)."
+    )

@@ -13,6 +13,7 @@ from gateway.cli.client import call
 from gateway.cli.options import Json
 from gateway.cli.tables import print_table
 from gateway.cli.terminal import say
+from gateway.domain.units import plural
 from gateway.errors import BadRequest, NotFound
 
 FactNumber = Annotated[int, typer.Argument(help="Number of the fact in `facts ls`.")]
@@ -105,7 +106,7 @@ def import_(
             hint="Name a file written by `fitserve facts export`.",
         ) from None
     answer = call("POST", "/admin/facts", body)
-    say(json.dumps(answer, indent=2) if as_json else f"{answer['added']} facts added")
+    say(json.dumps(answer, indent=2) if as_json else f"{plural(answer['added'], 'fact')} added")
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -51,7 +51,10 @@ def ps(as_json: Json = False, requests: Requests = False) -> None:
         "DETAIL",
     )
     now_s = time.time()
-    print_table(head, [_row(view, numbers, now_s) for view in listing["data"]], empty=_NO_MODELS)
+    rows = [_row(view, numbers, now_s) for view in listing["data"]]
+    # The state and the reason count more than times, which `fitserve show` has too.
+    optional = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
+    print_table(head, rows, empty=_NO_MODELS, optional=optional)
     if prepared := call("GET", "/admin/prepared")["data"]:
         say("")
         print_table(
@@ -95,6 +98,7 @@ def list_models(as_json: Json = False) -> None:
             for row in rows
         ],
         empty=_NO_MODELS,
+        optional=("LAST USE", "COMMIT"),
     )
 
 
@@ -121,6 +125,7 @@ def _requests(as_json: bool) -> None:
             for request in listing["data"]
         ],
         empty="No request is running.",
+        optional=("CLIENT", "KEY", "SENT"),
     )
     if listing["more"]:
         say(f"{listing['more']:,} more requests are running.")

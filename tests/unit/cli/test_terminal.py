@@ -101,6 +101,27 @@ def test_a_table_has_whole_words_and_all_of_them(
     assert {word for row in rows for cell in row if cell != "-" for word in cell.split()} <= words
 
 
+@pytest.mark.parametrize("row", [NARROW, LOST, WIDE])
+def test_a_narrow_table_leaves_out_columns_before_it_breaks_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], row: tuple[str, ...]
+) -> None:
+    optional = ("UP", "LAST USE", "STAYS", "CONTEXT", "MEMORY", "GPUS")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_table(HEAD, [row], optional=optional)
+    shown = capsys.readouterr().out.splitlines()
+    assert max(map(len, shown)) <= 80
+    titles, line = shown[0], shown[1]
+    left_out = [name for name in optional if name not in titles]
+    assert left_out == [*optional[: len(left_out)]]
+    cells = dict(zip(HEAD, row, strict=True))
+    assert all(cell in line for name, cell in cells.items() if name not in (*left_out, "DETAIL"))
+    assert cells["DETAIL"] in "".join(shown[1:])
+    monkeypatch.setenv("COLUMNS", "200")
+    print_table(HEAD, [row], optional=optional)
+    wide = capsys.readouterr().out
+    assert all(name in wide for name in HEAD)
+
+
 def read(ours: int) -> str:
     """All that was written to the terminal's other side."""
     said = b""

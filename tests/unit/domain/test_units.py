@@ -2,6 +2,7 @@ import pytest
 
 from gateway.domain import Policy
 from gateway.domain.units import duration, in_words, token_count
+from gateway.domain.units import words as size
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,19 @@ def test_a_policy_keeps_seconds() -> None:
         == -1
     )
     assert Policy().keep_alive is None
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (512, "512 bytes"),
+        (5000, "4.9 KiB"),
+        (300_000, "0.3 MiB"),
+        (3 * 2**20, "3.0 MiB"),
+        (2**30, "1.0 GiB"),
+    ],
+)
+def test_no_file_with_content_has_the_size_zero(count: int, words: str) -> None:
+    assert size(count) == words

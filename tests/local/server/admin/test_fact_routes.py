@@ -45,7 +45,7 @@ async def test_facts_are_listed_dropped_and_shared(
         assert (await run("facts", "export", str(kept))).returncode == 0
         assert (await run("facts", "rm", number)).returncode == 0
         assert (await run("facts", "rm", number)).returncode == 1
-        assert "1 facts added" in (await run("facts", "import", str(kept))).stdout
+        assert "1 fact added" in (await run("facts", "import", str(kept))).stdout
         assert "0 facts added" in (await run("facts", "import", str(kept))).stdout
         monkeypatch.setattr("gateway.server.admin.fact_routes._MOST_KEPT", 1)
         many = await run("facts", "import", str(kept))
