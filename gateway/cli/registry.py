@@ -22,7 +22,9 @@ SECTIONS = {
         "cluster": "cluster.app",
         "doctor": "machine.doctor",
     },
-    "Plan, without a gateway": {
+    "Find and plan, without a gateway": {
+        "fits": "catalog.search.fits",
+        "search": "catalog.search.search",
         "probe": "machine.probe",
         "plan": "plan.plan",
         "matrix": "plan.matrix",

@@ -68,6 +68,8 @@ class FakeHub:
     variants: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """By repository what is listed as its quantized variants; of one that is missing the answer
     stands still until `close`."""
+    listed: list[dict[str, Any]] = field(default_factory=list)
+    """The rows that a search finds: id, tags, pipeline_tag, downloads, trendingScore."""
     listing: bytes | None = None
     """The answer to every listing; endless if "listing" is in `endless`."""
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -156,11 +158,12 @@ class _Handler(BaseHTTPRequestHandler):
         if hub.answers is not None:
             self._send(hub.answers, b"<html>" if hub.answers == 200 else b"", {})
         elif path == "/api/models":
-            self._variants(
-                parse_qs(urlsplit(self.path).query)["filter"][0].removeprefix(
-                    "base_model:quantized:"
-                )
-            )
+            query = parse_qs(urlsplit(self.path).query)
+            base = query.get("filter", [""])[0].partition("base_model:quantized:")[2]
+            if base:
+                self._variants(base)
+            else:
+                self._search(query)
         elif api := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/([^/]+))?", path):
             self._api(api[1], api[2], api[3] or "main")
         elif file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
@@ -172,6 +175,21 @@ class _Handler(BaseHTTPRequestHandler):
         if repo_id not in self.server.hub.variants:
             self.server.hub.resume.wait(self.timeout)
         answer = json.dumps(self.server.hub.variants.get(repo_id, [])).encode()
+        self._send(200, answer, {"Content-Type": "application/json"})
+
+    def _search(self, query: dict[str, list[str]]) -> None:
+        """The rows with all words and tags of the query, in its order."""
+        words = query.get("search", [""])[0].lower().split()
+        tags, pipeline = set(query.get("filter", ())), query.get("pipeline_tag")
+        rows = [
+            row
+            for row in self.server.hub.listed
+            if all(word in row["id"].lower() for word in words)
+            and tags <= set(row["tags"])
+            and (pipeline is None or row["pipeline_tag"] == pipeline[0])
+        ]
+        rows.sort(key=lambda row: -row[query["sort"][0]])
+        answer = json.dumps(rows[: int(query["limit"][0])]).encode()
         self._send(200, answer, {"Content-Type": "application/json"})
 
     def _find(self, repo_id: str, revision: str) -> FakeRepo | None:

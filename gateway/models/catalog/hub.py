@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from gateway.disk_fault import unwritten
 from gateway.domain.units import MIB
@@ -39,7 +39,7 @@ _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 LISTING_BYTES = 64 * MIB
 MAX_FILES = 100_000
 
-_MAX_VARIANTS, _VARIANTS_BYTES = 40, 4 * MIB
+_MAX_VARIANTS, _LIST_BYTES = 40, 4 * MIB
 # Formats of other engines.
 _FOREIGN_FORMATS = {"gguf", "mlx", "exl2", "exl3", "onnx", "openvino", "coreml"}
 
@@ -194,23 +194,34 @@ class Hub:
 
         Raises BadModel.
         """
+        query = {
+            "filter": f"base_model:quantized:{repo}",
+            "sort": "downloads",
+            "limit": _MAX_VARIANTS,
+        }
+        names = [row.get("id") for row in self.list_models(query)]
+        return [name for name in names if isinstance(name, str) and REPOSITORY.fullmatch(name)]
+
+    def list_models(self, query: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The rows of the Hub's list of models, without formats of other engines.
+
+        query: as `HfApi.list_models` of huggingface_hub sends it; empty values are left out. An
+        answer in another form has no rows. Raises BadModel, HubUnreachable.
+        """
         from huggingface_hub import constants
 
-        models = f"{self.address or constants.ENDPOINT}/api/models"
-        url = f"{models}?filter=base_model:quantized:{quote(repo)}"
-        with self.explain_errors(repo, None):
-            answer = self._receive(
-                f"{url}&sort=downloads&direction=-1&limit={_MAX_VARIANTS}", _VARIANTS_BYTES
-            )
+        parameters = {name: value for name, value in query.items() if value}
+        url = f"{self.address or constants.ENDPOINT}/api/models?{urlencode(parameters, doseq=True)}"
+        with self.explain_errors("the list of models", None):
+            answer = self._receive(url, _LIST_BYTES)
         try:
-            names = [
-                row["id"]
+            return [
+                row
                 for row in json.loads(answer)
-                if not _FOREIGN_FORMATS.intersection(row.get("tags", ()))
+                if not _FOREIGN_FORMATS.intersection(row.get("tags") or ())
             ]
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             return []
-        return [name for name in names if isinstance(name, str) and REPOSITORY.fullmatch(name)]
 
     def fetch(self, listing: Listing, name: str) -> bytes:
         """A small file, of exactly its listed size. Raises BadModel."""

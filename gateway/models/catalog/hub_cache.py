@@ -71,6 +71,22 @@ class HubCache(NamedTuple):
             return self.snapshot(repo, commit).resolve(strict=True)
         return None
 
+    def newest_folders(self) -> list[tuple[str, Path]]:
+        """Repositories with a commit on the disk and its folder: main's, else the newest."""
+        folders = []
+        repositories = sorted(self.folder.glob("models--*--*")) if self.folder is not None else []
+        for repository in repositories:
+            repo = repository.name.removeprefix("models--").replace("--", "/", 1)
+            commit = self.commit_of(repo, None)
+            folder = self.folder_of(repo, commit) if commit is not None else None
+            if folder is None:
+                with suppress(OSError):
+                    snapshots = list((repository / "snapshots").iterdir())
+                    folder = max(snapshots, key=lambda path: path.stat().st_mtime, default=None)
+            if folder is not None:
+                folders.append((repo, folder))
+        return folders
+
     def commit_of(self, repo: str, revision: str | None) -> str | None:
         """The commit of a branch or tag (None: main) when a program last resolved it."""
         if self.folder is None or not stays_inside(revision or "main"):

@@ -20,6 +20,7 @@ from gateway.domain import (
     Fact,
     Hardware,
     InquiryResult,
+    ModelSpec,
     Policy,
     Scalar,
     Wish,
@@ -142,6 +143,14 @@ class OfflinePlanner:
             wish, cluster.nodes[0].hardware, name, include_uninstalled=True, cluster=cluster
         )
         return self._prepare(request, None, ()).decision()
+
+    def spec(self, wish: Wish) -> ModelSpec:
+        """The model of a wish, as its files describe it. Raises BadModel."""
+        return self._model(wish).spec
+
+    @property
+    def hub(self) -> Hub:
+        return self._hub
 
     def engines(self, wish: Wish, machine: Hardware) -> list[Engine]:
         """The engine versions for the wish on this machine."""

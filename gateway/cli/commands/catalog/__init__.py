@@ -1,0 +1,1 @@
+"""Commands that find models, and that take over those of other programs."""

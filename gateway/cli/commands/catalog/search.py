@@ -1,0 +1,122 @@
+"""`fitserve search` and `fitserve fits`: models of the Hub, judged for one machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.options import Json, usage_error
+from gateway.cli.tables import print_paragraph, print_table
+from gateway.cli.terminal import print_message, say, status
+from gateway.domain.units import plural
+from gateway.domain.units import words as size
+from gateway.errors import near_name_hint
+
+Use = Annotated[
+    str | None, typer.Option("--for", help="What the model is for: chat, code, vision or embed.")
+]
+Machine = Annotated[
+    str | None,
+    typer.Option(help="Cards (h100, 6x4090) or a file, instead of this machine."),
+]
+Limit = Annotated[int, typer.Option(min=1, max=50, help="Models to read and plan.")]
+Folders = Annotated[
+    list[Path] | None,
+    typer.Option("--folder", help="Folder with models on this machine; repeatable."),
+]
+_MOST_REFUSED = 5
+
+
+def search(
+    words: Annotated[list[str], typer.Argument(help="Words in the name, such as qwen3 8b.")],
+    use: Use = None,
+    hardware: Machine = None,
+    folder: Folders = None,
+    limit: Limit = 10,
+    as_json: Json = False,
+) -> None:
+    """Search the Hub for models, and show which fit. Each one and its quantized variants are
+    planned for this machine or --hardware. Without the Hub, the cache is searched. Exit code 3 when
+    nothing fits."""
+    _show(_judge(" ".join(words), use, hardware, folder, limit), as_json=as_json)
+
+
+def fits(
+    use: Use = "chat",
+    hardware: Machine = None,
+    folder: Folders = None,
+    limit: Limit = 30,
+    as_json: Json = False,
+) -> None:
+    """Suggest models that fit this machine, the largest first. The Hub's trending and most
+    downloaded models are planned for this machine or --hardware. Exit code 3 when nothing fits."""
+    _show(_judge("", use, hardware, folder, limit), as_json=as_json)
+
+
+def _judge(
+    words: str, use: str | None, hardware: str | None, folders: list[Path] | None, limit: int
+) -> list[Any]:
+    from gateway.planner.service.model_finder import USES, ModelFinder, ModelSearch, find_models
+    from gateway.planner.service.offline import OfflinePlanner
+
+    if use is not None and use not in USES:
+        usage_error(f"--for takes {', '.join(USES)}, not {use[:80]!r}{near_name_hint(use, USES)}.")
+    planner = OfflinePlanner.from_environment()
+    machine = planner.machine(hardware)
+    with status() as show_status:
+        show_status("Searching for models")
+        models, problem = find_models(
+            planner.hub, ModelSearch(words, use, limit, tuple(folders or ()))
+        )
+        show_status(f"Reading {plural(len(models), 'model')} and their quantized variants")
+        judged = ModelFinder(planner, machine, use).judge(models, by_size=not words)
+    planner.profiles.documents.save()
+    if problem:
+        print_message(f"note: only models on this machine are listed: {problem}")
+    return judged
+
+
+def _show(judged: list[Any], *, as_json: bool) -> None:
+    """Print the models; exit code 3 where none fits."""
+    fitting = [model for model in judged if model.fits]
+    if as_json:
+        say(json.dumps([model.fields() for model in judged], indent=2))
+    else:
+        _show_table(fitting, [model for model in judged if not model.fits])
+    if not fitting:
+        raise typer.Exit(3)
+
+
+def _show_table(fitting: list[Any], refused: list[Any]) -> None:
+    print_table(
+        ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM"),
+        [
+            (
+                model.name,
+                f"{model.context:,}",
+                f"{model.tokens_s:,g}" if model.tokens_s is not None else "-",
+                model.gpus or "CPU",
+                size(model.weights_bytes),
+                model.form,
+            )
+            for model in fitting
+        ],
+        empty="No model was found that fits. Other words find others, and `--hardware` plans for"
+        " another machine.",
+        optional=("FORM", "SIZE"),
+    )
+    if refused:
+        say(f"\nThese do not fit ({len(refused)})")
+    for model in refused[:_MOST_REFUSED]:
+        print_paragraph(f"{model.name}: {model.why}", indent=4, first="  ")
+    if len(refused) > _MOST_REFUSED:
+        say(f"  {len(refused) - _MOST_REFUSED} more; --json has all")
+    if fitting:
+        say("")
+        print_paragraph(
+            f"`fitserve run {fitting[0].source}` serves the first, and `fitserve plan` shows why a"
+            " model fits or not. TOK/S is the expected speed of one request alone."
+        )

@@ -1,0 +1,49 @@
+"""`fitserve search` and `fits` as users type them, with a Hub on a socket."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.local.cli.test_main import fitserve
+from tests.local.planner.service.test_model_finder import REPOS, ROWS
+from tests.support.fake_hub import FakeHub
+
+
+def test_models_are_found_and_the_first_that_fits_is_proposed(tmp_path: Path) -> None:
+    with FakeHub(REPOS) as hub:
+        hub.listed = ROWS
+        hub.variants = {name: [] for name in REPOS}
+        place = {"FITSERVE_HF_ENDPOINT": hub.url(), "FITSERVE_DATA_DIR": str(tmp_path)}
+        shown = fitserve("search", "qwen", "8b", "--hardware", "3090", **place, COLUMNS="80")
+        assert shown.returncode == 0
+        lines = shown.stdout.splitlines()
+        assert lines[0].split() == ["MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM"]
+        assert lines[1].split()[0] == "qwen/plain-8b"
+        assert "`fitserve run qwen/plain-8b` serves the first" in shown.stdout
+        assert all(len(line) <= 80 for line in lines)
+        rows = json.loads(
+            fitserve("fits", "--hardware", "3060", "--limit", "20", "--json", **place).stdout
+        )
+        fits = {row["name"]: row["fits"] for row in rows}
+        assert (fits["qwen/small-1b"], fits["org/huge"]) == (True, False)
+        assert all(row["why"] for row in rows if not row["fits"])
+        nothing = fitserve("search", "huge", "--hardware", "3060", **place)
+        assert (nothing.returncode, "No model was found that fits" in nothing.stdout) == (3, True)
+        assert "These do not fit (1)" in nothing.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fits", "--for", "vison"), "did you mean vision"),
+        (("search",), "Missing argument"),
+        (("fits", "--hardware", "nothing"), "nothing"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    shown = fitserve(*arguments, FITSERVE_DATA_DIR=str(tmp_path))
+    assert shown.returncode in (1, 2)
+    assert words.lower() in shown.stderr.lower()

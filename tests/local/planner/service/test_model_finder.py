@@ -1,0 +1,212 @@
+"""Models that a search of the Hub finds, judged by the planner for a machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.models.catalog.hub import Hub
+from gateway.planner.service import model_finder
+from gateway.planner.service.model_finder import (
+    JudgedModel,
+    ModelFinder,
+    ModelSearch,
+    find_models,
+)
+from gateway.planner.service.offline import OfflinePlanner
+from gateway.profiles.profiles import Profiles
+from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
+from tests.support.paths import MODELS
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+TEMPLATE = json.dumps({"chat_template": "{{ messages[0]['content'] }}"}).encode()
+
+
+def published_repo(model: str, *, chats: bool = True, **config: Any) -> FakeRepo:
+    """A repository with the published config.json of a model, and a chat template."""
+    document = json.loads((MODELS / f"{model}.json").read_bytes()) | config
+    files = {"config.json": json.dumps(document).encode()}
+    return FakeRepo(files | ({"tokenizer_config.json": TEMPLATE} if chats else {}))
+
+
+def embedding_repo() -> FakeRepo:
+    """A repository that sentence-transformers made: its modules say that it embeds."""
+    repo = published_repo("qwen3-embedding-0.6b")
+    return FakeRepo(repo.files | {"modules.json": b"[]"})
+
+
+def row(name: str, downloads: int, *tags: str, pipeline: str = "text-generation") -> dict[str, Any]:
+    return {
+        "id": name,
+        "tags": ["safetensors", "conversational", *tags],
+        "pipeline_tag": pipeline,
+        "downloads": downloads,
+        "trendingScore": -downloads,
+    }
+
+
+REPOS = {
+    "qwen/small-1b": published_repo("qwen2.5-1.5b"),
+    "qwen/plain-8b": published_repo("qwen3-8b"),
+    "qwen/base-8b": published_repo("qwen3-8b", chats=False),
+    "qwen/large-30b": published_repo("qwen3-30b-a3b"),
+    "other/large-30b-awq": published_repo("qwen3-30b-a3b", quantization_config=AWQ),
+    "qwen/eyes-8b": published_repo("qwen3-vl-8b"),
+    "qwen/vectors": embedding_repo(),
+    "some/gguf-8b": published_repo("qwen3-8b"),
+    "org/huge": published_repo("deepseek-v3", quantization_config=FP8),
+}
+ROWS = [
+    row("qwen/small-1b", 900),
+    row("qwen/plain-8b", 500),
+    row("qwen/base-8b", 450),
+    row("some/gguf-8b", 420, "gguf"),
+    row("qwen/large-30b", 400, "code"),
+    row("org/huge", 300),
+    row("qwen/eyes-8b", 200, pipeline="image-text-to-text"),
+    row("qwen/vectors", 100, "code", pipeline="feature-extraction"),
+    row("no name", 1000),
+]
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with FakeHub(REPOS) as fake:
+        fake.listed = ROWS
+        fake.variants = {name: [] for name in REPOS} | {
+            "qwen/large-30b": [{"id": "other/large-30b-awq", "tags": []}]
+        }
+        yield fake
+
+
+def judged(
+    fake: FakeHub, notes: Path, words: str = "", use: Any = None, machine: str = "3090"
+) -> list[JudgedModel]:
+    client = Hub(fake.url(), None, notes)
+    planner = OfflinePlanner(Profiles(), client)
+    found, problem = find_models(client, ModelSearch(words, use, 20))
+    assert problem == ""
+    finder = ModelFinder(planner, planner.machine(machine), use)
+    return finder.judge(found, by_size=not words)
+
+
+def test_the_largest_chat_model_that_fits_comes_first_and_is_a_quantized_variant(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    models = judged(hub, tmp_path, use="chat")
+    fitting = [model for model in models if model.fits]
+    # Of nearly one size, the order is that of the Hub.
+    assert [model.name for model in fitting] == [
+        "other/large-30b-awq",
+        "qwen/eyes-8b",
+        "qwen/plain-8b",
+        "qwen/small-1b",
+    ]
+    first = fitting[0]
+    assert (first.base, first.form, first.gpus) == ("qwen/large-30b", "awq", 1)
+    planner = OfflinePlanner(Profiles(), Hub(hub.url(), None, tmp_path))
+    plan = planner.decide(model_finder._wish(first), "3090").plans[0]  # type: ignore[arg-type]
+    assert plan.speed is not None
+    assert (first.context, first.tokens_s, first.engine) == (
+        plan.max_model_len.value,
+        plan.speed.stream.value,
+        str(plan.engine),
+    )
+    refused = {model.name: model.why for model in models if not model.fits}
+    assert set(refused) == {"qwen/large-30b", "org/huge"}
+    assert all("GiB" in why for why in refused.values())
+
+
+def test_on_a_larger_machine_the_weights_as_they_are_come_before_the_variant(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    names = [model.name for model in judged(hub, tmp_path, use="chat", machine="8xh200")]
+    assert names[0] == "org/huge"
+    assert names.index("qwen/large-30b") + 1 == names.index("other/large-30b-awq")
+
+
+@pytest.mark.parametrize(
+    ("use", "names"),
+    [
+        ("code", {"qwen/large-30b", "other/large-30b-awq"}),
+        ("vision", {"qwen/eyes-8b"}),
+        ("embed", {"qwen/vectors"}),
+    ],
+)
+def test_each_use_has_models_that_can_do_it(
+    hub: FakeHub, tmp_path: Path, use: str, names: set[str]
+) -> None:
+    assert {model.name for model in judged(hub, tmp_path, use=use)} == names
+
+
+def test_words_keep_the_order_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
+    names = [model.name for model in judged(hub, tmp_path, "QWEN 8b")]
+    assert names == ["qwen/plain-8b", "qwen/base-8b", "qwen/eyes-8b"]
+    assert judged(hub, tmp_path, "nothing of this name") == []
+
+
+def test_without_the_hub_the_cache_and_folders_are_searched(tmp_path: Path) -> None:
+    cache, folder = tmp_path / "cache", tmp_path / "mine" / "deep" / "qwen-8b"
+    snapshot = cache / "models--qwen--cached-8b" / "snapshots" / COMMIT
+    for place in (snapshot, folder):
+        place.mkdir(parents=True)
+        for name, data in REPOS["qwen/plain-8b"].files.items():
+            (place / name).write_bytes(data)
+    offline = Hub("http://127.0.0.1:1", None, tmp_path / "notes", models=cache)
+    search = ModelSearch("8B qwen", "chat", 20, (tmp_path / "mine",))
+    found, problem = find_models(offline, search)
+    assert "127.0.0.1:1 cannot be reached" in problem
+    planner = OfflinePlanner(Profiles(), offline)
+    models = ModelFinder(planner, planner.machine("3090"), "chat").judge(found, by_size=False)
+    assert [(model.name, model.fits) for model in models] == [
+        (str(folder), True),
+        ("qwen/cached-8b", True),
+    ]
+    assert find_models(offline, ModelSearch("other", None, 20, (tmp_path / "mine",)))[0] == []
+
+
+def test_a_model_that_cannot_be_read_is_listed_with_the_reason(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.repos["qwen/gated"] = FakeRepo({"config.json": b"{}"}, gated=True)
+    hub.repos["qwen/broken"] = FakeRepo({"config.json": b"{"})
+    hub.listed = [row("qwen/gated", 2), row("qwen/broken", 1), row("qwen/gone", 0)]
+    hub.variants |= {"qwen/gated": [], "qwen/broken": [], "qwen/gone": []}
+    reasons = {model.name: model.why for model in judged(hub, tmp_path, "qwen")}
+    assert "is gated" in reasons["qwen/gated"]
+    assert "config.json" in reasons["qwen/broken"]
+    assert "no model repository qwen/gone" in reasons["qwen/gone"]
+
+
+def test_models_that_are_not_read_in_time_are_said_to_be(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_finder, "_LIMIT_S", 0.0)
+    models = judged(hub, tmp_path, "plain")
+    assert [(model.name, model.why) for model in models] == [
+        ("qwen/plain-8b", "It was not read in time.")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "config", "bits"),
+    [
+        ("awq", {"bits": 4}, 4),
+        ("gptq", {"bits": 8}, 8),
+        ("fp8", {"activation_scheme": "dynamic"}, 8),
+        ("mxfp4", {}, 4),
+        ("modelopt", {"quant_algo": "NVFP4"}, 4),
+        ("compressed-tensors", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4),
+        ("bitsandbytes", {"load_in_4bit": True}, 4),
+    ],
+)
+def test_bits_of_weights_are_read_from_the_block(
+    method: str, config: dict[str, Any], bits: int
+) -> None:
+    assert model_finder._bits(model_finder.Quant(method=method, config=config)) == bits
+    assert model_finder._bits(None) == 16
