@@ -3,28 +3,82 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.cli.client import error_from, stream_lines
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import StandardStreams, StreamedText, print_message, say, typed_lines
-from gateway.errors import FitserveError
+from gateway.domain.units import plural
+from gateway.errors import FitserveError, near_name_hint
 
 _HELP = (
-    'Put a text of several lines between """ and """. /clear forgets the conversation, /bye or'
+    'Put a text of several lines between """ and """. /set parameter NAME VALUE and /set system'
+    " TEXT change the next answers, /set alone shows them. /clear forgets the conversation, /bye or"
     " Ctrl-D ends it, Ctrl-C stops an answer."
 )
+# Names of Ollama's parameters in requests of the API, and the kind of their values.
+_PARAMETERS: dict[str, tuple[str, type]] = {
+    "temperature": ("temperature", float),
+    "top_p": ("top_p", float),
+    "top_k": ("top_k", int),
+    "min_p": ("min_p", float),
+    "seed": ("seed", int),
+    "num_predict": ("max_tokens", int),
+    "max_tokens": ("max_tokens", int),
+    "repeat_penalty": ("repetition_penalty", float),
+    "presence_penalty": ("presence_penalty", float),
+    "frequency_penalty": ("frequency_penalty", float),
+    "stop": ("stop", str),
+}
 _PROMPT = ">>> "
 
 
-class Chat:
-    """A conversation with one model. messages: all so far."""
+# A slash and a word: a path such as /etc/hosts is part of a question.
+_COMMAND = re.compile(r"/[a-z?]+")
 
-    def __init__(self, model: str, system: str | None = None) -> None:
-        self._model = model
+
+class _AnswerClock:
+    """The times of one answer: its beginning, its first piece and its last."""
+
+    def __init__(self) -> None:
+        self._start_s = self._last_s = time.monotonic()
+        self._first_s: float | None = None
+
+    def note_piece(self) -> None:
+        self._last_s = time.monotonic()
+        if self._first_s is None:
+            self._first_s = self._last_s
+
+    def words(self, usage: Mapping[str, Any]) -> str:
+        """The speed of the answer. usage: of the API; empty: no tokens were counted."""
+        if self._first_s is None:
+            return "There was no answer."
+        parts = [f"first token after {self._first_s - self._start_s:.2f} s"]
+        prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        if prompt is not None and tokens is not None:
+            parts.append(
+                f"prompt of {plural(prompt, 'token')}, answer of {plural(tokens, 'token')}"
+            )
+            if tokens > 1 and self._last_s > self._first_s:
+                rate = (tokens - 1) / (self._last_s - self._first_s)
+                parts.append(f"{rate:.1f} tokens/s")
+        parts.append(f"{self._last_s - self._start_s:.2f} s in all")
+        return ", ".join(parts)
+
+
+class Chat:
+    """A conversation with one model. messages: all so far. parameters: of the next requests."""
+
+    def __init__(self, model: str, system: str | None = None, *, verbose: bool = False) -> None:
+        """verbose: print the speed of each answer."""
+        self._model, self._verbose = model, verbose
         self._first = [{"role": "system", "content": system}] if system else []
         self.messages: list[dict[str, Any]] = [*self._first]
+        self.parameters: dict[str, Any] = {}
+        self._usage: dict[str, Any] = {}
 
     def talk(self) -> None:
         """Answer typed lines until /bye or Ctrl-D."""
@@ -40,8 +94,10 @@ class Chat:
                     say("The conversation is cleared.")
                 case "/?" | "/help":
                     say(_HELP)
-                case text if text.startswith("/") and len(text.split()) == 1:
-                    print_paragraph(f"There is no command {text}. {_HELP}")
+                case text if text.split()[0] == "/set":
+                    print_paragraph(self._set(text.split(maxsplit=2)[1:]))
+                case text if _COMMAND.fullmatch(text.split()[0]):
+                    print_paragraph(f"There is no command {text.split()[0]}. {_HELP}")
                 case _:
                     try:
                         self.answer(line)
@@ -50,14 +106,54 @@ class Chat:
                         self.messages.pop()
                         print_message(f"fitserve: {error}")
 
+    def _set(self, words: list[str]) -> str:
+        """Change the next answers by the words behind /set. The result in words."""
+        match words:
+            case []:
+                settings = [f"{name} {value}" for name, value in self.parameters.items()]
+                system = [message["content"] for message in self._first]
+                return "; ".join([*settings, *(f"system: {text}" for text in system)]) or "Nothing."
+            case ["system", text]:
+                self._first = [{"role": "system", "content": text}]
+                rest = [message for message in self.messages if message["role"] != "system"]
+                self.messages = [*self._first, *rest]
+                return "The system message is set."
+            case ["parameter", text] if len(text.split(maxsplit=1)) == 2:
+                return self._set_parameter(*text.split(maxsplit=1))
+            case ["verbose" | "quiet" as word]:
+                self._verbose = word == "verbose"
+                return "The speed is shown." if self._verbose else "The speed is not shown."
+            case _:
+                return (
+                    "/set takes `parameter NAME VALUE`, `system TEXT`, `verbose` or `quiet`."
+                    f" Parameters: {', '.join(_PARAMETERS)}."
+                )
+
+    def _set_parameter(self, name: str, text: str) -> str:
+        if name == "num_ctx":
+            return (
+                f"The context belongs to the plan: `fitserve set {self._model} --context {text}`."
+            )
+        if name not in _PARAMETERS:
+            near = near_name_hint(name, _PARAMETERS)
+            return f"There is no parameter {name}{near}. Known are {', '.join(_PARAMETERS)}."
+        field, kind = _PARAMETERS[name]
+        try:
+            self.parameters[field] = kind(text.strip("\"'"))
+        except ValueError:
+            return f"{name} takes a {'whole ' if kind is int else ''}number, not {text}."
+        return f"{name} is {self.parameters[field]}."
+
     def answer(self, question: str, *, as_json: bool = False) -> bool:
         """Ask, and print the answer as it arrives. False: Ctrl-C stopped it; its beginning counts
         as an answer. Raises the gateway's own error."""
         self.messages.append({"role": "user", "content": question})
         answer_text, thoughts, flow, complete = "", "", StreamedText(), True
         shows_thoughts = StandardStreams.detect().output_is_terminal and not as_json
+        clock, self._usage = _AnswerClock(), {}
         try:
             for thought, text in self._pieces():
+                clock.note_piece()
                 if shows_thoughts and thought:
                     flow.write(thought, dim=True)
                 if text and thoughts and not answer_text and shows_thoughts:
@@ -77,6 +173,8 @@ class Chat:
             say(json.dumps(answer, indent=2, ensure_ascii=False))
         else:
             flow.end()
+        if self._verbose:
+            print_message(clock.words(self._usage))
         self.messages.append({"role": "assistant", "content": answer_text})
         return complete
 
@@ -84,7 +182,13 @@ class Chat:
         """Pieces of thought and text as they arrive."""
         for line in stream_lines(
             "/v1/chat/completions",
-            {"model": self._model, "messages": self.messages, "stream": True},
+            {
+                "model": self._model,
+                "messages": self.messages,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+                **self.parameters,
+            },
         ):
             kind, _, data = line.partition(":")
             if kind != "data" or not data.strip() or data.strip() == "[DONE]":
@@ -92,6 +196,7 @@ class Chat:
             event = json.loads(data)
             if "error" in event:
                 raise error_from(event)
+            self._usage = event.get("usage") or self._usage
             for choice in event.get("choices") or ():
                 delta = choice.get("delta") or {}
                 yield (

@@ -57,6 +57,7 @@ SECTIONS = {
     },
     "Files and engines": {
         "apply": "apply.apply",
+        "import": "catalog.import_models.import_models",
         "config": "config.app",
         "export": "export.export",
         "backup": "backup.backup",

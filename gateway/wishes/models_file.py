@@ -271,8 +271,39 @@ def _name_mistakes(document: Document, wishes: dict[str, Wish]) -> list[Mistake]
     ]
 
 
+# Keys of other programs' files: what to write instead.
+_FOREIGN_KEYS = {
+    "ttl": "write `policy: {keep_alive: 300s}`; llama-swap's 0 is -1",
+    "cmd": "the plan makes the command; write `source` and perhaps `args`, or let `fitserve import`"
+    " translate the file",
+    "command": "the plan makes the command; write `source` and perhaps `args`",
+    "proxy": "the gateway chooses the ports of engines; for an engine that runs elsewhere write"
+    " `endpoints`",
+    "groups": "models share the GPUs as they fit; write `policy: {pinned: true}` or `policy:"
+    " {priority: 10}` for a model",
+    "macros": "write anchors under a key that begins with x-",
+    "healthCheckTimeout": "each start has as much time as its phases take; leave it out",
+    "checkEndpoint": "the gateway checks that an engine answers; leave it out",
+    "num_ctx": "write `context`",
+    "max_model_len": "write `context`",
+    "tensor_parallel_size": "write `tensor_parallel`",
+    "gpu_memory_utilization": "the plan sizes the memory; leave it out, or write it under `args`",
+    "served_model_name": "the key of the model is its name; more names are `aliases`",
+    "model": "write `source`",
+    "parameters": "clients send them with each request; leave it out",
+}
+
+
 def _unknown_key(key: str, keys: set[str]) -> str:
-    near = near_name(key.replace("-", "_"), sorted(keys))
+    plain = key.replace("-", "_")
+    near = near_name(plain, sorted(keys))
+    foreign = _FOREIGN_KEYS.get(key) or _FOREIGN_KEYS.get(plain)
+    # A near key of a model may mean something else; of the whole file, there is one key.
+    if foreign and ("source" in keys or not near):
+        return f"there is no key `{key}`: {foreign}"
+    for parent, nested in _NESTED.items():
+        if plain in nested and parent in keys:
+            return f"`{plain}` stands below `{parent}`: write `{parent}: {{{plain}: ...}}`"
     return f"there is no key `{key}`" + (
         f"; `{near}` may be meant" if near else f"; known are {', '.join(sorted(keys))}"
     )

@@ -41,6 +41,9 @@ def run(
         typer.Option("--name", help="Name of a model that is added."),
     ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message.")] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Print the tokens/s of each answer.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Talk with MODEL, adding it first if it is new. /bye or Ctrl-D ends the conversation, Ctrl-C
@@ -63,7 +66,7 @@ def run(
         raise BadRequest(
             f"{view['name']} does not generate text.", hint="Use a model that generates text."
         )
-    chat = Chat(view["name"], system)
+    chat = Chat(view["name"], system, verbose=verbose)
     if not words:
         chat.talk()
     elif not chat.answer(words, as_json=as_json):

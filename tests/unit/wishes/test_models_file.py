@@ -82,6 +82,21 @@ def laughs(kind: str) -> str:
             "models:\n  a:\n    source: x/y\n    tensor-parallel: 2\n",
             ["4:5: there is no key `tensor-parallel`; `tensor_parallel` may be meant"],
         ),
+        (
+            "models:\n  a:\n    source: x/y\n    ttl: 60\n    keep_alive: 5m\n",
+            [
+                "4:5: there is no key `ttl`: write `policy: {keep_alive: 300s}`",
+                "5:5: `keep_alive` stands below `policy`: write `policy: {keep_alive: ...}`",
+            ],
+        ),
+        (
+            "groups: {}\nmodels:\n  a: {cmd: vllm serve x/y, max-model-len: 9}\n",
+            [
+                "1:1: there is no key `groups`: models share the GPUs as they fit",
+                "3:7: there is no key `cmd`: the plan makes the command",
+                "3:28: there is no key `max-model-len`: write `context`",
+            ],
+        ),
         ("model:\n  a: {}\n", ["1:1: there is no key `model`; `models` may be meant"]),
         (
             "models:\n  a:\n    source: x/y\n    policy:\n      pined: true\n",

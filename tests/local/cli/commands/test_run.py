@@ -137,6 +137,49 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
     assert [len(texts) for texts in asked] == [1, 3, 1]
 
 
+async def test_parameters_of_ollama_are_set_for_the_next_answers(tmp_path: Path) -> None:
+    record = tmp_path / "asked"
+
+    def recorded(spec: LaunchSpec) -> EngineScript:
+        return script(spec, record=record)
+
+    def conversation(url: str) -> str:
+        with TypingTerminal("run", "m", "--verbose", FITSERVE_URL=url) as terminal:
+            at = terminal.until(">>> ")
+            for line, words in [
+                ("/set parameter temperature 0", "temperature is 0.0"),
+                ("/set parameter num_predict 7", "num_predict is 7"),
+                ("/set parameter num_ctx 4096", "--context 4096"),
+                ("/set parameter temperatur 1", "did you mean temperature?"),
+                ("/set parameter top_k many", "top_k takes a whole number"),
+                ("/set system Be short", "The system message is set"),
+                ("/set", "temperature 0.0; max_tokens 7; system: Be short"),
+                ("/set nothing", "/set takes"),
+                ("/show info", "There is no command /show"),
+                ("/etc/hosts is a file", "tokens/s"),
+            ]:
+                terminal.type(f"{line}\n")
+                at = terminal.until(">>> ", terminal.until(words, at))
+            terminal.type("/bye\n")
+            assert terminal.wait_for_exit() == 0
+            return terminal.seen
+
+    async with running(tmp_path, recorded) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        await asyncio.to_thread(conversation, gateway.url)
+    (body,) = [
+        json.loads(line[line.index("{") :])
+        for line in record.read_text().splitlines()
+        if '"stream":true' in line.replace(" ", "")
+    ]
+    assert (body["temperature"], body["max_tokens"]) == (0.0, 7)
+    assert [message["content"] for message in body["messages"]] == [
+        "Be short",
+        "/etc/hosts is a file",
+    ]
+
+
 async def test_ctrl_c_stops_the_answer_and_not_the_conversation(tmp_path: Path) -> None:
     hold, record = tmp_path / "hold", tmp_path / "asked"
 

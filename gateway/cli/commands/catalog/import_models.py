@@ -1,0 +1,88 @@
+"""`fitserve import`: a models file from the file of another program."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gateway.cli.options import Json
+from gateway.cli.terminal import print_message, say
+from gateway.domain.units import plural
+from gateway.errors import BadRequest
+from gateway.visible import visible_line
+
+_LONGEST = 1024 * 1024
+
+
+def import_models(
+    file: Annotated[
+        Path, typer.Argument(help="llama-swap's config, a Modelfile, or a compose file.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; default: the standard output."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a models file from FILE of llama-swap, Ollama or Docker Compose. Lines without an
+    equal here are printed on the standard error. Exit code 3 when no model can be taken over."""
+    imported = _read_models(file)
+    for notice in imported.notices:
+        print_message(visible_line(f"{file}:{notice.line}: {notice.text}"))
+    if as_json:
+        notices = [notice._asdict() for notice in imported.notices]
+        say(json.dumps({"models": imported.models, "notices": notices}, indent=2))
+    elif imported.models:
+        _write(file, output, imported.models)
+    if not imported.models:
+        print_message(f"fitserve: {file} has no model that can be taken over.")
+        raise typer.Exit(3)
+
+
+def _read_models(file: Path) -> Any:
+    """The models and notices of the file. Raises BadRequest."""
+    from gateway.engines.common.open_flags import closing_reason
+    from gateway.file_reading import read_file as read_bytes
+    from gateway.profiles.profiles import Profiles
+    from gateway.settings import load_settings
+    from gateway.wishes.imported.readers import EngineKnowledge, read_file
+
+    try:
+        text = read_bytes(file, _LONGEST + 1).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
+        raise BadRequest(f"{file} cannot be read: {why}.", hint="Correct the path.") from None
+    profiles = Profiles(load_settings().profiles_dir)
+    engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
+    name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name
+    imported = read_file(text, name, EngineKnowledge(engines, closing_reason))
+    if imported is None or len(text) > _LONGEST:
+        raise BadRequest(
+            f"{file} is no config of llama-swap, no Modelfile and no compose file.",
+            hint="llama-swap's has `models` with `cmd`, a compose file `services`, a Modelfile"
+            " FROM.",
+        )
+    return imported
+
+
+def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
+    """Write the models file. Raises BadRequest for an existing file."""
+    import yaml
+
+    text = yaml.safe_dump({"models": models}, sort_keys=False, allow_unicode=True, width=100)
+    text = f"# Written by `fitserve import {file.name}`.\n{text}"
+    if output is None:
+        say(text.rstrip())
+        return
+    try:
+        with output.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        raise BadRequest(f"{output} exists already.", hint="Choose another name.") from None
+    print_message(
+        f"{plural(len(models), 'model')} written to {output}. `fitserve config check {output}`"
+        f" checks the file, `fitserve apply {output}` serves it."
+    )

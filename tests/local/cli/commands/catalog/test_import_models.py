@@ -1,0 +1,49 @@
+"""`fitserve import` as users type it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.local.cli.test_main import fitserve
+from tests.unit.wishes.imported.test_readers import SWAP
+
+
+def test_a_file_of_llama_swap_becomes_a_models_file_that_the_check_accepts(tmp_path: Path) -> None:
+    file, output = tmp_path / "swap.yaml", tmp_path / "models.yaml"
+    file.write_text(SWAP)
+    done = fitserve("import", str(file), "-o", str(output))
+    assert done.returncode == 0, done.stderr
+    assert f"{file}:16: llama: " in done.stderr
+    assert f"1 model written to {output}" in done.stderr
+    checked = fitserve("config", "check", str(output))
+    assert (checked.returncode, "1 model" in checked.stdout) == (0, True), checked.stderr
+    again = fitserve("import", str(file), "-o", str(output))
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
+    shown = fitserve("import", str(file))
+    assert shown.stdout == output.read_text()
+    answer = json.loads(fitserve("import", str(file), "--json").stdout)
+    assert answer["models"]["qwen"]["source"] == "Qwen/Qwen3-8B"
+    assert answer["notices"][0]["line"] == 1
+
+
+def test_a_modelfile_is_named_by_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "pirate"
+    folder.mkdir()
+    (folder / "Modelfile").write_text("FROM ./weights\n")
+    answer = json.loads(fitserve("import", str(folder / "Modelfile"), "--json").stdout)
+    assert answer["models"] == {"pirate": {"source": "./weights"}}
+
+
+def test_files_without_models_end_with_words(tmp_path: Path) -> None:
+    gguf, other = tmp_path / "Modelfile", tmp_path / "other.yaml"
+    gguf.write_text("FROM ./model.gguf\n")
+    other.write_text("a: 1\n")
+    nothing = fitserve("import", str(gguf))
+    assert (nothing.returncode, nothing.stdout) == (3, "")
+    assert "no model that can be taken over" in nothing.stderr
+    unknown = fitserve("import", str(other))
+    assert unknown.returncode == 2
+    assert "no config of llama-swap, no Modelfile and no compose file" in unknown.stderr
+    missing = fitserve("import", str(tmp_path / "gone"))
+    assert (missing.returncode, "cannot be read" in missing.stderr) == (2, True)

@@ -1,0 +1,238 @@
+"""Files of llama-swap, Ollama and Docker Compose become models, and the rest is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.engines.common.open_flags import closing_reason
+from gateway.profiles.profiles import Profiles
+from gateway.wishes.imported.engine_command import engine_command, split_words
+from gateway.wishes.imported.readers import EngineKnowledge, ImportedModels, read_file
+from gateway.wishes.models_file import load
+from tests.support.versions import SGLANG_REF, VLLM_REF
+
+PROFILES = Profiles()
+KNOWLEDGE = EngineKnowledge(
+    {"vllm": PROFILES.engine(VLLM_REF), "sglang": PROFILES.engine(SGLANG_REF)}, closing_reason
+)
+
+SWAP = """\
+healthCheckTimeout: 120
+macros:
+  server: vllm serve
+groups:
+  big: {swap: true, members: [qwen]}
+models:
+  qwen:
+    cmd: |
+      ${server} Qwen/Qwen3-8B --port ${PORT} \\
+      --max-model-len 32K -tp 2 --gpu-memory-utilization 0.9 --enable-prefix-caching
+      --served-model-name qwen3 --max-num-seqs=64 --no-such-flag 4
+    ttl: 300
+    aliases: [gpt-4o-mini]
+    env: ["CUDA_VISIBLE_DEVICES=0,1", "HF_TOKEN=hidden-token", "NCCL_DEBUG=INFO"]
+    checkEndpoint: /health
+  llama:
+    cmd: /opt/llama-server -m /models/qwen3-8b-q4_k_m.gguf -c 8192
+"""
+
+
+def imported(text: str, name: str = "file") -> ImportedModels:
+    result = read_file(text, name, KNOWLEDGE)
+    assert result is not None
+    return result
+
+
+def notices(result: ImportedModels) -> dict[str, int]:
+    return {notice.text: notice.line for notice in result.notices}
+
+
+def test_llama_swap_becomes_models_and_each_remaining_line_is_told() -> None:
+    result = imported(SWAP)
+    assert result.models == {
+        "qwen": {
+            "engines": ["vllm"],
+            "source": "Qwen/Qwen3-8B",
+            "context": 32768,
+            "tensor_parallel": 2,
+            "args": {"enable-prefix-caching": True, "max-num-seqs": 64},
+            "aliases": ["qwen3", "gpt-4o-mini"],
+            "gpus": ["0", "1"],
+            "env": {"NCCL_DEBUG": "INFO"},
+            "policy": {"keep_alive": "300s"},
+        }
+    }
+    lines = notices(result)
+    expected = {
+        "healthCheckTimeout: each start": 1,
+        "groups: groups are not needed": 4,
+        "qwen: --port: the gateway sets it": 7,
+        "qwen: --gpu-memory-utilization=0.9: the plan sizes": 7,
+        "qwen: --no-such-flag: vllm==0.33.0 has no such flag": 7,
+        "qwen: HF_TOKEN: set FITSERVE_HF_TOKEN": 7,
+        "qwen: checkEndpoint: the gateway checks": 7,
+        "llama: /models/qwen3-8b-q4_k_m.gguf is GGUF": 16,
+        "llama: llama-server starts no vLLM or SGLang": 16,
+    }
+    for text, line in expected.items():
+        assert [place for words, place in lines.items() if words.startswith(text)] == [line], text
+    assert len(lines) == len(expected)
+    assert "`fitserve search qwen3-8b`" in " ".join(lines)
+    assert "hidden-token" not in " ".join(lines)
+
+
+def test_a_compose_file_gives_its_engines_and_leaves_other_services() -> None:
+    result = imported(
+        """\
+services:
+  web: {image: nginx}
+  llm:
+    image: vllm/vllm-openai:latest
+    command: ["--model", "org/name", "--dtype", "half", "--api-key", "hidden-key"]
+    environment: {NCCL_DEBUG: INFO}
+    ports: ["8000:8000"]
+    deploy: {resources: {reservations: {devices: [{driver: nvidia, count: 2}]}}}
+  other:
+    image: lmsysorg/sglang:latest
+    command: python3 -m sglang.launch_server --model-path org/two --tp 2 --context-length 8192
+    deploy: {resources: {reservations: {devices: [{device_ids: ["3"]}]}}}
+"""
+    )
+    assert result.models == {
+        "llm": {
+            "engines": ["vllm"],
+            "source": "org/name",
+            "dtype": "float16",
+            "env": {"NCCL_DEBUG": "INFO"},
+            "gpus": 2,
+        },
+        "other": {
+            "engines": ["sglang"],
+            "source": "org/two",
+            "tensor_parallel": 2,
+            "context": 8192,
+            "gpus": ["3"],
+        },
+    }
+    words = " ".join(notices(result))
+    assert "web: it starts no vLLM or SGLang" in words
+    assert "llm: ports: clients reach all models at the gateway's port" in words
+    assert "--api-key" in words
+    assert "hidden-key" not in words
+
+
+def test_a_modelfile_gives_its_source_context_and_adapter() -> None:
+    result = imported(
+        'FROM ./weights\nPARAMETER num_ctx 8192\nPARAMETER temperature 0.2\nSYSTEM """You are\n'
+        'FROM nobody"""\nADAPTER ./lora\n',
+        "mine",
+    )
+    assert result.models == {
+        "mine": {"source": "./weights", "context": 8192, "loras": {"adapter": "./lora"}}
+    }
+    assert [(line, text.partition(":")[0]) for text, line in notices(result).items()] == [
+        (3, "PARAMETER temperature"),
+        (4, "SYSTEM"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("qwen3:8b", "names of Ollama's library, as qwen3:8b, are not known"),
+        ("hf.co/org/name-GGUF:Q4_K_M", "`fitserve search name`"),
+    ],
+)
+def test_what_is_not_planned_here_leads_to_the_search(source: str, words: str) -> None:
+    result = imported(f"FROM {source}\n")
+    assert result.models == {}
+    assert words in result.notices[0].text
+
+
+def test_a_repository_of_the_hub_keeps_its_name() -> None:
+    assert imported("FROM hf.co/org/name\n", "n").models == {"n": {"source": "org/name"}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields"),
+    [
+        ("--max-model-len 32k", {"context": 32000}),
+        ("--max-model-len auto", {}),
+        ("--max-model-len -1", {}),
+        ("--no-enable-chunked-prefill", {"args": {"enable-chunked-prefill": False}}),
+        ("--max_num_seqs 8", {"args": {"max-num-seqs": 8}}),
+        ("--data-parallel-size 2", {"data_parallel": 2}),
+        ("--lora-modules a=org/a b=./b", {"loras": {"a": "org/a", "b": "./b"}}),
+        (
+            """--speculative-config '{"model": "org/draft", "num_speculative_tokens": 3}'""",
+            {"drafter": "org/draft", "num_speculative_tokens": 3},
+        ),
+        ("""--speculative-config '{"method": "ngram"}'""", {"speculative": "ngram"}),
+        ("--chat-template ./t.jinja", {"chat_template": {"text": "${file:./t.jinja}"}}),
+        ("--dtype=bfloat16", {"dtype": "bfloat16"}),
+    ],
+)
+def test_flags_of_vllm_become_fields(flags: str, fields: dict[str, Any]) -> None:
+    text = yaml.safe_dump({"models": {"m": {"cmd": f"vllm serve org/name {flags}"}}})
+    assert imported(text).models["m"] == {"engines": ["vllm"], "source": "org/name", **fields}
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "flags"),
+    [
+        ("/usr/bin/vllm serve org/m --x", "vllm", ("org/m", "--x")),
+        ("python -m vllm.entrypoints.openai.api_server --model m", "vllm", ("--model", "m")),
+        ("docker run --rm --gpus all vllm/vllm-openai:v0.9 --model m", "vllm", ("--model", "m")),
+        ("podman run -it ghcr.io/x/sglang:1 --model-path m", "sglang", ("--model-path", "m")),
+        ("llama-server -m x", None, ()),
+        ("", None, ()),
+        ("vllm serve 'unclosed", "vllm", ("'unclosed",)),
+    ],
+)
+def test_the_start_of_an_engine_is_found_in_a_command(
+    command: str, kind: str | None, flags: tuple[str, ...]
+) -> None:
+    found = engine_command(split_words(command))
+    assert (found.kind if found else None, found.flags if found else ()) == (kind, flags)
+
+
+def test_a_field_that_no_model_takes_is_left_out_with_its_reason() -> None:
+    result = imported("models:\n  m:\n    cmd: vllm serve org/name --dtype fp4 -tp 900\n")
+    assert result.models == {"m": {"engines": ["vllm"], "source": "org/name"}}
+    assert sorted(notice.text.split(":")[1].strip() for notice in result.notices) == [
+        "dtype",
+        "tensor_parallel",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a: 1\n", "- models\n", "services: []\n", "models: 3\n", "{", "x: [\n"]
+)
+def test_another_file_is_none_of_the_three(text: str) -> None:
+    assert read_file(text, "name", KNOWLEDGE) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models:\n  m:\n",
+        "models:\n  m: 3\n  n: {cmd: [1, 2], env: 7, ttl: {}, aliases: 5}\n",
+        "services:\n  a:\n  b: {image: 7, command: {x: 1}, deploy: 3, environment: [A]}\n",
+        'FROM\nFROM ./x\nSYSTEM """never closed\n',
+        "models:\n  m: {cmd: vllm serve org/m --tp}\n",
+    ],
+)
+def test_odd_files_are_read_without_a_fault(text: str) -> None:
+    result = imported(text)
+    assert all(notice.line >= 1 for notice in result.notices)
+
+
+def test_the_models_are_a_valid_models_file(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(yaml.safe_dump({"models": imported(SWAP).models}))
+    (wish,) = load(path).wishes.values()
+    assert (wish.name, wish.context, wish.policy.keep_alive) == ("qwen", 32768, 300.0)
