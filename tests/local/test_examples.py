@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -130,3 +131,48 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 def test_the_kubernetes_objects_are_those_of_an_export() -> None:
     text = (EXAMPLES / "kubernetes/fitserve.yaml").read_text()
     assert list(yaml.safe_load_all(text)) == kubernetes(START)
+
+
+def env_variables() -> dict[str, str]:
+    """The variables of `.env.example` with their values; all are commented out."""
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    pairs = [match for line in lines if (match := re.fullmatch(r"# ([A-Z_]+)=(.*)", line))]
+    assert all(line.startswith("#") or not line for line in lines)
+    return {match[1]: match[2] for match in pairs}
+
+
+def test_the_example_of_env_has_every_variable_of_compose_with_its_default() -> None:
+    text = (ROOT / "compose.yaml").read_text()
+    defaults: dict[str, set[str]] = {}
+    for name, default in re.findall(r"\$\{([A-Z_]+):-([^}]*)\}", text):
+        defaults.setdefault(name, set()).add(default)
+    shown = env_variables()
+    assert set(shown) == set(defaults)
+    assert all(shown[name] in values for name, values in defaults.items())
+    assert subprocess.run(
+        ["git", "check-ignore", "-q", ".env"], cwd=ROOT, check=False
+    ).returncode in (0, 128)
+    assert ".env" in (ROOT / ".dockerignore").read_text().split()
+
+
+@pytest.mark.skipif(COMPOSE is None, reason="Docker Compose is not installed")
+def test_a_key_in_env_is_there_at_every_start(tmp_path: Path) -> None:
+    assert COMPOSE is not None
+    (tmp_path / "compose.yaml").write_bytes((ROOT / "compose.yaml").read_bytes())
+    (tmp_path / ".env").write_text("FITSERVE_HOST=0.0.0.0\nFITSERVE_ADMIN_KEY=kept-key\n")
+    variables = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    shown = subprocess.run(
+        [*COMPOSE, "config"],
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=hang_s(),
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    environment = yaml.safe_load(shown.stdout)["services"]["gateway"]["environment"]
+    assert (environment["FITSERVE_HOST"], environment["FITSERVE_ADMIN_KEY"]) == (
+        "0.0.0.0",
+        "kept-key",
+    )
