@@ -391,7 +391,7 @@ def engine_ls(as_json: Json = False) -> None:
             (
                 row["engine"],
                 "yes" if row["installed"] else "no",
-                row["known"].removeprefix("as ").rpartition("==")[2],
+                str(row["known"]).removeprefix("as ").rpartition("==")[2],
                 row["python"] or row["image"],
             )
             for row in rows

@@ -251,7 +251,7 @@ def _pairs(variables: object) -> dict[str, str]:
     if isinstance(variables, dict):
         return {str(name): str(value) for name, value in variables.items() if value is not None}
     items = variables if isinstance(variables, list) else ()
-    return dict(str(item).split("=", 1) for item in items if "=" in str(item))  # type: ignore[misc]
+    return dict(str(item).split("=", 1) for item in items if "=" in str(item))
 
 
 def _texts(macros: object) -> dict[str, str]:

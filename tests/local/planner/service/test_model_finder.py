@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gateway.domain import Quant
 from gateway.models.catalog.hub import Hub
 from gateway.planner.service import model_finder
 from gateway.planner.service.model_finder import (
@@ -208,5 +209,5 @@ def test_models_that_are_not_read_in_time_are_said_to_be(
 def test_bits_of_weights_are_read_from_the_block(
     method: str, config: dict[str, Any], bits: int
 ) -> None:
-    assert model_finder._bits(model_finder.Quant(method=method, config=config)) == bits
+    assert model_finder._bits(Quant(method=method, config=config)) == bits
     assert model_finder._bits(None) == 16
