@@ -167,6 +167,12 @@ class Decision(Value):
 
     __str__ = __repr__
 
+    def _repr_html_(self) -> str:
+        """The tables that a notebook shows."""
+        from gateway.domain.decision_html import decision_html  # not before a notebook asks
+
+        return decision_html(self)
+
 
 class Rival(Value):
     """A plan that should be better than the running one. gain: the factor, by the model's goal."""

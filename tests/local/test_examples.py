@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import html
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -110,6 +114,44 @@ def test_compose_accepts_the_example() -> None:
     settings = gateway["environment"]
     assert settings["FITSERVE_MODELS_FILE"] == "/etc/fitserve/models.yaml"
     assert settings["FITSERVE_HOST_KIND"] == "agent"
+
+
+def run_notebook(path: Path) -> list[Any]:
+    """The value of the last line of each code cell, where that is an expression."""
+    document = json.loads(path.read_text())
+    assert (document["nbformat"], len({cell["id"] for cell in document["cells"]})) == (
+        4,
+        len(document["cells"]),
+    )
+    values: list[Any] = []
+    names: dict[str, Any] = {}
+    for cell in document["cells"]:
+        if cell["cell_type"] != "code":
+            continue
+        assert (cell["outputs"], cell["execution_count"]) == ([], None)
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, str(path), "exec"), names)
+        if isinstance(last, ast.Expr):
+            values.append(eval(compile(ast.Expression(last.value), str(path), "eval"), names))
+    return values
+
+
+def test_the_notebook_runs_and_shows_its_decisions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "qwen3-8b"
+    folder.mkdir()
+    shutil.copy(MODELS / "qwen3-8b.json", folder / "config.json")
+    monkeypatch.setenv("MODEL", str(folder))
+    monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
+    decision, _, speeds, refused = run_notebook(EXAMPLES / "plan.ipynb")
+    assert speeds["h100"] > speeds["3090"] > 0
+    shown = html.unescape(decision._repr_html_())
+    assert str(decision.plans[0].engine) in shown
+    assert decision.plans[0].max_model_len.reason in shown
+    assert not refused.plans
+    assert refused.refusal[0] in html.unescape(refused._repr_html_())
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="this machine has no systemd")

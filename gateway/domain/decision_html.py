@@ -1,0 +1,77 @@
+"""A decision as HTML for notebooks. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from gateway.domain.choice import Choice
+
+if TYPE_CHECKING:
+    from gateway.domain.decision import Decision
+    from gateway.domain.plan import Plan
+
+_MOST_PLANS, _MOST_REFUSED = 12, 8
+
+
+def decision_html(decision: Decision) -> str:
+    """The first plan with its reasons, the other plans, and the refusals. All texts are escaped."""
+    parts = [f"<p><b>{_text(decision.model)}</b> on {_text(decision.hardware)}</p>"]
+    if decision.plans:
+        parts += [
+            f"<p>{_text(words)}</p>" for words in (decision.gpu_choice, decision.why_gpus) if words
+        ]
+        parts += [_plans_table(decision.plans), _choices_table(decision.plans[0])]
+    else:
+        parts += [f"<p>{_text(line)}</p>" for line in decision.refusal or ("No plan.",)]
+    if decision.rejected:
+        rows = [
+            (str(row.engine), f"TP={row.tensor_parallel}", row.verdict, row.reasons[0])
+            for row in decision.rejected[:_MOST_REFUSED]
+        ]
+        table = _table(("engine", "GPUs", "refused by", "reason"), rows)
+        parts.append(
+            f"<details><summary>{len(decision.rejected)} rejected</summary>{table}</details>"
+        )
+    return "\n".join(parts)
+
+
+def _plans_table(plans: Sequence[Plan]) -> str:
+    head = ("rank", "engine", "GPUs", "copies", "context", "tokens/s alone", "tokens/s in all")
+    rows = [
+        (
+            plan.rank,
+            str(plan.engine),
+            len(plan.gpus) or "CPU",
+            plan.replicas.value,
+            f"{plan.max_model_len.value:,}",
+            f"{plan.speed.stream.value:,g}" if plan.speed else "unknown",
+            f"{plan.speed.total.value:,g}" if plan.speed else "unknown",
+        )
+        for plan in plans[:_MOST_PLANS]
+    ]
+    return _table(head, rows)
+
+
+def _choices_table(plan: Plan) -> str:
+    """The choices of a plan with their reasons."""
+    choices = [
+        (name.replace("_", " "), choice)
+        for name in type(plan).model_fields
+        if isinstance(choice := getattr(plan, name), Choice)
+    ]
+    choices += list(plan.variables.items())
+    rows = [(name, choice.value, f"{choice.reason} ({choice.source})") for name, choice in choices]
+    table = _table(("choice", "value", "reason"), rows)
+    return f"<details><summary>Reasons of the first plan</summary>{table}</details>"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    titles = "".join(f"<th>{_text(title)}</th>" for title in head)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _text(value: object) -> str:
+    return escape(str(value))
