@@ -41,11 +41,11 @@ def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
     return "; ".join(parts) or _figures(first)
 
 
-def gpu_choice(first: Plan, machine_gpus: int, others: Mapping[str, Plan]) -> str:
+def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Plan]) -> str:
     """The GPUs that the first plan takes and leaves, and the plans with fewer and more; "": the
     machine has one GPU or none.
 
-    others: by the value of `--gpus`, its best plan.
+    plans_by_option: by the value of `--gpus`, its best plan.
     """
     count = gpus_of(first)
     if machine_gpus < 2 or not count:
@@ -57,7 +57,7 @@ def gpu_choice(first: Plan, machine_gpus: int, others: Mapping[str, Plan]) -> st
     ]
     sentences += [
         f"`--gpus {value}` takes {gpus_of(plan)}: {gains(plan, first)}."
-        for value, plan in others.items()
+        for value, plan in plans_by_option.items()
         if gpus_of(plan) != count
     ]
     return " ".join(sentences)

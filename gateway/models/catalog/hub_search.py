@@ -78,7 +78,9 @@ def search_hub(hub: Hub, words: str, use: Use | None, limit: int) -> list[FoundM
 
 def quantized_variants(hub: Hub, name: str, limit: int) -> list[FoundModel]:
     """Quantized variants of a repository, the most downloaded first. Raises BadModel."""
-    return [FoundModel(found, found, name) for found in hub.quantized_repositories(name)[:limit]]
+    return [
+        FoundModel(variant, variant, name) for variant in hub.quantized_repositories(name)[:limit]
+    ]
 
 
 def cached_models(hub: Hub, words: str) -> list[FoundModel]:

@@ -100,23 +100,23 @@ class ModelFinder:
         self._planner, self._machine, self._use = planner, machine, use
         self._end_s = time.monotonic() + _LIMIT_S
 
-    def judge(self, found: Sequence[FoundModel], *, by_size: bool) -> list[JudgedModel]:
+    def judge(self, candidates: Sequence[FoundModel], *, by_size: bool) -> list[JudgedModel]:
         """The models and their quantized variants: of each base model the best form first.
 
         by_size: base models by their size as far as this machine serves them well, else in the
         order given. Models that do not fit come last. Models of another use are left out.
         """
-        known = {model.name for model in found}
+        names = {model.name for model in candidates}
         variants = [
             variant
-            for variant in self._variants([model for model in found if not model.base])
-            if variant.name not in known
+            for variant in self._variants([model for model in candidates if not model.base])
+            if variant.name not in names
         ]
-        every = [*found, *variants]
-        specs = self._read(every)
+        models = [*candidates, *variants]
+        specs = self._read(models)
         judged = [
             self._judge_one(model, specs[model.name])
-            for model in every
+            for model in models
             if self._is_for_use(specs[model.name])
         ]
         return _group(judged, by_size=by_size)

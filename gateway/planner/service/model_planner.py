@@ -228,13 +228,13 @@ class ModelPlanning(FrozenRecord, frozen=True):
         if gpus < 2 or not first.gpus or wish.gpus not in (None, "few", "all"):
             return ""
         engine = [engine for engine in self.engines if engine.ref == str(first.engine)]
-        others = {
+        plans_by_option = {
             value: plans[0]
             for value in ("few", "all")
             if value != wish.gpus
             and (plans := self.decide(engine, wish=wish.evolve(gpus=value)).plans)
         }
-        return gpu_choice(first, gpus, others)
+        return gpu_choice(first, gpus, plans_by_option)
 
     def _decide_request(self) -> Decision:
         sharing = self.base.sharing

@@ -177,20 +177,22 @@ class FlagReader:
     def _add_flag(self, name: str, value: str) -> None:
         """A flag that no field of a wish has: kept as it is, or told with the reason."""
         positive = name.removeprefix("no-")
-        known = name if name in self._engine.flags else positive
-        flag = self._engine.flags.get(known)
+        flag_name = name if name in self._engine.flags else positive
+        flag = self._engine.flags.get(flag_name)
         if flag is None:
             self._notices.append(
                 f"--{name}: {self._engine.ref} has no such flag. Leave it out, or name a version"
                 " that has it in `engines`."
             )
         elif flag.ours:
-            why, cure = self._closing_reason(known)
+            why, cure = self._closing_reason(flag_name)
             self._notices.append(f"--{name}: {why}. {cure}")
         else:
             is_switch = flag.type == "bool" and not value
             number = int(value) if value.isdecimal() else value
-            self._fields.setdefault("args", {})[known] = known == name if is_switch else number
+            self._fields.setdefault("args", {})[flag_name] = (
+                flag_name == name if is_switch else number
+            )
 
     def _number(self, field: str, value: str) -> None:
         if value.isdecimal():

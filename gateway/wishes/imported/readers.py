@@ -81,13 +81,13 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
     name: of the file, which names the model of a Modelfile.
     """
     if re.search(r"^\s*FROM\s+\S", text, re.IGNORECASE | re.MULTILINE):
-        return _checked(_read_modelfile(text, name))
+        return _drop_refused_fields(_read_modelfile(text, name))
     document = read(text)
     data = document.data if isinstance(document.data, dict) else {}
     if isinstance(data.get("models"), dict):
-        return _checked(_read_llama_swap(document, knowledge))
+        return _drop_refused_fields(_read_llama_swap(document, knowledge))
     if isinstance(data.get("services"), dict):
-        return _checked(_read_compose(document, knowledge))
+        return _drop_refused_fields(_read_compose(document, knowledge))
     return None
 
 
@@ -104,11 +104,11 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> Imported
     macros = _texts(data.get("macros"))
     for name, entry in data["models"].items():
         line = document.place(("models", str(name))).line
-        known = entry if isinstance(entry, dict) else {}
-        texts = macros | _texts(known.get("macros"))
-        words = split_words(_expand_macros(str(known.get("cmd") or ""), texts))
-        fields, problems = _start(words, _pairs(known.get("env")), knowledge)
-        for key, value in known.items():
+        entry_fields = entry if isinstance(entry, dict) else {}
+        texts = macros | _texts(entry_fields.get("macros"))
+        words = split_words(_expand_macros(str(entry_fields.get("cmd") or ""), texts))
+        fields, problems = _start(words, _pairs(entry_fields.get("env")), knowledge)
+        for key, value in entry_fields.items():
             if key == "ttl":
                 fields.setdefault("policy", {})["keep_alive"] = f"{value}s" if value else "-1"
             elif key == "aliases" and isinstance(value, list):
@@ -126,24 +126,27 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> ImportedMod
     notices: list[Notice] = []
     for service, entry in document.data["services"].items():
         line = document.place(("services", str(service))).line
-        known = entry if isinstance(entry, dict) else {}
-        words = [*split_words(known.get("entrypoint")), *split_words(known.get("command"))]
-        image = str(known.get("image") or "")
+        entry_fields = entry if isinstance(entry, dict) else {}
+        words = [
+            *split_words(entry_fields.get("entrypoint")),
+            *split_words(entry_fields.get("command")),
+        ]
+        image = str(entry_fields.get("image") or "")
         kind = image_kind(image)
         if engine_command(words) is None and kind:
             words = ["docker", "run", image, *words]
         if engine_command(words) is None:
             notices.append(Notice(line, f"{service}: it starts no vLLM or SGLang. Keep it there."))
             continue
-        fields, problems = _start(words, _pairs(known.get("environment")), knowledge)
-        if devices := _devices(known):
+        fields, problems = _start(words, _pairs(entry_fields.get("environment")), knowledge)
+        if devices := _devices(entry_fields):
             fields["gpus"] = devices
-        if known.get("volumes"):
+        if entry_fields.get("volumes"):
             problems.append(
                 "volumes: the weights are in the gateway's cache (FITSERVE_MODELS_DIR), or in the"
                 " folder that `source` names."
             )
-        if known.get("ports"):
+        if entry_fields.get("ports"):
             problems.append("ports: clients reach all models at the gateway's port.")
         notices += [Notice(line, f"{service}: {problem}") for problem in problems]
         _keep(models, str(service), fields, notices, line)
@@ -216,9 +219,9 @@ def _start(
 def _options(command: EngineCommand, names: Sequence[str]) -> list[str]:
     """The values of an option before the engine's own flags."""
     words = command.words
-    found = [words[at + 1] for at, word in enumerate(words[:-1]) if word in names]
+    values = [words[at + 1] for at, word in enumerate(words[:-1]) if word in names]
     prefixes = tuple(f"{name}=" for name in names if name.startswith("--"))
-    return found + [word.partition("=")[2] for word in words if word.startswith(prefixes)]
+    return values + [word.partition("=")[2] for word in words if word.startswith(prefixes)]
 
 
 def _option(words: Sequence[str], names: Sequence[str]) -> str:
@@ -255,8 +258,8 @@ def _pairs(variables: object) -> dict[str, str]:
 
 
 def _texts(macros: object) -> dict[str, str]:
-    known = macros if isinstance(macros, dict) else {}
-    return {str(name): str(value) for name, value in known.items()}
+    entry_fields = macros if isinstance(macros, dict) else {}
+    return {str(name): str(value) for name, value in entry_fields.items()}
 
 
 def _expand_macros(text: str, macros: Mapping[str, str]) -> str:
@@ -298,20 +301,20 @@ def _keep(
         }
 
 
-def _checked(imported: ImportedModels) -> ImportedModels:
+def _drop_refused_fields(imported: ImportedModels) -> ImportedModels:
     """The models without fields that a wish does not take, each with a notice."""
     notices = list(imported.notices)
     models: dict[str, dict[str, Any]] = {}
     for name, fields in imported.models.items():
-        kept = dict(fields)
+        remaining = dict(fields)
         for _ in range(len(fields)):
             try:
-                ModelRequest.model_validate({"name": name, **kept}).wish()
+                ModelRequest.model_validate({"name": name, **remaining}).wish()
                 break
             except ValidationError as error:
                 field = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
-                if kept.pop(field, None) is None:
+                if remaining.pop(field, None) is None:
                     break
                 notices.append(Notice(1, f"{name}: {first_problem(error)}. It is left out."))
-        models[name] = kept
+        models[name] = remaining
     return ImportedModels(models, sorted(notices))

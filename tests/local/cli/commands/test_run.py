@@ -140,7 +140,7 @@ async def test_a_conversation_in_a_terminal(tmp_path: Path) -> None:
 async def test_parameters_of_ollama_are_set_for_the_next_answers(tmp_path: Path) -> None:
     record = tmp_path / "asked"
 
-    def recorded(spec: LaunchSpec) -> EngineScript:
+    def script_with_record(spec: LaunchSpec) -> EngineScript:
         return script(spec, record=record)
 
     def conversation(url: str) -> str:
@@ -164,7 +164,7 @@ async def test_parameters_of_ollama_are_set_for_the_next_answers(tmp_path: Path)
             assert terminal.wait_for_exit() == 0
             return terminal.seen
 
-    async with running(tmp_path, recorded) as gateway:
+    async with running(tmp_path, script_with_record) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         await asyncio.to_thread(conversation, gateway.url)

@@ -85,7 +85,7 @@ def hub() -> Iterator[FakeHub]:
         yield fake
 
 
-def judged(
+def judge_all(
     fake: FakeHub, notes: Path, words: str = "", use: Any = None, machine: str = "3090"
 ) -> list[JudgedModel]:
     client = Hub(fake.url(), None, notes)
@@ -99,7 +99,7 @@ def judged(
 def test_the_largest_chat_model_that_fits_comes_first_and_is_a_quantized_variant(
     hub: FakeHub, tmp_path: Path
 ) -> None:
-    models = judged(hub, tmp_path, use="chat")
+    models = judge_all(hub, tmp_path, use="chat")
     fitting = [model for model in models if model.fits]
     # Of nearly one size, the order is that of the Hub.
     assert [model.name for model in fitting] == [
@@ -126,7 +126,7 @@ def test_the_largest_chat_model_that_fits_comes_first_and_is_a_quantized_variant
 def test_on_a_larger_machine_the_weights_as_they_are_come_before_the_variant(
     hub: FakeHub, tmp_path: Path
 ) -> None:
-    names = [model.name for model in judged(hub, tmp_path, use="chat", machine="8xh200")]
+    names = [model.name for model in judge_all(hub, tmp_path, use="chat", machine="8xh200")]
     assert names[0] == "org/huge"
     assert names.index("qwen/large-30b") + 1 == names.index("other/large-30b-awq")
 
@@ -142,13 +142,13 @@ def test_on_a_larger_machine_the_weights_as_they_are_come_before_the_variant(
 def test_each_use_has_models_that_can_do_it(
     hub: FakeHub, tmp_path: Path, use: str, names: set[str]
 ) -> None:
-    assert {model.name for model in judged(hub, tmp_path, use=use)} == names
+    assert {model.name for model in judge_all(hub, tmp_path, use=use)} == names
 
 
 def test_words_keep_the_order_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
-    names = [model.name for model in judged(hub, tmp_path, "QWEN 8b")]
+    names = [model.name for model in judge_all(hub, tmp_path, "QWEN 8b")]
     assert names == ["qwen/plain-8b", "qwen/base-8b", "qwen/eyes-8b"]
-    assert judged(hub, tmp_path, "nothing of this name") == []
+    assert judge_all(hub, tmp_path, "nothing of this name") == []
 
 
 def test_without_the_hub_the_cache_and_folders_are_searched(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_read_is_listed_with_the_reason(
     hub.repos["qwen/broken"] = FakeRepo({"config.json": b"{"})
     hub.listed = [row("qwen/gated", 2), row("qwen/broken", 1), row("qwen/gone", 0)]
     hub.variants |= {"qwen/gated": [], "qwen/broken": [], "qwen/gone": []}
-    reasons = {model.name: model.why for model in judged(hub, tmp_path, "qwen")}
+    reasons = {model.name: model.why for model in judge_all(hub, tmp_path, "qwen")}
     assert "is gated" in reasons["qwen/gated"]
     assert "config.json" in reasons["qwen/broken"]
     assert "no model repository qwen/gone" in reasons["qwen/gone"]
@@ -188,7 +188,7 @@ def test_models_that_are_not_read_in_time_are_said_to_be(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_finder, "_LIMIT_S", 0.0)
-    models = judged(hub, tmp_path, "plain")
+    models = judge_all(hub, tmp_path, "plain")
     assert [(model.name, model.why) for model in models] == [
         ("qwen/plain-8b", "It was not read in time.")
     ]

@@ -41,7 +41,7 @@ models:
 """
 
 
-def imported(text: str, name: str = "file") -> ImportedModels:
+def read_models(text: str, name: str = "file") -> ImportedModels:
     result = read_file(text, name, KNOWLEDGE)
     assert result is not None
     return result
@@ -52,7 +52,7 @@ def notices(result: ImportedModels) -> dict[str, int]:
 
 
 def test_llama_swap_becomes_models_and_each_remaining_line_is_told() -> None:
-    result = imported(SWAP)
+    result = read_models(SWAP)
     assert result.models == {
         "qwen": {
             "engines": ["vllm"],
@@ -86,7 +86,7 @@ def test_llama_swap_becomes_models_and_each_remaining_line_is_told() -> None:
 
 
 def test_a_compose_file_gives_its_engines_and_leaves_other_services() -> None:
-    result = imported(
+    result = read_models(
         """\
 services:
   web: {image: nginx}
@@ -126,7 +126,7 @@ services:
 
 
 def test_a_modelfile_gives_its_source_context_and_adapter() -> None:
-    result = imported(
+    result = read_models(
         'FROM ./weights\nPARAMETER num_ctx 8192\nPARAMETER temperature 0.2\nSYSTEM """You are\n'
         'FROM nobody"""\nADAPTER ./lora\n',
         "mine",
@@ -148,13 +148,13 @@ def test_a_modelfile_gives_its_source_context_and_adapter() -> None:
     ],
 )
 def test_what_is_not_planned_here_leads_to_the_search(source: str, words: str) -> None:
-    result = imported(f"FROM {source}\n")
+    result = read_models(f"FROM {source}\n")
     assert result.models == {}
     assert words in result.notices[0].text
 
 
 def test_a_repository_of_the_hub_keeps_its_name() -> None:
-    assert imported("FROM hf.co/org/name\n", "n").models == {"n": {"source": "org/name"}}
+    assert read_models("FROM hf.co/org/name\n", "n").models == {"n": {"source": "org/name"}}
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_repository_of_the_hub_keeps_its_name() -> None:
 )
 def test_flags_of_vllm_become_fields(flags: str, fields: dict[str, Any]) -> None:
     text = yaml.safe_dump({"models": {"m": {"cmd": f"vllm serve org/name {flags}"}}})
-    assert imported(text).models["m"] == {"engines": ["vllm"], "source": "org/name", **fields}
+    assert read_models(text).models["m"] == {"engines": ["vllm"], "source": "org/name", **fields}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_the_start_of_an_engine_is_found_in_a_command(
 
 
 def test_a_field_that_no_model_takes_is_left_out_with_its_reason() -> None:
-    result = imported("models:\n  m:\n    cmd: vllm serve org/name --dtype fp4 -tp 900\n")
+    result = read_models("models:\n  m:\n    cmd: vllm serve org/name --dtype fp4 -tp 900\n")
     assert result.models == {"m": {"engines": ["vllm"], "source": "org/name"}}
     assert sorted(notice.text.split(":")[1].strip() for notice in result.notices) == [
         "dtype",
@@ -227,12 +227,12 @@ def test_another_file_is_none_of_the_three(text: str) -> None:
     ],
 )
 def test_odd_files_are_read_without_a_fault(text: str) -> None:
-    result = imported(text)
+    result = read_models(text)
     assert all(notice.line >= 1 for notice in result.notices)
 
 
 def test_the_models_are_a_valid_models_file(tmp_path: Path) -> None:
     path = tmp_path / "models.yaml"
-    path.write_text(yaml.safe_dump({"models": imported(SWAP).models}))
+    path.write_text(yaml.safe_dump({"models": read_models(SWAP).models}))
     (wish,) = load(path).wishes.values()
     assert (wish.name, wish.context, wish.policy.keep_alive) == ("qwen", 32768, 300.0)

@@ -51,7 +51,7 @@ def worth(outcome: PlanOutcome, **fields: Any) -> float:
 ONE = PlanOutcome(speed(100, 1000), 8_000, 8_000, 1)
 
 
-def doubled(gain: float) -> PlanOutcome:
+def two_gpus(gain: float) -> PlanOutcome:
     """The outcome of two GPUs that are so many times as good as one."""
     context = round(8_000 * gain)
     return PlanOutcome(speed(100 * gain, 1000 * gain), context, context, 2)
@@ -59,16 +59,16 @@ def doubled(gain: float) -> PlanOutcome:
 
 @pytest.mark.parametrize("goal", ["balanced", "latency", "context"])
 def test_a_doubling_of_gpus_has_to_give_a_quarter_while_nobody_asked_for_all(goal: str) -> None:
-    assert worth(doubled(1.26), goal=goal) > worth(ONE, goal=goal)
-    assert worth(doubled(1.24), goal=goal) < worth(ONE, goal=goal)
-    assert worth(doubled(1.24), goal=goal, gpus="all") > worth(ONE, goal=goal, gpus="all")
-    assert worth(doubled(1.24), goal=goal, gpus=2) > worth(ONE, goal=goal, gpus=2)
-    assert worth(doubled(1.26), goal=goal, gpus="few") < worth(ONE, goal=goal, gpus="few")
+    assert worth(two_gpus(1.26), goal=goal) > worth(ONE, goal=goal)
+    assert worth(two_gpus(1.24), goal=goal) < worth(ONE, goal=goal)
+    assert worth(two_gpus(1.24), goal=goal, gpus="all") > worth(ONE, goal=goal, gpus="all")
+    assert worth(two_gpus(1.24), goal=goal, gpus=2) > worth(ONE, goal=goal, gpus=2)
+    assert worth(two_gpus(1.26), goal=goal, gpus="few") < worth(ONE, goal=goal, gpus="few")
 
 
 def test_throughput_takes_a_doubling_for_a_ninth() -> None:
-    assert worth(doubled(1.12), goal="throughput") > worth(ONE, goal="throughput")
-    assert worth(doubled(1.1), goal="throughput") < worth(ONE, goal="throughput")
+    assert worth(two_gpus(1.12), goal="throughput") > worth(ONE, goal="throughput")
+    assert worth(two_gpus(1.1), goal="throughput") < worth(ONE, goal="throughput")
 
 
 def test_each_doubling_is_judged_by_itself() -> None:
