@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from gateway.cli.plain_values import PlainCommand, PlainGroup
+from gateway.errors import BadRequest
 
 # Section: command: function, or `app` of a group, in gateway/cli/commands.
 SECTIONS = {
@@ -79,8 +80,29 @@ Commands under "Serve models" and "Look" ask the running gateway
 (FITSERVE_URL)."""
 
 
+# Commands of Ollama, LM Studio and vLLM: what to type here.
+FOREIGN_COMMANDS = {
+    "create": "`fitserve import Modelfile` writes a file of models, `fitserve add` takes options.",
+    "cp": "A second name is `fitserve set NAME --alias OTHER`.",
+    "copy": "A second name is `fitserve set NAME --alias OTHER`.",
+    "help": "`fitserve --help` lists the commands, `fitserve run --help` describes one.",
+    "version": "`fitserve --version` prints it.",
+    "chat": "`fitserve run MODEL` begins a conversation.",
+    "load": "`fitserve start NAME` loads a stopped model, `fitserve add NAME SOURCE` a new one.",
+    "unload": "`fitserve stop NAME` unloads a model and keeps it.",
+    "get": "`fitserve pull MODEL` downloads, `fitserve search WORDS` finds models.",
+    "push": "Models are not published from here; the Hugging Face Hub has a client for that.",
+}
+
+
 class SectionedGroup(PlainGroup):
     """The program, whose help lists commands by section and ends with examples."""
+
+    # The base class names the parameters `ctx` and `args`.
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in FOREIGN_COMMANDS:
+            raise BadRequest(f"There is no command {args[0]}.", hint=FOREIGN_COMMANDS[args[0]])
+        return super().resolve_command(ctx, args)
 
     # The base class names the parameter `ctx`.
     def format_commands(self, ctx: Any, formatter: Any) -> None:

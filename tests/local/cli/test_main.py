@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.demo.checkpoint import make_model
+from gateway.cli.registry import FOREIGN_COMMANDS, SECTIONS
 from gateway.domain import Decision, Hardware, LaunchSpec
 from gateway.engines.inquiry.gap_book import GapBook
 from gateway.settings import Settings
@@ -247,6 +248,26 @@ def test_help_has_whole_sentences_at_80_columns(command: str) -> None:
     assert [line for line in shown.splitlines() if len(line) > 80 or line.endswith("...")] == [
         line for line in shown.splitlines() if line.startswith("Usage:") and line.endswith("...")
     ]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("create", "fitserve import Modelfile"),
+        ("cp", "fitserve set NAME --alias OTHER"),
+        ("version", "fitserve --version"),
+        ("unload", "fitserve stop NAME"),
+    ],
+)
+def test_commands_of_other_programs_are_answered_with_ours(command: str, words: str) -> None:
+    shown = fitserve(command, "a", "b")
+    assert (shown.returncode, words in " ".join(shown.stderr.split())) == (2, True)
+    assert f"There is no command {command}." in shown.stderr
+
+
+def test_no_command_is_named_as_that_of_another_program() -> None:
+    names = {name for section in SECTIONS.values() for name in section}
+    assert not names & set(FOREIGN_COMMANDS)
 
 
 def test_options_of_the_plan_stand_behind_those_of_the_command() -> None:
