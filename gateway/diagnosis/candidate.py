@@ -115,6 +115,8 @@ class ProcessTrace:
     """The traceback so far, for a log that ends in it."""
     serving_error: FailureCandidate | None = None
     """The first exception since the engine serves, unless the process went on."""
+    thread_error: FailureCandidate | None = None
+    """The exception that ended a thread since the engine serves, until the next record."""
 
     def close(self) -> None:
         """End the message."""

@@ -47,11 +47,16 @@ class CrashStack:
         """The files of compiled code on the stack, the innermost first."""
         return tuple(self._libraries)
 
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """The functions of the program on the stack, the innermost last."""
+        return tuple(reversed(self._frames))
+
     def _begin(self, text: str, number: int) -> None:
         if not self.number:
             self.number, self.line = number, text
 
     def candidate(self, phase: str) -> FailureCandidate:
         """The stack's frames as a traceback, and its symbols as the message."""
-        shape = Shape("", " ".join(self._symbols), tuple(reversed(self._frames)), phase)
+        shape = Shape("", " ".join(self._symbols), self.frames, phase)
         return FailureCandidate(None, {}, self.line, self.number, phase, shape=shape)

@@ -37,9 +37,11 @@ _WAITS, _REPEATS = "Waiting for ", 5
 # It doubles the time between lines of this kind, so two of them are a long wait.
 _RARE_WAITS = "Waiting for creating a placement group"
 _DIGITS = re.compile(r"\d+")
-# Faults of requests that are noted. No request decides whether the server has a template.
+# Faults of requests that are noted. No request decides whether the server has a template, a package
+# or a permission.
 _MOST_FAULTS = 16
-_REQUEST_FAULTS = FAULTS | {
+_PROGRAM_FAULTS = FAULTS | {"ImportError", "ModuleNotFoundError", "PermissionError"}
+_REQUEST_FAULTS = _PROGRAM_FAULTS | {
     "ChatTemplateResolutionError",
     "NotImplementedError",
     "RuntimeError",
@@ -47,7 +49,10 @@ _REQUEST_FAULTS = FAULTS | {
     "TemplateSyntaxError",
 }
 # A parser reads what the model wrote, so an answer that it cannot read is no fault of a client.
-_PARSER = re.compile(r"tool_pars|reasoning_pars|/reasoning/|_tool_parser|function_call")
+# What a client sends back of it passes the same code each time.
+_PARSER = re.compile(
+    r"tool_pars|reasoning_pars|/reasoning/|_tool_parser|function_call|chat_utils\.py:"
+)
 _STANDARD_LIBRARY = re.compile(
     r"/python3(?:\.\d+)?/(?!(?:site|dist)-packages/)|\A<|json/decoder\.py"
 )
@@ -61,9 +66,15 @@ _ADVISES = re.compile(
 _FLAG = re.compile(r"(?<![\w-])--[a-z]")
 # Code of an engine, or of a library that it calls, and none that only carries requests.
 _OWN_CODE = re.compile(
-    r"(?:packages/|/)(?!starlette/|fastapi/|uvicorn/|anyio/|h11/|httptools/|aiohttp/|zmq/|pydantic)"
-    r"(?:vllm|sglang|transformers|tokenizers|xgrammar|outlines|torch|PIL|mistral_common)/"
+    r"(?:packages/|/)(?:vllm|sglang|transformers|tokenizers|xgrammar|outlines|torch|PIL"
+    r"|mistral_common)/"
 )
+_ENGINE = re.compile(r"(?:packages/|/)(?:vllm|sglang)/")
+_CARRIES = re.compile(
+    r"/(?:starlette|fastapi|uvicorn|anyio|h11|httptools|aiohttp|httpx|httpcore|zmq|pydantic\w*)/"
+)
+# An exception that nothing caught on its way to the web server, which answers with status 500.
+_UNCAUGHT = re.compile(r"/uvicorn/protocols/")
 
 Proof = tuple[TextSignature, dict[str, Scalar]]
 
@@ -226,8 +237,8 @@ class LogEvidence:
         """Note that the engine ends: errors since it serves that it did not survive count now."""
         self.add_death(text, number)
         if self.serving and not self.is_ending:
-            errors = [item.serving_error for item in self.processes.values() if item.serving_error]
-            for candidate in sorted(errors, key=lambda item: item.number):
+            errors = [item.serving_error or item.thread_error for item in self.processes.values()]
+            for candidate in sorted(filter(None, errors), key=lambda item: item.number):
                 self.add(candidate)
         self.is_ending = True
 
@@ -236,15 +247,14 @@ class LogEvidence:
         """Whether enough faults of requests are noted."""
         return sum(number for _, number in self.faults.values()) >= _MOST_FAULTS
 
-    def note_fault(self, candidate: FailureCandidate) -> None:
-        """Note an error of a request that the serving engine survives."""
+    def note_fault(self, candidate: FailureCandidate, *, by_worker: bool = False) -> None:
+        """Note an error of a request that the serving engine survives.
+
+        by_worker: a process that computes says so, and not the one that reads requests.
+        """
         shape = candidate.shape
         raised = next((f for f in reversed(shape.frames) if not _STANDARD_LIBRARY.search(f)), "")
-        # A request can be wrong; a program's own fault is the program's.
-        is_fault = shape.exception in _REQUEST_FAULTS or (
-            shape.exception == "JSONDecodeError" and _PARSER.search(raised)
-        )
-        if self.has_faults or not is_fault or not _OWN_CODE.search(raised):
+        if self.has_faults or not (by_worker or _is_fault(shape, raised)):
             return
         first, number = self.faults.get((shape.exception, raised), (candidate, 0))
         self.faults[shape.exception, raised] = first, number + 1
@@ -313,3 +323,17 @@ class LogEvidence:
             self.add_complaint(FailureCandidate.unproven(line.text, line.number, shape))
         elif forms.LEVEL.match(line.text):
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
+
+
+def _is_fault(shape: Shape, raised: str) -> bool:
+    """Whether an error of a request is the program's own. raised: the frame that raised it.
+
+    A request can be wrong, and a library may refuse it so; Python's own faults no request makes.
+    """
+    if shape.exception == "JSONDecodeError":
+        return bool(_PARSER.search(raised))
+    if any(map(_UNCAUGHT.search, shape.frames)):
+        return bool(_OWN_CODE.search(raised))
+    if shape.exception in _PROGRAM_FAULTS:
+        return any(map(_ENGINE.search, shape.frames)) and not _CARRIES.search(raised)
+    return shape.exception in _REQUEST_FAULTS and bool(_OWN_CODE.search(raised))

@@ -30,6 +30,8 @@ from gateway.domain import Failure
 _MOST_BROKEN = 6
 # The prefix of a record is shorter.
 _HEAD = 120
+# The names of processes that compute, and read no requests.
+_COMPUTES = re.compile(r"\(\w*(?:Worker|EngineCore)|\A[TDPE]P\d")
 
 
 class LogReader:
@@ -121,7 +123,7 @@ class LogReader:
             line = line._replace(text=line.text.lstrip())
         if not self._evidence.serving:
             self._evidence.circumstances |= self._signatures.cures.in_line(text)
-            self._evidence.options.read(text)
+            self._evidence.options.read(line.text)
             self._evidence.read_advice(line.text, self._lines.number)
         self._read_level(line, text, process)
         if line.quiet or self._is_stopped:
@@ -177,6 +179,7 @@ class LogReader:
         if process.unproven is not None and not process.is_fatal:
             process.unproven.survived = True
         process.close()
+        process.thread_error = None
         if line.quiet:
             process.is_fatal, process.serving_error = False, None
             if self._evidence.disregards(process):
@@ -268,15 +271,14 @@ class LogReader:
             process.source,
             tuple(process.codes),
         )
-        if ignored and process.ends_thread and not evidence.serving:
-            # The end of a thread ends no engine, but it is the failure where nothing else is.
-            if not self._add_hint(line, text, process) and not evidence.quoted:
-                evidence.quoted = (self._unproven(text, shape),)
+        if ignored and process.ends_thread:
+            self._end_thread(line, text, shape, process)
             return
         is_bare = not (traced or process.is_fatal)
         if ignored or (evidence.serving and (is_bare or process.in_request)):
-            if traced and not ignored and evidence.disregards(process):
-                evidence.note_fault(self._unproven(text, shape))
+            by_worker = is_bare and line.level == "ERROR" and _COMPUTES.search(line.process)
+            if (traced or by_worker) and not ignored and evidence.disregards(process):
+                evidence.note_fault(self._unproven(text, shape), by_worker=bool(by_worker))
             return
         proof = evidence.prove_exception(line.text, process)
         if proof is None and forms.WRAPPER.match(line.text):
@@ -302,6 +304,18 @@ class LogReader:
         candidate.bare = is_bare and proof is None
         candidate.set_message(line.text, len(text))
         self._add(candidate, process, line)
+
+    def _end_thread(self, line: LogLine, text: str, shape: Shape, process: ProcessTrace) -> None:
+        """Read the exception of a thread. It ends no engine, but is the failure where nothing else
+        is, or where the engine ends next."""
+        evidence = self._evidence
+        if not evidence.serving:
+            if not self._add_hint(line, text, process) and not evidence.quoted:
+                evidence.quoted = (self._unproven(text, shape),)
+        else:
+            proof = evidence.prove_exception(line.text, process)
+            process.thread_error = self._candidate(proof, text, process)
+            process.thread_error.shape = shape
 
     def _read_benign(
         self, line: LogLine, text: str, process: ProcessTrace, *, framed: bool

@@ -7,6 +7,7 @@ vLLM prints the options that were given (`non-default args: {...}`), SGLang the 
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 _NON_DEFAULT = re.compile(r"non-default args: (?P<all>\{.*)")
 # A text, as of a chat template, may have brackets and quotes of its own.
@@ -132,6 +133,19 @@ _REFUSED_NAME = re.compile(
 # Short forms of parallelism, as messages have them.
 _SHORT_FORMS = {"DP": "data-parallel", "EP": "expert-parallel", "DCP": "decode-context-parallel"}
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b")
+# Variables of the engine that a command, or a list of the environment, sets. A sentence that asks
+# for one does not begin so.
+_SETS = re.compile(
+    r"(?:\A\W{0,4}(?:export |env |declare -x )?(?:[A-Z][A-Z0-9_]*=\S* ){0,20}"
+    r"|\bdocker run .{0,400}?(?:-e|--env)[ =])"
+    r"(?P<name>(?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=[\"']?(?P<value>[\w.-]+)[\"']?(?=[\s\\]|\Z)"
+)
+_OWN_PREFIXES = ("VLLM_", "SGLANG_", "SGL_")
+# Words of a variable's name that are no part of the engine.
+_SWITCHING = frozenset({"VLLM", "SGLANG", "SGL", "USE", "ENABLE", "DISABLE", "SKIP", "FORCE"})
+# A shorter word may stand in any text.
+_TELLING = 7
+_SIZES = frozenset({"size", "gb"})
 
 
 class StartOptions:
@@ -141,11 +155,15 @@ class StartOptions:
         self._values: dict[str, str] = {}
         self._parts: dict[str, list[str]] = {}
         """The values inside the value of an option."""
+        self._variables: dict[str, str] = {}
+        """The engine's own variables that the log shows as set."""
         self._complete = False
         """Whether an option that is not listed was not given."""
 
     def read(self, line: str) -> None:
-        """Read a line of the log."""
+        """Read a line of the log, without the prefix of its record."""
+        if any(prefix in line for prefix in _OWN_PREFIXES) and (match := _SETS.search(line)):
+            self._variables.setdefault(match["name"], match["value"])
         if "args" not in line:
             return
         if match := _NON_DEFAULT.search(line):
@@ -205,7 +223,32 @@ class StartOptions:
                 or any(_is_valued(part, lower_text) for part in (value, *self._parts.get(flag, ())))
             )
         ]
+        several += [
+            flag
+            for flag, value in self._set_options().items()
+            if flag in _FEATURES and _NUMBER.fullmatch(value) and _is_partly_named(flag, lower_text)
+        ]
         return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(several))[:_MOST])
+
+    def variable_about(self, text: str) -> tuple[str, str]:
+        """A variable that this start sets and whose part of the engine a text names, with its
+        value; empty without one."""
+        letters = re.sub(r"[^a-z0-9]", "", text.lower())
+        for name, value in self._variables.items():
+            words = [word.lower() for word in name.split("_") if word not in _SWITCHING]
+            if any(len(word) >= _TELLING and word in letters for word in words):
+                return name, value
+        return "", ""
+
+    def zero_option(self, text: str) -> str:
+        """The option that this start gives as 0 and that a text names, or the only one, as a flag.
+
+        Empty without one.
+        """
+        zeros = [flag for flag, value in self._values.items() if value == "0"]
+        named = [flag for flag in zeros if flag.replace("-", "_") in text]
+        chosen = named or zeros
+        return f"--{chosen[0]}" if len(chosen) == 1 else ""
 
     def narrow(self, step: str) -> str:
         """The step with only those of its listed settings that this start can change.
@@ -281,6 +324,13 @@ def _is_named(flag: str, text: str) -> bool:
         re.search(rf"(?<![A-Za-z0-9]){name}(?:ism)?(?![A-Za-z0-9])", text, re.IGNORECASE)
         or (short and re.search(rf"\b{short}\b", text))
     )
+
+
+def _is_partly_named(flag: str, text: str) -> bool:
+    """Whether a text has two words of a flag side by side: `context_parallel` of
+    --decode-context-parallel-size."""
+    words = [word for word in flag.split("-") if word not in _SIZES]
+    return any(re.search(f"{first}[-_ ]?{second}", text) for first, second in pairwise(words))
 
 
 def _is_dtype(flag: str, value: str, text: str) -> bool:

@@ -23,7 +23,7 @@ from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import FailureSignature, StructuralSignature
 from gateway.diagnosis.signatures import Signatures
 from gateway.diagnosis.structure import Shape
-from gateway.domain import Failure
+from gateway.domain import Failure, Scalar
 
 if TYPE_CHECKING:
     from gateway.diagnosis.evidence import LogEvidence
@@ -255,9 +255,12 @@ class LogVerdict:
         elif not shape.message:
             shape = shape._replace(message=item.line)
         libraries = self._evidence.crash.libraries if row.kind in _CRASHES else ()
+        if row.kind in _CRASHES and not shape.frames:
+            shape = shape._replace(frames=self._evidence.crash.frames)
         circumstances = self._evidence.circumstances | cures.in_shape(shape, libraries)
         engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
         version = self._version or self._evidence.progress.reported.get("version", "")
+        failing = " ".join((shape.message, *shape.frames[-2:]))
         values = (
             self._evidence.progress.settings
             | circumstances
@@ -277,19 +280,9 @@ class LogVerdict:
             values["own_part"] = values.pop("package")
         if architecture := values.get("architecture"):
             values |= cures.having_architecture(engine, version, architecture)
-        if option := self._evidence.options.options_in(shape.message):
-            values["named"] = option
-        refused_value, flag = self._evidence.options.refused_value(shape.message)
-        if refused_value:
-            values |= {"refused_value": refused_value, "refused_by": flag}
         if setting := values.get("exceeded_setting"):
             values |= cures.flag_of_setting(engine, str(setting))
-        if features := self._evidence.options.features:
-            values["features"] = features
-        if related := self._evidence.options.options_about(
-            " ".join((shape.message, *shape.frames[-2:], shape.source))
-        ):
-            values["related"] = related
+        values |= self._option_values(shape, failing)
         if values.get("ranks") == 1:
             del values["ranks"]
             values["one_rank"] = "yes"
@@ -300,8 +293,23 @@ class LogVerdict:
         advice = tuple(step for step in steps if not self._evidence.options.rules_out(step))
         values |= cures.off_switch(engine, version, shape)
         values |= held_by_others(values) | conclude(shape.message, values)
-        failing = " ".join((shape.message, *shape.frames[-2:]))
         return Case(row.kind, item.phase, engine, values, self._evidence.options, advice, failing)
+
+    def _option_values(self, shape: Shape, failing: str) -> dict[str, Scalar]:
+        """What the options of the start have to do with a failure."""
+        options = self._evidence.options
+        values: dict[str, Scalar] = {
+            "named": options.options_in(shape.message),
+            "features": options.features,
+            "related": options.options_about(
+                " ".join((shape.message, *shape.frames[-2:], shape.source))
+            ),
+        }
+        values["refused_value"], values["refused_by"] = options.refused_value(shape.message)
+        values["own_variable"], values["own_value"] = options.variable_about(failing)
+        if shape.exception == "ZeroDivisionError":
+            values["zero_option"] = options.zero_option(f"{shape.source} {shape.message}")
+        return {name: value for name, value in values.items() if value}
 
 
 def _is_named(cause: FailureCandidate | None) -> bool:

@@ -104,6 +104,7 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
     known |= {"code_change", "code_gone", "no_other_code"}
     known |= {"beyond_home", "enough_free", "folder_variable", "local_copy", "one_channel"}
     known |= {"raising_package", "switch", "switch_named", "refused_value", "exceeded_flag"}
+    known |= {"own_variable", "zero_option"}
     known |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
     named = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
     named |= {name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)}
@@ -275,6 +276,52 @@ def test_a_fault_of_several_requests_is_named_while_the_engine_serves(
     if kind != "none":
         assert failure.proves == "nothing"
         assert "3 requests failed so" in failure.message
+
+
+CALLED = (
+    "Traceback (most recent call last):",
+    '  File "/x/site-packages/sglang/srt/entrypoints/openai/serving_chat.py", line 7, in stream',
+    '  File "/x/site-packages/sglang/srt/frob.py", line 7, in read',
+)
+
+
+@pytest.mark.parametrize(
+    ("raised_in", "error", "is_fault"),
+    [
+        # Python's own faults, wherever below the engine.
+        ("/x/site-packages/frob_parser/core.py", "AssertionError", True),
+        ("/x/site-packages/sglang/srt/frob.py", "ImportError: Please install frob", True),
+        # A library of media refuses what a client sent.
+        ("/x/site-packages/torchcodec/frob.py", "RuntimeError: no video stream", False),
+        # What carries requests fails with its client.
+        ("/x/site-packages/starlette/responses.py", "AssertionError", False),
+    ],
+)
+def test_who_raised_an_error_of_a_request_decides_whose_fault_it_is(
+    raised_in: str, error: str, is_fault: bool
+) -> None:
+    request = (*CALLED, f'  File "{raised_in}", line 7, in frob', error, ALIVE)
+    ready = "The server is fired up and ready to roll!"
+    failure = read(ready, ALIVE, *(request * 2), engine="sglang")
+    assert (failure.kind != "none") is is_fault
+
+
+def test_an_error_that_nothing_caught_is_the_servers_whatever_it_is() -> None:
+    request = (*CALLED, "ValueError: frob", ALIVE)
+    web = '  File "/x/site-packages/uvicorn/protocols/http/h11_impl.py", line 7, in run_asgi'
+    ready = "The server is fired up and ready to roll!"
+    assert read(ready, ALIVE, *(request * 2), engine="sglang").kind == "none"
+    uncaught = (request[0], web, *request[1:])
+    assert read(ready, ALIVE, *(uncaught * 2), engine="sglang").kind != "none"
+
+
+@pytest.mark.parametrize(
+    ("process", "kind"), [("Worker_TP0 pid=7", "config_refused"), ("APIServer pid=1", "none")]
+)
+def test_what_a_worker_reports_of_requests_needs_no_traceback(process: str, kind: str) -> None:
+    report = f"({process}) ERROR 03-14 10:22:05 [frob.py:7] RuntimeError: Remote frob id mismatch."
+    ready = "INFO:     Application startup complete."
+    assert read(ready, report, ALIVE, report, ALIVE, engine="vllm").kind == kind
 
 
 def test_what_carries_requests_is_no_fault_of_the_engine() -> None:

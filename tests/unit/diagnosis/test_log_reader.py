@@ -650,6 +650,20 @@ def test_a_thread_that_ends_is_the_failure_where_nothing_else_is() -> None:
     assert diagnose(["\n".join((told, *thread[1:])).encode()], SIGNATURES)[0].kind == "none"
 
 
+def test_a_thread_is_the_cause_where_the_engine_ends_next() -> None:
+    served = "[2026-03-14 10:22:05] Prefill batch. #new-seq: 1, #new-token: 7"
+    thread = (
+        "Exception in thread Thread-3 (work):",
+        *FORWARD,
+        "RuntimeError: UVA is not available",
+    )
+    end = "[2026-03-14 10:22:06] Received sigquit from a child process. It usually means the child"
+    ended = "\n".join((served, *thread, f"{end} failed."))
+    gone_on = "\n".join((served, *thread, served, f"{end} failed."))
+    assert diagnose([ended.encode()], SIGNATURES)[0].kind == "platform"
+    assert diagnose([gone_on.encode()], SIGNATURES)[0].kind == "unknown"
+
+
 def test_an_assertion_of_a_kernel_is_believed_of_an_engine_that_serves() -> None:
     served = (
         "[2026-03-14 10:22:05 TP2] Decode batch, #running-req: 1, gen throughput (token/s): 21.39"

@@ -132,3 +132,39 @@ def test_an_option_is_named_by_its_whole_name_or_short_form() -> None:
     assert given.options_in("no blocks in the KV cache") == ""
     assert given.options_in("unblock_sized DPS") == ""
     assert given.options_about("fp8_e5m2 is not supported") == "--kv-cache-dtype"
+
+
+def test_a_feature_with_a_number_is_named_by_two_words_of_its_flag() -> None:
+    given = options(
+        "non-default args: {'decode_context_parallel_size': 8, 'cpu_offload_gb': 4,"
+        " 'max_num_seqs': 8}"
+    )
+    assert given.options_about("frob:_context_parallel_frob") == "--decode-context-parallel-size"
+    assert given.options_about("frob/cpu_offload.py:move") == "--cpu-offload-gb"
+    assert given.options_about("context of num_seqs in parallel, max 8") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "variable"),
+    [
+        ("VLLM_USE_FROBCACHE=0", ("VLLM_USE_FROBCACHE", "0")),
+        ("export HF_HOME=/m VLLM_USE_FROBCACHE=0 vllm serve /m", ("VLLM_USE_FROBCACHE", "0")),
+        ("$ docker run --gpus all -e SGLANG_FROBCACHE=off img", ("SGLANG_FROBCACHE", "off")),
+        ("The engine is slow. Set VLLM_USE_FROBCACHE=0 to go on.", ("", "")),
+        ("HF_FROBCACHE=1", ("", "")),
+        ("VLLM_USE_FROB=0", ("", "")),
+    ],
+)
+def test_a_variable_that_a_command_sets_is_named_by_its_part(
+    line: str, variable: tuple[str, str]
+) -> None:
+    assert options(line).variable_about("name 'frob_cache' is not defined") == variable
+    assert options(line).variable_about("name 'other' is not defined") == ("", "")
+
+
+def test_the_option_that_is_zero_is_the_named_one_or_the_only_one() -> None:
+    both = options("non-default args: {'tensor_parallel_size': 0, 'seed': 0}")
+    assert both.zero_option("heads % tensor_parallel_size") == "--tensor-parallel-size"
+    assert both.zero_option("a % b") == ""
+    assert options("non-default args: {'seed': 0}").zero_option("a % b") == "--seed"
+    assert options("non-default args: {'seed': 1}").zero_option("a % seed") == ""
