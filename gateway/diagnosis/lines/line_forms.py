@@ -150,6 +150,7 @@ REQUEST = re.compile(
 HANDLER = re.compile(
     r"starlette/|fastapi/|uvicorn/protocols/|(?<!arg_groups)/(?:openai/protocol|serving_\w+"
     r"|\w+_tool_parser|\w+_reasoning_parser)\.py:(?!__init__\Z)|zmq/_future\.py:_chain\Z"
+    r"|/chat_utils\.py:_?(?:parse_chat|postprocess)_\w+\Z"
     r"|zmq/sugar/socket\.py:recv_\w+\Z"
 )
 CAUSED = re.compile(r"The above exception was the direct cause")
