@@ -141,6 +141,8 @@ _SETS = re.compile(
     r"(?P<name>(?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=[\"']?(?P<value>[\w.-]+)[\"']?(?=[\s\\]|\Z)"
 )
 _OWN_PREFIXES = ("VLLM_", "SGLANG_", "SGL_")
+# Secrets, and variables that change only what is told.
+_TELLS_NOTHING = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|LOGG|_LOG\b|TRACE|DEBUG|VERBOSE")
 # Words of a variable's name that are no part of the engine.
 _SWITCHING = frozenset({"VLLM", "SGLANG", "SGL", "USE", "ENABLE", "DISABLE", "SKIP", "FORCE"})
 # A shorter word may stand in any text.
@@ -163,7 +165,7 @@ class StartOptions:
     def read(self, line: str) -> None:
         """Read a line of the log, without the prefix of its record."""
         if any(prefix in line for prefix in _OWN_PREFIXES) and (match := _SETS.search(line)):
-            self._variables.setdefault(match["name"], match["value"])
+            self._set_variable(match["name"], match["value"])
         if "args" not in line:
             return
         if match := _NON_DEFAULT.search(line):
@@ -297,6 +299,10 @@ class StartOptions:
         if _OMISSION.search(step) or _VARIABLE.search(step):
             return False
         return any(map(self.is_on, named))
+
+    def _set_variable(self, name: str, value: str) -> None:
+        if not _TELLS_NOTHING.search(name):
+            self._variables.setdefault(name, value)
 
     def _add(self, pair: re.Pattern[str], text: str) -> None:
         depth, flag = 0, ""

@@ -153,6 +153,8 @@ def test_a_feature_with_a_number_is_named_by_two_words_of_its_flag() -> None:
         ("The engine is slow. Set VLLM_USE_FROBCACHE=0 to go on.", ("", "")),
         ("HF_FROBCACHE=1", ("", "")),
         ("VLLM_USE_FROB=0", ("", "")),
+        ("VLLM_FROBCACHE_KEY=abc", ("", "")),
+        ("VLLM_FROBCACHE_LOGGING=1", ("", "")),
     ],
 )
 def test_a_variable_that_a_command_sets_is_named_by_its_part(
