@@ -164,3 +164,14 @@ def test_a_context_beyond_the_machine_or_the_model_is_refused_with_the_limit() -
     # The advanced pair leaves the size to the planner.
     between = make_decision("llama-3.1-8b", machine, min_context=4096, max_context="1m").plans[0]
     assert between.max_model_len.value > 32768
+
+
+def test_a_share_of_unified_memory_is_warned_of() -> None:
+    """Two GB10 had 22.5 GiB of cache where 38 were forecast: host programs count as the engine's
+    (github.com/eugr/spark-vllm-docker/issues/396; MemorySnapshot in vllm/utils/mem_utils.py)."""
+    words = "the engine counts what other programs take while it starts as its own"
+    shares = (
+        make_decision("llama-3.1-8b", GB10, args=args).plans[0]
+        for args in ({"gpu-memory-utilization": 0.6}, {})
+    )
+    assert [any(words in warning for warning in plan.warnings) for plan in shares] == [True, False]
