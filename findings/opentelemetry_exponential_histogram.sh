@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # opentelemetry-exporter-prometheus 0.66b2: one exponential histogram makes every scrape end in an
 # AttributeError, so the metrics of the whole process are gone. The SDK offers that aggregation by
-# a view, and exporters of OTLP take it. A view that selects by `*` is enough.
+# a view, and exporters of OTLP take it.
 # Seen on 2026-11-29: explicit buckets: page, exponential: AttributeError
 set -euo pipefail
 folder=$(mktemp -d)

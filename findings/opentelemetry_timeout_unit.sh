@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # opentelemetry-exporter-otlp-proto-http 1.45.2: OTEL_EXPORTER_OTLP_TIMEOUT counts seconds. The
-# specification of OpenTelemetry says that such variables are milliseconds, and exporters of other
-# languages read them so. The usual 10000 lets an export to a dead collector wait for nearly three
-# hours instead of ten seconds. Engines such as vLLM export with this package.
+# specification of OpenTelemetry counts such variables in milliseconds. The usual 10000 lets an
+# export to a dead collector wait for nearly three hours instead of ten seconds. Engines such as
+# vLLM export with this package.
 # Seen on 2026-11-29: timeout 500, answer after 2 s: exported in one request
 set -euo pipefail
 folder=$(mktemp -d)

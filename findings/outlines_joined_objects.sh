@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# outlines_core 0.2.14: `allOf` is the texts of its parts one after the other. Two objects that
-# pydantic or an OpenAPI file joins by `allOf` give a pattern that matches two JSON texts in a
-# row, and not the object with the members of both. No error tells it.
+# outlines_core 0.2.14: `allOf` is the texts of its parts one after the other. Two objects that an
+# OpenAPI file joins by `allOf` give a pattern that matches two JSON texts in a row, and not the
+# object with the members of both. No error tells it.
 # Seen on 2026-11-29: {"a": 1, "b": 2}: no, {"a": 1}{"b": 2}: yes
 set -euo pipefail
 folder=$(mktemp -d)

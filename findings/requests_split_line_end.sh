@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # requests 2.34.2: `iter_lines` makes two line ends of one CR LF whose characters arrive in two
 # pieces. In an event stream the empty line between them ends the event, so a consumer of lines
-# (many small clients of OpenAI's API are one) sees an event without data and data without a name.
-# It depends on where the network cuts the stream. httpx 0.28.1 reads the same pieces as one.
+# sees an event without data and data without a name. It depends on where the network cuts the
+# stream. httpx 0.28.1 reads the same pieces as one.
 # Seen on 2026-11-29: requests ['event: delta', '', 'data: one', ''], httpx ['event: delta',
 # 'data: one', '']
 set -euo pipefail

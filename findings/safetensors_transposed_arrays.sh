@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # safetensors 0.8.0 beside 0.7.0: an array of numpy that is not in C order is written from its
 # memory as it lies, under the shape that the array has. A transposed weight comes back with its
-# numbers in other places, without an error. 0.7.0 wrote the numbers in the order of the shape.
+# numbers in other places, without an error. The documentation asks for contiguous arrays, and
+# nothing checks that. 0.7.0 wrote the numbers in the order of the shape.
 # Seen on 2026-11-29: 0.7.0: [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]],
 # 0.8.0: [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
 set -euo pipefail

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # langchain-openai 1.7.4 and pydantic-ai-slim 2.38.0: the usage of a chat stream is the sum over
-# its chunks. vLLM and SGLang send the usage so far with every chunk if the option
-# `continuous_usage_stats` is on, so a prompt of 10 tokens with an answer of 2 counts as 30 and 5.
-# The openai client shows each chunk's own usage, and the last one is right. A server that sends
-# running totals makes users of these libraries see too many tokens and too high costs.
+# its chunks. vLLM sends the usage so far with every chunk if the option `continuous_usage_stats`
+# is on, so a prompt of 10 tokens with an answer of 2 counts as 30 and 5. The openai client shows
+# each chunk's own usage, and the last one is right. A server that sends running totals makes
+# users of these libraries see too many tokens and too high costs.
 # Seen on 2026-11-29: openai 10 2, langchain-openai 30 5, pydantic-ai 30 5
 set -euo pipefail
 folder=$(mktemp -d)
