@@ -217,6 +217,11 @@ def show(made: ClusterStorm) -> None:
     sys.stderr.write(json.dumps(made.figures()) + "\n")
 
 
+def end_in_order(*_: object) -> None:
+    """SIGTERM ends the machines too."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Kill programs of a cluster at random moments.")
     parser.add_argument("--rounds", type=int, default=100)
@@ -226,6 +231,7 @@ def main() -> int:
     if reason := obstacle():
         sys.stderr.write(f"The storm cannot run here: {reason}.\n")
         return 2
+    signal.signal(signal.SIGTERM, end_in_order)
     with storm(random.Random(args.seed)) as made:
         made.begin(args.writers)
         for number in range(1, args.rounds + 1):

@@ -118,6 +118,9 @@ class HostServer:
             if self._admits(writer):
                 with contextlib.suppress(OSError):
                     await self._answer(reader, writer)
+        except asyncio.CancelledError:
+            # By the end of `serving`. Python 3.11 would log a traceback for a cancelled connection.
+            pass
         except Exception:
             # A fault of the agent ends this connection, and no other.
             log.exception("a call failed unexpectedly")

@@ -98,6 +98,23 @@ async def test_logs_of_engines_that_ended_long_ago_are_removed(world: ProcessHar
     assert left == {"a1.log", "a3.log", "cluster/a2.log"}
 
 
+async def test_calls_that_the_end_of_the_service_cuts_off_log_no_fault(
+    world: ProcessHarness, caplog: pytest.LogCaptureFixture
+) -> None:
+    await world.host.start(world.make_spec("a1"))
+    with (world.data_dir / "logs/a1.log").open("a") as file:
+        file.write("a line\n")
+    async with service(world, lease_s=300):
+        log = gateway(world, "a").follow("a1")
+        assert await anext(log)
+        lines = asyncio.ensure_future(anext(log))
+        await asyncio.sleep(0)
+    lines.cancel()
+    await asyncio.gather(lines, return_exceptions=True)
+    await log.aclose()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_an_owner_is_remembered_over_a_restart_of_the_service(world: ProcessHarness) -> None:
     async with service(world, lease_s=300):
         instance = await gateway(world, "a").start(world.make_spec("a1"))
