@@ -88,7 +88,8 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
     assert "\n  no_kernel: vllm==0.19.1 TP=2\n" in text
     assert "\n      Marlin: N=32 is not a multiple of 64 (32 over)\n" in text
     assert "\x1b" not in text
-    roomy = run("plan", qwen, "--hardware", "2x5090", "--engine", "vllm==0.19.1").stdout
+    all_gpus = ("--gpus", "all")
+    roomy = run("plan", qwen, "--hardware", "2x5090", "--engine", "vllm==0.19.1", *all_gpus).stdout
     assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(
         roomy.split()
     )

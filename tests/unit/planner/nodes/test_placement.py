@@ -131,7 +131,7 @@ def test_a_plan_for_one_node_keeps_its_command() -> None:
 
 def test_each_copy_over_nodes_has_its_own_start() -> None:
     engine = PROFILES.engine(VERSIONS[0])
-    decision, _ = over(engine, ["gb10"] * 4, "glm-4.5-air")
+    decision, _ = over(engine, ["gb10"] * 4, "glm-4.5-air", replicas=2)
     plan = next(plan for plan in spans(decision) if plan.replicas.value == 2)
     first, second = (launch(plan, engine, copy_number=number) for number in (0, 1))
     assert not {row.node for row in first.nodes} & {row.node for row in second.nodes}
