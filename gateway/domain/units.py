@@ -73,7 +73,7 @@ def words(count: int) -> str:
     """The size of a file: `21.9 GiB`, `3.0 MiB`, `1.5 KiB` or `12 bytes`."""
     if count >= GIB:
         return f"{count / GIB:.1f} GiB"
-    if count >= MIB // 10:
+    if count >= MIB // 20:
         return f"{count / MIB:.1f} MiB"
     return f"{count / 1024:.1f} KiB" if count >= 1024 else plural(count, "byte")
 
