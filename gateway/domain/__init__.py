@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         Engine,
         Flag,
         Install,
+        KnownChoice,
         Method,
         MethodRule,
     )
@@ -130,7 +131,7 @@ _NAMES = {
     ),
     "choice": "BoolChoice Choice IntChoice StrChoice bool_choice int_choice str_choice",
     "decision": "Decision EngineHere ModelForm OpenQuestions Rejected Rival RuleGap WouldFit",
-    "engine": "Advisory CacheDefault Engine Flag Install Method MethodRule",
+    "engine": "Advisory CacheDefault Engine Flag Install KnownChoice Method MethodRule",
     "facts": "Fact FactKind Failure Served",
     "hardware": "Cluster Gpu GpuProcess Hardware Link Network Node NodeLink Pcie",
     "model": (
@@ -202,6 +203,7 @@ __all__ = [
     "Install",
     "Instance",
     "IntChoice",
+    "KnownChoice",
     "LaunchSpec",
     "LayerAttention",
     "LayerKernel",

@@ -129,6 +129,19 @@ class CacheDefault(Value):
     source: str
 
 
+class KnownChoice(Value):
+    """A choice of a version's own code that the rules of its file `of` do not make.
+
+    Either another version's `rules` make it, or it is `backend` (of experts: by `method`).
+    """
+
+    of: Literal["attention_backends", "moe"]
+    where: dict[str, tuple[str, ...] | bool] = Field(description="conditions, as rules name them")
+    rules: str | None = Field(None, description='"kind==version" with rules')
+    backend: str | None = None
+    method: str = ""
+
+
 class Engine(Value):
     """An engine version, read from `profiles/engines/`."""
 
@@ -312,6 +325,9 @@ class Engine(Value):
             '"kind==version" with rules -> linear kernels that choose layers by the code of that'
             " version, and not of `guessed_from`"
         ),
+    )
+    choices: tuple[KnownChoice, ...] = Field(
+        (), description="choices of this version's code; the first that holds decides"
     )
     guessed_from: str | None = Field(
         None,

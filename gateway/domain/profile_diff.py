@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gateway.domain.base import Field
-from gateway.domain.engine import Engine, Flag, Method
+from gateway.domain.engine import Engine, Flag, KnownChoice, Method
 from gateway.domain.release import release
 from gateway.domain.value import Scalar, Value
 
@@ -28,6 +28,7 @@ class ProfileDiff(Value):
         {}, description="fields of Engine that have one value, or a short list"
     )
     kernels_as: dict[str, tuple[str, ...]] = Field({}, description="as in Engine")
+    choices: tuple[KnownChoice, ...] = Field((), description="as in Engine")
     flags: dict[str, Flag] = Field({})
     quantizations: dict[str, Method] = Field({})
     architectures: tuple[str, ...] = ()
@@ -121,6 +122,7 @@ def apply_diff(near: Engine, diff: ProfileDiff) -> Engine:
     return derive_profile(near, diff.version).evolve(
         **changes,
         kernels_as=diff.kernels_as,
+        choices=diff.choices,
         sources={"flags": f"asked of {diff.source}", "rules": f"those of {near.ref}"},
     )
 

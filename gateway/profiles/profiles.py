@@ -268,6 +268,15 @@ class Profiles(ProfileTables):
             }
             if isinstance(linear := fields.get("linear"), LinearRules):
                 fields["linear"] = self._with_kernels_of_others(ref, linear)
+            choices = self.engine(ref).choices
+            for name in fields.keys() & {choice.of for choice in choices}:
+                of_file = [choice for choice in choices if choice.of == name]
+                other_rules = {
+                    choice.rules: getattr(self._rules(choice.rules), name)
+                    for choice in of_file
+                    if choice.rules
+                }
+                fields[name] = fields[name].with_choices(of_file, other_rules)
             self._known_rules[ref] = kind(**fields) if fields else None
         return self._known_rules[ref]
 

@@ -194,10 +194,10 @@ def questions(version: str) -> Iterator[Question]:
 def answers(version: str) -> list[Any]:
     sglang_attention.record_backends()
     with tempfile.TemporaryDirectory() as folder:
-        return [_answer(Path(folder), question) for question in questions(version)]
+        return [answer(Path(folder), question) for question in questions(version)]
 
 
-def _answer(folder: Path, q: Question) -> Any:
+def answer(folder: Path, q: Question) -> Any:
     model = folder / q.model
     if not model.is_dir():
         model.mkdir()
@@ -239,7 +239,7 @@ def _selection_answer(args: Any, q: Question) -> list[Any]:
             _tower(q),
         ]
     finally:
-        with suppress(ModuleNotFoundError):
+        with suppress(ModuleNotFoundError, AttributeError):  # older versions have none
             importlib.import_module("sglang.srt.runtime_context").reset_context()
 
 

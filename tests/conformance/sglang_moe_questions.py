@@ -66,7 +66,7 @@ NAMES = (
 READ_SINCE = {"0.5.11": ("gemma-4-26b-a4b", "granite-4.0-h-small", "qwen3.6-35b-a3b")}
 
 
-def _schemes() -> Iterator[Question]:
+def schemes() -> Iterator[Question]:
     yield Question("", "none", "unquantized")
     yield Question("", "online", "fp8_tensor", 8)
     yield Question("", "fp8", "fp8_tensor", 8)
@@ -106,7 +106,7 @@ def questions(version: str) -> Iterator[Question]:
     unread = {
         name for bound, names in READ_SINCE.items() if not since(version, bound) for name in names
     }
-    for scheme in _schemes():
+    for scheme in schemes():
         base = scheme._replace(model=NAMES[0])
         if scheme.origin != "mxfp4":
             yield base
@@ -150,7 +150,7 @@ def _few() -> Iterator[Question]:
 
 def answers(version: str) -> list[Any]:
     """Ask the engine that this process has booted."""
-    return [_answer(question) for question in questions(version)]
+    return [answer(question) for question in questions(version)]
 
 
 def config_of(q: Question) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def config_of(q: Question) -> dict[str, Any]:
     return config | ({"quantization_config": block} if block else {})
 
 
-def _answer(q: Question) -> Any:
+def answer(q: Question) -> Any:
     given = {"quantization": "fp8"} if q.origin == "online" else {}
     try:
         made = sglang_layers.configure(config_of(q), q.dtype, q.tp, q.ep, given)

@@ -58,17 +58,11 @@ class Selection(Value):
 @lru_cache(maxsize=1024)  # the same model is judged for every number of ranks
 def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selection:
     """The engine's selection for this model on this GPU."""
-    query = _query(model)
-    if numbers(model.capability) is None:
-        return _unknown_selection(f"{model.capability!r} is not a compute capability")
-    if query.architecture in rules.own_backends:
-        return _unknown_selection(
-            f"{query.architecture} brings settings of its own, which these rules do not describe"
-        )
-    if query.kv_dtype not in rules.kv_dtypes:
-        return _unknown_selection(f"these rules do not describe a KV cache in {query.kv_dtype}")
-    if (query.kind == "mla") != (query.architecture in rules.mla):
-        return _unknown_selection(f"whether it computes {query.architecture} as MLA is not known")
+    for loan in rules.loans:
+        if loan.where.refusal(model) is None:
+            return select(loan.rules, model, forced)
+    if why := _description_gap(rules, model, forced):
+        return _unknown_selection(why)
     chosen: dict[BackendOption, str | None] = {
         "attention": forced.attention,
         "prefill": forced.prefill,
@@ -111,6 +105,24 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     if refused:
         return Selection(refused=tuple(dict.fromkeys(refused)), status="none")
     return Selection(prefill=prefill, decode=decode, page=page or 1, status="ok")
+
+
+def _description_gap(rules: BackendRules, model: Subject, forced: ForcedBackends) -> str:
+    """Why these rules do not know the selection; "": they do."""
+    query = _query(model)
+    if numbers(model.capability) is None:
+        return f"{model.capability!r} is not a compute capability"
+    if query.kv_dtype not in rules.kv_dtypes:
+        return f"these rules do not describe a KV cache in {query.kv_dtype}"
+    if forced == ForcedBackends() and any(
+        check.refusal(model) is None for check in rules.described
+    ):
+        return ""
+    if query.architecture in rules.own_backends:
+        return f"{query.architecture} brings settings of its own, which these rules do not describe"
+    if (query.kind == "mla") != (query.architecture in rules.mla):
+        return f"whether it computes {query.architecture} as MLA is not known"
+    return ""
 
 
 def server_attention(

@@ -5,9 +5,10 @@ Check (from a profile) + Model + compute capability -> why it does not hold; "":
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from gateway.domain import Value
+from gateway.domain import KnownChoice, Value
 from gateway.domain.base import Field
 from gateway.engines.common.rules.check import Check, RuleFile
 
@@ -81,6 +82,13 @@ class LayerRule(Value):
     version: Literal[3, 4] | None = None
 
 
+class BackendLoan(Value):
+    """Models that are as the rules of another version say."""
+
+    where: Check
+    rules: BackendRules
+
+
 class BackendRules(RuleFile):
     """profiles/engines/sglang/VERSION/attention_backends.yaml. Sources are file:line below
     sglang/srt/ of that version."""
@@ -107,3 +115,24 @@ class BackendRules(RuleFile):
     recurrent_source: str = ""
     vision: tuple[LayerRule, ...]
     vision_source: str = ""
+    loans: tuple[BackendLoan, ...] = Field((), description="models that other rules describe")
+    described: tuple[Check, ...] = Field(
+        (), description="models whose backend a step names, where nothing else describes them"
+    )
+
+    def with_choices(
+        self, choices: Iterable[KnownChoice], others: Mapping[str, BackendRules]
+    ) -> BackendRules:
+        """These rules with choices of the version's own code. others: rules by version."""
+        loans, steps = [], []
+        for choice in choices:
+            where = Check.from_valid(dict(choice.where))
+            if choice.rules is not None:
+                loans.append(BackendLoan(where=where, rules=others[choice.rules]))
+            else:
+                steps.append(BackendStep(where=where, attention=choice.backend))
+        return self.evolve(
+            loans=tuple(loans),
+            models=(*steps, *self.models),
+            described=tuple(step.where for step in steps),
+        )

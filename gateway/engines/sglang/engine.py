@@ -36,11 +36,12 @@ from gateway.engines.common.rules.variable_effects import without_rule
 from gateway.engines.common.speculative.speculative_rules import SpeculativeRules
 from gateway.engines.common.speed.objective import concurrency
 from gateway.engines.common.variant import Variant
+from gateway.engines.sglang.attention import model_of as subject_of
 from gateway.engines.sglang.attention import server_attention
 from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.engines.sglang.kind import SglangKind
 from gateway.engines.sglang.kv_cache import TokenPool, model_of, whole
-from gateway.engines.sglang.kv_dtype import declared_dtype
+from gateway.engines.sglang.kv_dtype import adopted_dtype
 from gateway.engines.sglang.memory import (
     MemoryRules,
     StaticMemory,
@@ -50,6 +51,7 @@ from gateway.engines.sglang.memory import (
     process_bytes,
     static_memory,
 )
+from gateway.engines.sglang.sparse_index import stored_groups
 from gateway.models.drafter import Drafter
 from gateway.models.rank import Rank
 
@@ -99,7 +101,7 @@ class SglangRules(SglangKind):
         return self.attention_backends.repairs if self.attention_backends else ()
 
     def adopted_kv_dtype(self, spec: ModelSpec, engine: Engine, capability: str | None) -> str:
-        return declared_dtype(spec.quant, engine)
+        return adopted_dtype(spec, engine, capability)
 
     def kv_flag_wins(self, quant: Quant | None, engine: Engine) -> bool:
         return True
@@ -160,7 +162,7 @@ class SglangRules(SglangKind):
         page = max((row.block or 1 for row in candidate.evidence.attention), default=1)
         pool = TokenPool(
             rules,
-            attention,
+            _pool_groups(rules, candidate, attention),
             candidate.variant.tp,
             item,
             page,
@@ -355,6 +357,22 @@ class SglangRules(SglangKind):
                 candidate.source,
             )
         return self.memory
+
+
+def _pool_groups(
+    rules: MemoryRules, candidate: Candidate, attention: tuple[AttentionGroup, ...]
+) -> tuple[AttentionGroup, ...]:
+    """The groups with the sizes that their pool keeps for them."""
+    spec = candidate.inputs.spec
+    model = subject_of(
+        attention,
+        spec.architecture,
+        candidate.variant.kv_dtype,
+        candidate.rank.capability,
+        candidate.devices.least,
+    )
+    text = spec.config.get("text_config")
+    return stored_groups(rules, attention, model, text if isinstance(text, dict) else spec.config)
 
 
 def _states_of(candidate: Candidate, rules: MemoryRules) -> tuple[int, int | None]:

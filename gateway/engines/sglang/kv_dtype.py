@@ -1,4 +1,5 @@
-"""KV cache dtype that a checkpoint declares and SGLang adopts under `--kv-cache-dtype auto`. Pure.
+"""KV cache dtype under `--kv-cache-dtype auto` in SGLang: its own for a model, else that of the
+checkpoint. Pure.
 
 Sources: configure_kv_cache_dtype in srt/model_executor/model_runner.py:1902 of 0.5.10 and
 srt/mem_cache/kv_cache_dtype.py:60 of 0.5.23; from_config of the classes in
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.domain import Engine, Quant
+from gateway.domain import Engine, ModelSpec, Quant
+from gateway.engines.common.memory.cache_default import default_of
 from gateway.models.quantization_block import FILE
 
 AUTO = "auto"
@@ -17,6 +19,12 @@ _FP8 = "fp8_e4m3"
 # A trait of SGLang 0.5.23: compressed-tensors checkpoints declare a cache dtype too
 # (compressed_tensors.py:143).
 COMPRESSED = "kv_of_compressed_tensors"
+
+
+def adopted_dtype(spec: ModelSpec, engine: Engine, capability: str | None) -> str:
+    """The version's own dtype for the model, else that of the checkpoint; `auto`: neither."""
+    default = default_of(spec, engine, capability)
+    return default.dtype if default else declared_dtype(spec.quant, engine)
 
 
 def declared_dtype(quant: Quant | None, engine: Engine) -> str:

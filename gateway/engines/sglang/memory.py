@@ -17,6 +17,7 @@ from functools import lru_cache
 from gateway.domain import AttentionGroup, Value
 from gateway.domain.base import Field
 from gateway.domain.units import MIB
+from gateway.engines.common.rules.check import Check
 
 _GIB_IN_MIB = 1024
 # CUDA context and torch.distributed: 0.5.15.post1 found 139.09 GiB free on an H200 that had 139.80
@@ -27,6 +28,9 @@ _NCCL = 1024 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size
 # takes 10 % more.
 _VIT_LAYERS, _VIT_HIDDEN = 24, 1024
+# Elements of an FP8 row that share a scale, and bytes of a scale: quant_block_size of
+# DSATokenToKVPool in srt/mem_cache/memory_pool.py.
+SCALED_BLOCK, SCALE_BYTES = 128, 4
 # Graphs for larger batches take half as much again, where attention is data parallel.
 _MANY_GRAPHS = 300
 
@@ -77,6 +81,12 @@ class MemoryRules(Value):
         (), description="architectures with experts whose attention can be data parallel"
     )
     no_prefill_graphs: tuple[str, ...] = Field((), description="others whose prefill gets none")
+    scaled_latents: tuple[Check, ...] = Field(
+        (), description="sparse attention whose FP8 latents have scales and a 16-bit part (any of)"
+    )
+    shares_index: bool = Field(
+        False, description="layers that reuse the tokens chosen by another keep no keys of an index"
+    )
 
 
 class ModelTraits(Value):
@@ -215,14 +225,14 @@ def kv_tokens(
     page: int = 1,
     states_bytes: int | None = None,
 ) -> int | None:
-    """Tokens of the full KV pool on one rank; None where these rules do not know (a sparse
-    attention's index).
+    """Tokens of the full KV pool on one rank; None where these rules do not know (the index of
+    layers without a latent).
 
     Sliding layers get a pool of their own of `swa_ratio` of the tokens. Recurrent ones get
     `states_bytes`, or (None) a share of the bytes.
     """
     groups = [group for group in attention if group.kind not in ("encoder", "vision")]
-    if any(group.index_dim for group in groups):
+    if any(group.index_dim and group.kind != "mla" for group in groups):
         return None
     if any(group.kind == "recurrent" for group in groups):
         share = math.floor(pool_bytes / (1 + rules.mamba_ratio))
@@ -241,7 +251,10 @@ def kv_tokens(
 
 def _bytes_per_token(group: AttentionGroup, tp: int, element_bytes: int) -> int:
     if group.kind == "mla":
-        return group.layers * group.head_dim * element_bytes
+        index = group.index_dim or 0
+        # Keys of an indexer are FP8, with a float32 scale for every block.
+        keys = index + index // SCALED_BLOCK * SCALE_BYTES
+        return group.layers * (group.head_dim * element_bytes + keys)
     return (
         group.layers
         * max(1, group.kv_heads // tp)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.domain import CacheDefault, Engine, ModelSpec, Quant
-from gateway.engines.common.rules.subject import is_of_family
+from gateway.domain import Engine, ModelSpec, Quant
+from gateway.engines.common.memory.cache_default import default_of
 
 AUTO = "auto"
 # A trait of vLLM from 0.26.0 on: before, a compressed-tensors checkpoint's scheme was written over
@@ -26,20 +26,6 @@ def adopted_dtype(spec: ModelSpec, engine: Engine, capability: str | None) -> st
         result = default.dtype if default else AUTO
     flag = engine.flags.get("kv-cache-dtype")
     return result if flag is None or not flag.choices or result in flag.choices else AUTO
-
-
-def default_of(spec: ModelSpec, engine: Engine, capability: str | None) -> CacheDefault | None:
-    """The dtype that this version gives the model of its own accord."""
-    return next(
-        (
-            row
-            for row in engine.cache_defaults
-            if spec.architecture in row.architectures
-            and capability is not None
-            and is_of_family(capability, row.capabilities)
-        ),
-        None,
-    )
 
 
 def _declared_dtype(quant: Quant | None) -> str:

@@ -49,10 +49,10 @@ def kv_cache_dtype(candidate: Candidate) -> Choice[str]:
     reason, source = _reason_and_source(candidate, "kv_dtype", "kv-cache-dtype", plain)
     if reason != _DECLARED_CACHE:
         return str_choice(value, reason, source)
-    cache_rows = [row for row in engine.cache_defaults if spec.architecture in row.architectures]
-    if cache_rows and cache_rows[0].dtype == value:
-        reason = f"what {engine.ref} gives {spec.architecture} on this GPU"
-        return str_choice(value, reason, cache_rows[0].source)
+    for row in engine.cache_defaults:
+        if spec.architecture in row.architectures and row.dtype == value:
+            reason = f"what {engine.ref} gives {spec.architecture} on this GPU"
+            return str_choice(value, reason, row.source)
     return str_choice(value, reason, spec.quant.file if spec.quant else source)
 
 

@@ -11,11 +11,11 @@ a backend that cannot compute the layer, because nothing checks its CUDA code be
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, get_args
 
-from gateway.domain import Refusal, Value
+from gateway.domain import KnownChoice, Refusal, Value
 from gateway.domain.base import Field, model_validator
 from gateway.engines.common.kernels.preference import Move, sort_by_preference
 from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
@@ -83,6 +83,13 @@ class ExpertMethod(Value):
     refuses: str = ""  # why the engine turns layers that match away
 
 
+class MoeLoan(Value):
+    """Experts that are as the rules of another version say."""
+
+    where: Check
+    rules: MoeRules
+
+
 class MoeRules(RuleFile):
     """profiles/engines/KIND/VERSION/moe.yaml. Sources are files of that version, with lines."""
 
@@ -99,6 +106,23 @@ class MoeRules(RuleFile):
         default_factory=dict
     )  # scheme -> values of --moe-backend that the engine takes and no rule describes
     variables: tuple[VariableEffect, ...] = ()  # kernels as `backends`, or words of --moe-backend
+
+    loans: tuple[MoeLoan, ...] = Field((), description="experts that other rules describe")
+
+    def with_choices(
+        self, choices: Iterable[KnownChoice], others: Mapping[str, MoeRules]
+    ) -> MoeRules:
+        """These rules with choices of the version's own code. others: rules by version."""
+        loans, methods, backends = [], [], dict(self.backends)
+        for choice in choices:
+            where = Check.from_valid(dict(choice.where))
+            if choice.rules is not None:
+                loans.append(MoeLoan(where=where, rules=others[choice.rules]))
+            elif choice.backend is not None:
+                backends.setdefault(choice.backend, ExpertBackend())
+                named = (choice.backend,)
+                methods.append(ExpertMethod(name=choice.method, match=where, backends=named))
+        return self.evolve(loans=tuple(loans), methods=(*methods, *self.methods), backends=backends)
 
     @cached_property
     def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
@@ -151,6 +175,9 @@ def choose_moe(
     subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
     if numbers(capability) is None:
         return _unknown_choice(f"{capability!r} is not a compute capability")
+    for loan in rules.loans:
+        if loan.where.refusal(subject) is None:
+            return choose_moe(loan.rules, shape, capability, packages, forced, variables)
     if forced and (why := first_refusal(rules.forced_requires.get(forced, ()), subject)):
         refusal = Refusal(kernel=f"--moe-backend {forced}", reason=why)
         return MoeChoice(kernel=None, refused=(refusal,), status="none")

@@ -61,7 +61,7 @@ def backends_of(arguments: Any, model: Any) -> Backends:
 
 
 def _backends_by_arguments(arguments: Any, model: Any) -> Backends:
-    """Up to 0.5.15 at least ServerArgs fills itself."""
+    """Up to 0.5.18 at least ServerArgs fills itself."""
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
     linear: Any = importlib.import_module("sglang.srt.layers.attention.linear.utils")
     runner = bare_runner()
@@ -75,7 +75,16 @@ def _backends_by_arguments(arguments: Any, model: Any) -> Backends:
     ]
     recurrent = _recurrent(configured, kernels, arguments.mamba_backend)
     prefill, decode = arguments.get_attention_backends()
-    return Backends(prefill, decode, arguments.page_size, recurrent, runner.mambaish_config or None)
+    return Backends(prefill, decode, arguments.page_size, recurrent, _hybrid(runner, model))
+
+
+def _hybrid(runner: Any, model: Any) -> Any:
+    """The configuration of layers with a state; None, where the model has none."""
+    try:
+        hybrids: Any = importlib.import_module("sglang.srt.configs.hybrid_arch")
+    except ModuleNotFoundError:  # up to 0.5.15 the runner has it
+        return runner.mambaish_config or None
+    return hybrids.mambaish_config(model) or None
 
 
 def _backends_by_view(arguments: Any, model: Any) -> Backends:

@@ -72,8 +72,15 @@ def test_a_window_without_a_pool_of_its_own_keeps_every_token() -> None:
     assert plan.memory.kv_bytes_per_token == int(12 * 1.8 * 8 * 64 * 2 * 2)
 
 
-def test_what_these_rules_do_not_know_is_none() -> None:
-    sparse = pool("deepseek-v3.2")
+def test_a_sparse_index_takes_its_keys_and_scales() -> None:
+    # 61 layers: 128 bytes of FP8 keys and a scale of four bytes, beside the latent.
+    assert pool("deepseek-v3.2").bytes_per_token == 61 * ((512 + 64) * 2 + 128 + 4)
+    assert pool("deepseek-v3.2", tp=8).bytes_per_token == pool("deepseek-v3.2").bytes_per_token
+
+
+def test_an_index_without_a_latent_is_not_known() -> None:
+    full = pool("llama-3.1-8b").attention[0].evolve(index_dim=128)
+    sparse = TokenPool(pool("llama-3.1-8b").rules, (full,), 1, 2)
     assert sparse.tokens(GIB) is None
     assert sparse.bytes_per_token == 0
 

@@ -190,7 +190,5 @@ def test_the_pool_is_what_weights_leave_of_the_share() -> None:
         kv_tokens(MEMORY[NEWEST_SGLANG], hybrid, 19 * GIB, tp=1, element_bytes=2)
         == 10 * GIB // 131072
     )
-    assert (
-        kv_tokens(MEMORY[NEWEST_SGLANG], [latent.evolve(index_dim=128)], GIB, tp=8, element_bytes=2)
-        is None
-    )
+    sparse = [full.evolve(index_dim=128)]
+    assert kv_tokens(MEMORY[NEWEST_SGLANG], sparse, GIB, tp=8, element_bytes=2) is None

@@ -152,6 +152,10 @@ def experts(name: str) -> Experts:
 
 
 def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
+    return moe_choice_by(moe(version), q, capability)
+
+
+def moe_choice_by(rules: MoeRules, q: Any, capability: str) -> MoeChoice:
     traits, layer = experts(q.model)
     gated = not traits.function.endswith("_no_mul")
     shape = MoeShape(
@@ -167,7 +171,7 @@ def moe_choice(version: str, q: Any, capability: str) -> MoeChoice:
         family=traits.family,
         ep=q.ep > 1,
     )
-    return choose_moe(moe(version), shape, capability)
+    return choose_moe(rules, shape, capability)
 
 
 @pytest.mark.parametrize("version", SGLANG)

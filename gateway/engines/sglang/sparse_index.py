@@ -1,0 +1,68 @@
+"""Layers with sparse attention (DeepSeek V3.2, GLM-5) as SGLang's pool keeps them. Pure.
+
+MemoryRules + AttentionGroups + Subject (the model on a GPU) + config.json -> AttentionGroups
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from gateway.domain import AttentionGroup
+from gateway.engines.common.rules.subject import Subject
+from gateway.engines.sglang.memory import SCALE_BYTES, SCALED_BLOCK, MemoryRules
+
+
+def stored_groups(
+    rules: MemoryRules,
+    attention: Iterable[AttentionGroup],
+    model: Subject,
+    config: Mapping[str, Any],
+) -> tuple[AttentionGroup, ...]:
+    """The groups, those of a sparse attention with the sizes of their rows in the pool.
+
+    config: of the text model.
+    """
+    fp8 = model.attention is not None and model.attention.kv_dtype.startswith("fp8")
+    scaled = fp8 and any(check.refusal(model) is None for check in rules.scaled_latents)
+    groups: list[AttentionGroup] = []
+    for group in attention:
+        if group.kind != "mla" or not group.index_dim:
+            groups.append(group)
+            continue
+        stored = group.evolve(head_dim=_scaled_row(group)) if scaled else group
+        numbers = group.numbers or range(group.layers)
+        shared = shared_indices(config, numbers) if rules.shares_index else 0
+        groups.append(stored.evolve(layers=group.layers - shared, numbers=()))
+        if shared:
+            groups.append(stored.evolve(layers=shared, index_dim=None, numbers=()))
+    return tuple(groups)
+
+
+def _scaled_row(group: AttentionGroup) -> int:
+    """Bytes of an FP8 latent with its scales; the part with positions has two bytes an element.
+
+    Source: calculate_mla_kv_cache_dim in srt/mem_cache/kv_cache_configurator.py.
+    """
+    latent = group.value_dim or group.head_dim
+    return latent + latent // SCALED_BLOCK * SCALE_BYTES + 2 * (group.head_dim - latent)
+
+
+def shared_indices(config: Mapping[str, Any], numbers: Collection[int]) -> int:
+    """How many of these layers reuse the tokens that another layer chose.
+
+    Source: dsa_layer_skips_topk in srt/configs/model_config.py. Wrong values count as absent.
+    """
+    for field, word in (("indexer_types", "shared"), ("index_topk_pattern", "S")):
+        listed = config.get(field)
+        if isinstance(listed, list | str):
+            return sum(listed[number : number + 1] in ([word], word) for number in numbers)
+    period = _positive(config.get("index_topk_freq"))
+    first = _positive(config.get("index_skip_topk_offset")) - 1
+    if config.get("index_skip_topk_offset") is None:
+        first = 1
+    return sum(max(number - first, 0) % period != 0 for number in numbers)
+
+
+def _positive(value: object) -> int:
+    return value if type(value) is int and value > 0 else 1
