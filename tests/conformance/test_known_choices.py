@@ -32,32 +32,32 @@ def test_the_forecast_of_a_version_is_what_its_code_answered(ref: str, capabilit
     answers = read_answers()[ref.partition("==")[2]][capability]
     asked = [case for case in cases() if case.key in answers]
     wrong = [
-        (case.key, answers[case.key], said)
+        (case.key, answers[case.key], chosen)
         for case in asked
-        if (said := rule_answer(PROFILES, ref, case, capability)) != answers[case.key]
+        if (chosen := rule_answer(PROFILES, ref, case, capability)) != answers[case.key]
     ]
     assert len(wrong) <= len(asked) * 0.05, wrong
 
 
-def said(version: str, capability: str, *case: str) -> Any:
+def forecast(version: str, capability: str, *case: str) -> Any:
     return rule_answer(PROFILES, f"sglang=={version}", Case(*case), capability)
 
 
 def test_gemma_4_on_data_center_blackwell() -> None:
     """github.com/sgl-project/sglang pull request 25006, merged after 0.5.12."""
     case = "attention_backends", "gemma-4-26b-a4b"
-    assert said("0.5.12", "10.0", *case) == ["triton", "triton", 1]
-    assert said("0.5.14", "10.0", *case) == ["trtllm_mha", "trtllm_mha", 64]
+    assert forecast("0.5.12", "10.0", *case) == ["triton", "triton", 1]
+    assert forecast("0.5.14", "10.0", *case) == ["trtllm_mha", "trtllm_mha", 64]
 
 
 def test_experts_of_minimax_m2_in_nvfp4() -> None:
     case = "moe", "minimax-m2", "modelopt", "nvfp4"
     method = "ModelOptNvFp4FusedMoEMethod"
-    assert said("0.5.12", "10.0", *case) == [method, "flashinfer_trtllm"]
-    assert said("0.5.23", "10.0", *case) == [method, "flashinfer_trtllm_routed"]
+    assert forecast("0.5.12", "10.0", *case) == [method, "flashinfer_trtllm"]
+    assert forecast("0.5.23", "10.0", *case) == [method, "flashinfer_trtllm_routed"]
 
 
 def test_an_architecture_that_the_nearest_rules_do_not_describe() -> None:
     case = "attention_backends", "kimi_k25"
-    assert said("0.5.10.post1", "10.0", *case) == "unknown"
-    assert said("0.5.12", "10.0", *case) == ["trtllm_mla", "trtllm_mla", 64]
+    assert forecast("0.5.10.post1", "10.0", *case) == "unknown"
+    assert forecast("0.5.12", "10.0", *case) == ["trtllm_mla", "trtllm_mla", 64]

@@ -121,14 +121,14 @@ class BackendRules(RuleFile):
     )
 
     def with_choices(
-        self, choices: Iterable[KnownChoice], others: Mapping[str, BackendRules]
+        self, choices: Iterable[KnownChoice], other_rules: Mapping[str, BackendRules]
     ) -> BackendRules:
-        """These rules with choices of the version's own code. others: rules by version."""
+        """These rules with choices of the version's own code. other_rules: by version."""
         loans, steps = [], []
         for choice in choices:
             where = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(BackendLoan(where=where, rules=others[choice.rules]))
+                loans.append(BackendLoan(where=where, rules=other_rules[choice.rules]))
             else:
                 steps.append(BackendStep(where=where, attention=choice.backend))
         return self.evolve(

@@ -110,14 +110,14 @@ class MoeRules(RuleFile):
     loans: tuple[MoeLoan, ...] = Field((), description="experts that other rules describe")
 
     def with_choices(
-        self, choices: Iterable[KnownChoice], others: Mapping[str, MoeRules]
+        self, choices: Iterable[KnownChoice], other_rules: Mapping[str, MoeRules]
     ) -> MoeRules:
-        """These rules with choices of the version's own code. others: rules by version."""
+        """These rules with choices of the version's own code. other_rules: by version."""
         loans, methods, backends = [], [], dict(self.backends)
         for choice in choices:
             where = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
-                loans.append(MoeLoan(where=where, rules=others[choice.rules]))
+                loans.append(MoeLoan(where=where, rules=other_rules[choice.rules]))
             elif choice.backend is not None:
                 backends.setdefault(choice.backend, ExpertBackend())
                 named = (choice.backend,)

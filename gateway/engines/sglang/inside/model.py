@@ -74,7 +74,9 @@ def publish(server_args: Any) -> None:
     engine's errors."""
     if hasattr(server_args, "resolve_once"):
         server_args.resolve_once()
-        importlib.import_module("sglang.srt.runtime_context").get_parallel().clear_stamp()
+        parallel = importlib.import_module("sglang.srt.runtime_context").get_parallel()
+        if hasattr(parallel, "clear_stamp"):  # not before 0.5.21
+            parallel.clear_stamp()
     importlib.import_module("sglang.srt.server_args").set_global_server_args_for_scheduler(
         server_args
     )
