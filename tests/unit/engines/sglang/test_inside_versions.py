@@ -1,0 +1,50 @@
+"""Questions to SGLang versions whose code has other helpers than the newest."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.engines.sglang.inside import attention, model
+
+
+def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
+    made = ModuleType(name)
+    vars(made).update(content)
+    monkeypatch.setitem(sys.modules, name, made)
+
+
+@pytest.mark.parametrize("has_stamp", [False, True])
+def test_arguments_are_published_with_and_without_a_stamp(
+    monkeypatch: pytest.MonkeyPatch, has_stamp: bool
+) -> None:
+    """0.5.19 and 0.5.20 resolve arguments once, and have no stamp to clear."""
+    calls: list[str] = []
+    parallel = SimpleNamespace()
+    if has_stamp:
+        parallel.clear_stamp = lambda: calls.append("cleared")
+    module(monkeypatch, "sglang.srt.runtime_context", get_parallel=lambda: parallel)
+    module(
+        monkeypatch,
+        "sglang.srt.server_args",
+        set_global_server_args_for_scheduler=lambda _: calls.append("published"),
+    )
+    model.publish(SimpleNamespace(resolve_once=lambda: calls.append("resolved")))
+    assert calls == ["resolved", *(["cleared"] if has_stamp else []), "published"]
+
+
+def test_layers_with_a_state_are_found_where_the_version_keeps_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From 0.5.16 on they are of the model, before of its runner."""
+    runner = SimpleNamespace(mambaish_config="of the runner")
+    assert attention._hybrid(runner, "model") == "of the runner"
+    module(
+        monkeypatch,
+        "sglang.srt.configs.hybrid_arch",
+        mambaish_config=lambda of_model: f"of the {of_model}",
+    )
+    assert attention._hybrid(SimpleNamespace(), "model") == "of the model"
