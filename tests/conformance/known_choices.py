@@ -149,4 +149,4 @@ def _choice(group: list[Judged], **known: str) -> KnownChoice:
             where |= {"weight_only": False}
     else:
         where |= {"architectures": names}
-    return KnownChoice(of=case.of, where=where, **known)  # type: ignore[arg-type]
+    return KnownChoice(of=case.of, where=where, **known)

@@ -61,8 +61,8 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     for loan in rules.loans:
         if loan.where.refusal(model) is None:
             return select(loan.rules, model, forced)
-    if why := _description_gap(rules, model, forced):
-        return _unknown_selection(why)
+    if gap := _description_gap(rules, model, forced):
+        return _unknown_selection(gap)
     chosen: dict[BackendOption, str | None] = {
         "attention": forced.attention,
         "prefill": forced.prefill,
