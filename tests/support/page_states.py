@@ -56,13 +56,19 @@ def replica(**fields: Any) -> dict[str, Any]:
     return made | fields
 
 
+def step(phase: str, **fields: Any) -> dict[str, Any]:
+    return {"phase": phase, "since": None, "took_s": None, "expected_s": None} | fields
+
+
 def start(**fields: Any) -> dict[str, Any]:
     """A start in its second phase, 60 s after its begin, by the clock of `busy_state`."""
     return {
-        "phase": "load",
-        "phase_since": 999_988,
         "since": 999_940,
-        "phase_s": 30.0,
+        "steps": [
+            step("importing the engine", took_s=48, expected_s=40.0),
+            step("loading weights", since=999_988, expected_s=30.0),
+            step("compiling", expected_s=20.0),
+        ],
         "low_s": 80.0,
         "high_s": 95.0,
         "grade": "measured",
@@ -106,11 +112,10 @@ def busy_state() -> dict[str, Any]:
             replicas=[bringing]),
         model("loads", "starting", "loading weights", replicas=[replica(start=start())]),
         model("compiles", "starting", "compiling", replicas=[replica(phase="compiling",
-            start=start(phase="compile", phase_s=None, low_s=None, high_s=None, grade=None,
-                is_cache_empty=True))]),
+            start=start(steps=[step("compiling", since=999_988)], low_s=None, high_s=None,
+                grade=None, is_cache_empty=True))]),
         model("comes", "starting", "pulling", replicas=[replica(phase="pulling",
-            start=start(phase=None, phase_since=None, since=None, phase_s=None,
-                grade="estimate"))]),
+            start=start(since=None, steps=[], grade="estimate"))]),
         model("sleeper", "stopped", "nobody asked for it for 5 minutes", replicas=[]),
         model("given-up", "quarantined", HOSTILE),
         model("verifies", "verifying", "asks it for a short answer",

@@ -92,14 +92,22 @@ class LiveDownload(TypedDict):
     rate: float | None
 
 
-class LiveStart(TypedDict):
-    """A start. `phase_since`, `since`: begin of its phase and of its process, in Unix seconds;
-    None: no process yet. `phase_s`, `low_s`, `high_s`: expected seconds; None: unknown."""
+class LiveStep(TypedDict):
+    """A phase of a start. `since`: begin in Unix seconds, of the present one. `took_s`: seconds of
+    one that has ended. `expected_s`: seconds of such a phase; None: unknown."""
 
-    phase: str | None
-    phase_since: float | None
+    phase: str
     since: float | None
-    phase_s: float | None
+    took_s: float | None
+    expected_s: float | None
+
+
+class LiveStart(TypedDict):
+    """A start. `since`: begin of its process, in Unix seconds; None: no process yet. `steps`: ended
+    ones, the present one, expected ones. `low_s`, `high_s`: expected seconds; None: unknown."""
+
+    since: float | None
+    steps: list[LiveStep]
     low_s: float | None
     high_s: float | None
     grade: str | None
@@ -304,15 +312,38 @@ def _start(replica: ReplicaState, expected: Expected) -> LiveStart | None:
     time_s = expected(attempt.plan, replica.conditions)
     now, now_s = time.time(), time.monotonic()
     return LiveStart(
-        phase=phase_label(clock.phase) if clock is not None else None,
-        phase_since=round(now - clock.elapsed_s(now_s)) if clock is not None else None,
         since=round(now - clock.total_s(now_s)) if clock is not None else None,
-        phase_s=time_s.phases.get(clock.phase) if time_s is not None and clock else None,
+        steps=start_steps(
+            clock.seconds(now_s) if clock is not None else {},
+            clock.phase if clock is not None else None,
+            time_s.phases if time_s is not None else {},
+            now,
+        ),
         low_s=time_s.low_s if time_s is not None else None,
         high_s=time_s.high_s if time_s is not None else None,
         grade=time_s.grade if time_s is not None else None,
         is_cache_empty=replica.conditions.is_cache_empty,
     )
+
+
+def start_steps(
+    seconds: Mapping[str, float], present: str | None, expected: Mapping[str, float], now: float
+) -> list[LiveStep]:
+    """The phases that began, in that order, then the expected ones after the present one.
+
+    `seconds`, `expected`: by phase; `present`: the phase that runs, or None; `now`: Unix seconds.
+    """
+    names = list(expected)
+    coming = names[names.index(present) + 1 :] if present in expected else names
+    return [
+        LiveStep(
+            phase=phase_label(phase),
+            since=round(now - seconds[phase]) if phase == present else None,
+            took_s=round(seconds[phase]) if phase in seconds and phase != present else None,
+            expected_s=expected.get(phase),
+        )
+        for phase in dict.fromkeys((*seconds, *coming))
+    ]
 
 
 def _download(progress: str) -> LiveDownload | None:

@@ -46,6 +46,12 @@ export function moment(at) {
   return at === null || at === undefined ? "–" : new Date(at * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 }
 
+/** Whether `words` add nothing to the texts beside them. */
+export function isSaid(words, ...said) {
+  const plain = (one) => (one ?? "").toLowerCase().replace(/[.\s]+$/, "");
+  return said.some((one) => plain(one).includes(plain(words)));
+}
+
 export function plural(count, one, many = `${one}s`) {
   return `${number(count)} ${count === 1 ? one : many}`;
 }

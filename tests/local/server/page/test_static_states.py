@@ -4,6 +4,7 @@ in every state, long names and texts."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -30,8 +31,8 @@ def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser)
         page.sees("No space left on device")
         page.sees("12 requests, 3 waiting")
         page.sees("21 GiB of 63 GiB, 300 MiB/s, 2 min 23 s left")
-        page.sees("load 12 s of 30 s, 1 min of 1 min 20 s to 1 min 35 s in all")
-        page.sees("compile 12 s, nothing is compiled yet")
+        page.sees("loading weights 12 s of 30 s, 1 min of 1 min 20 s to 1 min 35 s in all")
+        page.sees("compiling 12 s, nothing is compiled yet")
         page.sees("the start takes 1 min 20 s to 1 min 35 s in all, an estimate")
         page.sees("Prepared: vllm 0.26.0, 1.1 GiB, up 2 h 0 min")
         page.sees("no node service · engines: 0")
@@ -44,6 +45,89 @@ def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser)
         page.sees("These are the oldest 4; 1,234 more are in flight.")
         page.sees("key a-key-of-a-team-with-a-long-name · 2001:db8:85a3::8a2e:370:7334")
         page.check("busy")
+
+
+def test_a_start_is_shown_as_steps_and_no_word_of_it_stands_twice(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with (
+        gateway(tmp_path) as one,
+        one.enter(telling(busy_state())) as tells,
+        visit(browser, one.url) as page,
+    ):
+        tab = page.tab
+        tab.clock.install(time=1_000_000)
+        tab.route("**/admin/live", tells)
+        view = {"wish": {"endpoints": []}, "plan": None, "decision": None, "attempts": []}
+        tab.route("**/admin/models/*", lambda route: route.fulfill(json=view))
+        page.go()
+        rows = tab.locator(".model")
+        for name, words in (
+            ("loads", ("loading weights", "starting")),
+            ("compiles", ("compiling",)),
+            ("new", ("Downloading", "21 GiB")),
+        ):
+            row = rows.filter(has=tab.get_by_role("link", name=name, exact=True))
+            expect(row).to_contain_text(words[0])
+            assert [row.inner_text().count(word) for word in words] == [1] * len(words)
+        page.go("#/models/loads")
+        steps = tab.get_by_role("list", name="Phases of the start").get_by_role("listitem")
+        expect(steps).to_have_text(
+            [
+                "importing the engine 48 s",
+                re.compile(r"loading weights \d+ s of 30 s"),
+                "compiling 20 s",
+            ]
+        )
+        expect(tab.locator("[aria-current=step]")).to_contain_text("loading weights")
+        assert tab.locator("main").inner_text().count("loading weights") == 1
+        page.check("start-steps")
+        tab.clock.fast_forward(25_000)
+        expect(steps.nth(1)).to_contain_text(re.compile(r"[3-9]\d s of 30 s"))
+        page.go("#/models/new")
+        page.sees("21 GiB of 63 GiB, 300 MiB/s, 2 min 23 s left")
+        page.check("start-download")
+
+
+def test_a_chat_with_a_model_that_is_not_ready_says_what_it_waits_for(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with (
+        gateway(tmp_path) as one,
+        one.enter(telling(busy_state())) as tells,
+        visit(browser, one.url) as page,
+    ):
+        tab = page.tab
+        held: list[Route] = []
+
+        def hold(route: Route) -> None:
+            held.append(route)
+
+        tab.clock.install(time=1_000_000)
+        tab.route("**/admin/live", tells)
+        tab.route("**/v1/chat/completions", hold)
+        for name, words in (
+            ("loads", r"waiting: loads is starting \(loading weights \d+ s of 30 s\), \d s"),
+            ("new", r"waiting: new is starting \(Downloading org/new: 21 GiB of 63 GiB\), \d s"),
+            ("resting", r"waiting: resting is waking up, \d s"),
+            ("serves", r"waiting for the first token, \d s"),
+        ):
+            page.go("#/chat")
+            page.tab.reload()
+            tab.get_by_role("combobox", name="Model").select_option(name)
+            tab.get_by_label("Message").fill("Hello")
+            tab.keyboard.press("Enter")
+            expect(tab.locator(".waiting").last).to_have_text(re.compile(words))
+            if name == "loads":
+                page.check("chat-waits")
+        tab.clock.fast_forward(25_000)
+        expect(tab.locator(".waiting").last).to_have_text(re.compile(r"first token, [2-9]\d s"))
+        chunk = {"choices": [{"index": 0, "delta": {"content": "It is here."}}]}
+        while len(held) < 4:
+            tab.wait_for_timeout(10)
+        held[-1].fulfill(body=f"data: {json.dumps(chunk)}\n\n", content_type="text/event-stream")
+        page.sees("It is here.")
+        expect(tab.locator(".waiting").filter(visible=True)).to_have_count(0)
 
 
 # Words of the gateway's own tables, which are no text of users and engines.

@@ -4,7 +4,7 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.domain import MachineView, PreparedView, StartConditions, StartTime
 from gateway.domain.units import TransferProgress
 from gateway.proxy.routing.routes import Routes
-from gateway.server.page.live_state import live_machine, live_models
+from gateway.server.page.live_state import live_machine, live_models, start_steps
 from tests.support.makers import attempt, machine, wish
 
 WARM = StartConditions(origin="fork", is_cache_empty=False)
@@ -82,15 +82,37 @@ def test_a_start_is_told_with_its_expected_time_until_it_is_proven() -> None:
     assert shown_value() is None, "another gateway began it"
     replica.launched = 8
     assert shown_value() == {
-        "phase": None,
-        "phase_since": None,
         "since": None,
-        "phase_s": None,
+        "steps": [{"phase": "loading weights", "since": None, "took_s": None, "expected_s": 9.0}],
         "low_s": 20.0,
         "high_s": 30.0,
         "grade": "measured",
         "is_cache_empty": False,
     }
+
+
+def test_steps_of_a_start_have_ended_run_or_are_expected() -> None:
+    expected = {"import": 20.0, "download": 5.0, "load": 30.0, "kv": 2.0, "prove": 3.0}
+    steps = start_steps({"import": 18.4, "load": 12.0}, "load", expected, 1000.0)
+    # The weights were here, so the phase before the present one is not expected any more.
+    assert [tuple(step.values()) for step in steps] == [
+        ("importing the engine", None, 18, 20.0),
+        ("loading weights", 988, None, 30.0),
+        ("making the KV cache", None, None, 2.0),
+        ("verifying answers", None, None, 3.0),
+    ]
+
+
+def test_an_engine_that_returns_to_a_phase_is_in_that_step() -> None:
+    steps = start_steps({"load": 9.0, "compile": 4.0}, "load", {}, 1000.0)
+    assert [(step["phase"], step["since"], step["took_s"]) for step in steps] == [
+        ("loading weights", 991, None),
+        ("compiling", None, 4),
+    ]
+
+
+def test_no_step_is_known_of_a_first_start_before_its_process() -> None:
+    assert start_steps({}, None, {}, 1000.0) == []
 
 
 def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:

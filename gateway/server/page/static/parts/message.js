@@ -11,8 +11,9 @@ export function messageView(role) {
   const tools = h("div");
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const figures = h("p", { class: "muted small" });
+  const waiting = h("p", { class: "muted waiting" });
   return {
-    element: h("article", { class: `message ${role}` }, h("p", { class: "by" }, WHO[role] ?? role), thinking, content, tools, problem, figures),
+    element: h("article", { class: `message ${role}` }, h("p", { class: "by" }, WHO[role] ?? role), waiting, thinking, content, tools, problem, figures),
     update(message, trouble = "") {
       text(thoughts, message.reasoning?.trim() ?? "");
       attribute(thinking, "hidden", !message.reasoning);
@@ -22,6 +23,7 @@ export function messageView(role) {
       text(problem, trouble);
       attribute(problem, "hidden", !trouble);
     },
+    wait: (words) => text(waiting, words),
     figures: (said) => text(figures, said.filter(Boolean).join(" · ")),
   };
 }

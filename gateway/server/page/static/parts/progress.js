@@ -1,20 +1,38 @@
-// How far something is: a bar where that is known, with its rate and the time that is left; else words alone.
+// A transfer: a bar with its bytes, its rate and the time that is left.
 import { attribute, h, text } from "../dom.js";
 import { bytes, duration } from "../format.js";
 
-/** @returns {{element: any, update: (progress: {done: number, total: number, rate: number | null} | null) => void}} */
-export function progressBar() {
-  const bar = h("progress", { max: "1", "aria-label": "Downloaded" });
+// Seconds over which a rate is measured here, where the gateway tells none.
+const SPAN_S = 20;
+
+/**
+ * @param {() => number} now
+ * @returns {{element: any, update: (progress: {done: number, total: number, rate: number | null} | null) => void}}
+ */
+export function progressBar(now) {
+  const bar = h("progress", { max: "1", "aria-label": "Transferred" });
   const figures = h("span", { class: "figure muted small" });
   const element = h("div", { class: "progress", hidden: true }, bar, figures);
+  let seen = [];
   return {
     element,
     update(progress) {
       attribute(element, "hidden", !progress);
-      if (!progress) return;
+      if (!progress) return void (seen = []);
+      seen = [...seen.filter((one) => one.at > now() - SPAN_S && one.done <= progress.done), { at: now(), done: progress.done }];
       bar.value = progress.total ? progress.done / progress.total : 0;
-      const left = progress.rate ? `, ${bytes(progress.rate)}/s, ${duration((progress.total - progress.done) / progress.rate)} left` : "";
+      const rate = progress.rate ?? measured(seen);
+      const left = rate ? `, ${bytes(rate)}/s, ${duration((progress.total - progress.done) / rate)} left` : "";
       text(figures, `${bytes(progress.done)} of ${bytes(progress.total)}${left}`);
     },
   };
+}
+
+/** "Downloading org/name: 1 GiB of 9 GiB" -> "Downloading org/name", beside its bar. */
+export const transferName = (words) => (words ?? "").split(": ")[0];
+
+/** Bytes per second; null: not known yet. */
+function measured(seen) {
+  const [first, last] = [seen[0], seen.at(-1)];
+  return last.at - first.at >= 2 && last.done > first.done ? (last.done - first.done) / (last.at - first.at) : null;
 }

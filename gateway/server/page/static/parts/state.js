@@ -23,6 +23,21 @@ const TONES = {
 
 const WORDS = { no_plan: "no plan", backing_off: "waits to retry", quarantined: "given up" };
 
+const SENTENCES = {
+  starting: "is starting",
+  verifying: "is starting",
+  backing_off: "waits to retry",
+  asleep: "is waking up",
+  stopped: "is not loaded",
+  stopping: "is stopping",
+  unreachable: "is unreachable",
+  quarantined: "was given up",
+  no_plan: "has no plan",
+};
+
+/** The state of a model as the end of a sentence. */
+export const stateWords = (state) => SENTENCES[state] ?? `is ${state}`;
+
 export function stateChip() {
   const word = h("span");
   const element = h("span", { class: "state" }, h("span", { class: "dot", "aria-hidden": "true" }), word);
@@ -32,5 +47,6 @@ export function stateChip() {
       attribute(element, "data-tone", TONES[state] ?? "idle");
       text(word, WORDS[state] ?? state);
     },
+    words: () => word.textContent,
   };
 }

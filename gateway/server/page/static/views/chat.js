@@ -4,6 +4,7 @@ import { attribute, fill, h, text } from "../dom.js";
 import { latency, number } from "../format.js";
 import { TOOLS, runTool } from "../parts/chat_tools.js";
 import { messageView } from "../parts/message.js";
+import { waitWords } from "../parts/start.js";
 
 // A model that calls tools again and again comes to an end.
 const MOST_ROUNDS = 4;
@@ -13,6 +14,8 @@ export function chat({ live }, fixed = "") {
   /** @type {any[]} */
   const messages = [];
   let running = null;
+  /** The answer that has not begun, and when it was asked for. */
+  let pending = null;
   const log = h("div", { class: "messages", role: "log", "aria-label": "Conversation", "aria-live": "off", tabindex: "0" });
   const hint = h("p", { class: "empty" }, "Ask something. Nothing is kept when you leave this page.");
   const model = h("select", { id: "chat-model" });
@@ -56,6 +59,8 @@ export function chat({ live }, fixed = "") {
     const shown = messageView("assistant");
     append(shown.element);
     const began = performance.now();
+    pending = { shown, since: live.now() };
+    tellWait();
     const made = { role: "assistant", content: "", reasoning: "", tool_calls: [] };
     let first = null;
     let last = began;
@@ -70,6 +75,7 @@ export function chat({ live }, fixed = "") {
         if (!delta) continue;
         if (take(made, delta)) {
           last = performance.now();
+          if (first === null) endWait();
           first ??= last;
           shown.update(made);
           follow();
@@ -78,12 +84,24 @@ export function chat({ live }, fixed = "") {
     } catch (error) {
       shown.update(made, running?.signal.aborted ? "Stopped." : error.message);
     }
+    endWait();
     shown.figures([first === null ? null : `first token ${latency((first - began) / 1000)}`, usage && `${number(usage.completion_tokens)} tokens`, usage && last > first ? `${number((usage.completion_tokens - 1) / ((last - first) / 1000), 1)} tokens/s` : null]);
     text(status, made.content || "The answer has ended.");
     messages.push({ role: "assistant", content: made.content || null, ...(made.tool_calls.length && { tool_calls: made.tool_calls }) });
     for (const tool of made.tool_calls) push({ role: "tool", tool_call_id: tool.id, content: runTool(tool) });
     follow();
     return made.tool_calls.length > 0 && !running?.signal.aborted;
+  }
+
+  /** The reason why no word has come yet, in the place of the answer. */
+  function tellWait() {
+    const asked = live.model(fixed || model.value);
+    if (pending && asked) pending.shown.wait(waitWords(asked, live.now(), pending.since));
+  }
+
+  function endWait() {
+    pending?.shown.wait("");
+    pending = null;
   }
 
   function body() {
@@ -117,6 +135,7 @@ export function chat({ live }, fixed = "") {
       h("form", { class: "ask", submit }, ask, h("div", { class: "row end" }, clear, stop, send)),
     ),
     update({ models }) {
+      tellWait();
       if (fixed || !models) return;
       const names = models.filter((one) => !one.deleting).map((one) => one.name);
       if (names.join("\n") === [...model.options].map((one) => one.value).join("\n")) return;

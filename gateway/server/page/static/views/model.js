@@ -1,7 +1,7 @@
 // One model: what runs and why, every start, the log, a chat, and what can be done with it.
 import { ApiError, call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
-import { moment, plural } from "../format.js";
+import { isSaid, moment, plural } from "../format.js";
 import { attemptList } from "../parts/attempts.js";
 import { logView } from "../parts/log.js";
 import { modelActions } from "../parts/model_actions.js";
@@ -63,7 +63,8 @@ export function model({ live }, name, tab = "plan") {
       const now = live.model(name);
       chip.update(now ? (now.deleting ? "stopping" : now.state) : "stopped");
       actions.update(now);
-      text(detail, now ? [now.state === "ready" ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""].filter(Boolean).join(" ") : "It was removed.");
+      const isShown = now && (now.state === "ready" || isSaid(now.detail, chip.words()) || (tab === "plan" && now.replicas.some((one) => one.phase === now.detail)));
+      text(detail, now ? [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""].filter(Boolean).join(" ") : "It was removed.");
       attribute(detail, "hidden", !detail.textContent);
       text(about, now ? describe(now) : "");
       part?.update?.(state);

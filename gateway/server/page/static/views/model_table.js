@@ -1,8 +1,8 @@
 // All models: state, engine, requests, and what can be done with each.
 import { attribute, h, keyed, text } from "../dom.js";
-import { duration, plural, tokens } from "../format.js";
-import { progressBar } from "../parts/progress.js";
-import { startBar } from "../parts/start.js";
+import { duration, isSaid, plural, tokens } from "../format.js";
+import { progressBar, transferName } from "../parts/progress.js";
+import { startView } from "../parts/start.js";
 import { stateChip } from "../parts/state.js";
 
 const CHANGES = { underway: "It is being changed.", refused: "The last change was given up." };
@@ -27,8 +27,8 @@ function modelRow(live) {
   const name = h("a", { class: "name" });
   const chip = stateChip();
   const detail = h("p", { class: "detail" });
-  const progress = progressBar();
-  const start = startBar(() => live.now());
+  const progress = progressBar(() => live.now());
+  const start = startView(() => live.now(), { short: true });
   const engine = h("span", { class: "muted" });
   const load = h("span", { class: "figure" });
   const age = h("span", { class: "muted" });
@@ -41,7 +41,9 @@ function modelRow(live) {
       const bringing = model.replicas.find((one) => one.progress)?.progress ?? null;
       progress.update(bringing);
       start.update(bringing ? null : (model.replicas.find((one) => one.start)?.start ?? null));
-      text(detail, [model.state === "ready" || bringing ? "" : model.detail, CHANGES[model.change], model.better && "Another plan should be better."].filter(Boolean).join(" "));
+      const words = model.state === "ready" ? "" : bringing ? transferName(model.detail) : model.detail;
+      const isShown = isSaid(words, chip.words(), start.element.hidden ? "" : start.element.textContent);
+      text(detail, [isShown ? "" : words, CHANGES[model.change], model.better && "Another plan should be better."].filter(Boolean).join(" "));
       attribute(detail, "hidden", !detail.textContent);
       text(engine, about(model));
       text(load, [model.running && plural(model.running, "request"), model.waiting && `${model.waiting} waiting`].filter(Boolean).join(", ") || (model.state === "ready" ? "idle" : ""));

@@ -1,8 +1,8 @@
 // The engines of one model as they are now: state, GPUs, and the requests that they work on.
 import { attribute, h, keyed, text } from "../dom.js";
-import { bytes, duration, plural, tokens } from "../format.js";
-import { progressBar } from "../parts/progress.js";
-import { startBar } from "../parts/start.js";
+import { bytes, duration, isSaid, plural, tokens } from "../format.js";
+import { progressBar, transferName } from "../parts/progress.js";
+import { startView } from "../parts/start.js";
 import { stateChip } from "../parts/state.js";
 
 /** @param {import("../live.js").Live} live @param {string} name */
@@ -28,8 +28,8 @@ function replicaRow(live, machine) {
   const name = h("span", { class: "label" });
   const about = h("span", { class: "muted" });
   const load = h("span", { class: "figure" });
-  const progress = progressBar();
-  const start = startBar(() => live.now());
+  const progress = progressBar(() => live.now());
+  const start = startView(() => live.now());
   return {
     element: h("li", {}, h("div", { class: "row between" }, h("div", { class: "row" }, name, chip.element, about), load), progress.element, start.element),
     update(one) {
@@ -40,7 +40,8 @@ function replicaRow(live, machine) {
       const gpus = one.gpus.map((uuid) => machine()?.gpus.find((gpu) => gpu.uuid === uuid)?.index ?? uuid);
       const since = one.ready_at ?? one.started_at;
       const facts = one.engine ? [one.engine.replace("==", " "), gpus.length ? `GPU ${gpus.join(", ")}` : "CPU", bytes(one.bytes), `${tokens(one.context)} context`, one.grade, since && `${one.ready_at ? "up" : "started"} ${duration(live.now() - since)}${one.ready_at ? "" : " ago"}`] : [];
-      text(about, [one.progress ? null : one.phase, ...facts].filter(Boolean).join(" · ") || one.detail);
+      const phase = one.progress ? transferName(one.phase) : isSaid(one.phase, chip.words(), one.start ? start.element.textContent : "") ? null : one.phase;
+      text(about, [phase, ...facts].filter(Boolean).join(" · ") || (isSaid(one.detail, chip.words()) ? "" : one.detail));
       text(load, one.engine && one.state === "ready" ? `${one.in_flight} of ${plural(one.at_once, "request")} at once` : "");
     },
   };
