@@ -12,12 +12,14 @@ import { edit } from "./edit.js";
 import { replicaCard } from "./replicas.js";
 import { requestsCard } from "./requests.js";
 import { trafficCard } from "./traffic.js";
+import { use } from "./use.js";
 
 const TABS = [
   ["plan", "Plan"],
   ["starts", "Starts"],
   ["log", "Log"],
   ["chat", "Chat"],
+  ["use", "Use it"],
   ["edit", "Edit"],
 ];
 
@@ -48,7 +50,7 @@ export function model({ live }, name, tab = "plan") {
 
   function build(view) {
     part?.close?.();
-    const made = { plan: planPart, starts: startsPart, log: logPart, chat: chatPart, edit: editPart }[tab] ?? planPart;
+    const made = { plan: planPart, starts: startsPart, log: logPart, chat: chatPart, use: usePart, edit: editPart }[tab] ?? planPart;
     const next = made(view, { live, name, path });
     fill(body, next.element);
     next.update?.(live.state);
@@ -146,6 +148,10 @@ function logPart(view, { name }) {
 function chatPart(view, { live, name }) {
   const talk = chat({ live }, name);
   return { element: talk.element, refresh: () => {}, update: talk.update, close: talk.close };
+}
+
+function usePart(view, { live }) {
+  return { ...use(view, { live }), refresh: () => {} };
 }
 
 function editPart(view) {

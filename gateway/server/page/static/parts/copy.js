@@ -1,0 +1,30 @@
+// A button that copies a text.
+import { h, text } from "../dom.js";
+
+/** @param {() => string} read @param {string} about  the thing that is copied, for people who hear the page */
+export function copyButton(read, about) {
+  const word = h("span", {}, "Copy");
+  const button = h("button", { type: "button", class: "quiet", "aria-label": `Copy ${about}` }, word);
+  button.addEventListener("click", async () => {
+    text(word, (await copy(read())) ? "Copied" : "Press Ctrl+C");
+  });
+  button.addEventListener("blur", () => text(word, "Copy"));
+  return button;
+}
+
+/** Browsers have a clipboard for pages of this machine and of https; for others there is the older way. */
+async function copy(words) {
+  try {
+    await navigator.clipboard.writeText(words);
+    return true;
+  } catch {
+    const field = h("textarea", { class: "hidden", value: words, "aria-hidden": "true" });
+    const before = document.activeElement;
+    (before?.closest("dialog") ?? document.body).append(field);
+    field.select();
+    const isCopied = document.execCommand("copy");
+    field.remove();
+    before?.focus();
+    return isCopied;
+  }
+}
