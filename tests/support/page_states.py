@@ -91,6 +91,7 @@ def model(name: str, state: str, detail: str, **fields: Any) -> dict[str, Any]:
         "deleting": False,
         "change": None,
         "better": False,
+        "inputs": ["text"],
         "running": 0,
         "waiting": 0,
     }

@@ -1,12 +1,13 @@
 """GET /: the page, served from files without a build step and without other servers.
 
 Addresses contain a hash of all files: a browser caches them forever, and requests new ones after a
-change.
+change. Files are compressed once.
 """
 
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ router = APIRouter(include_in_schema=False)
 
 FOLDER = Path(__file__).parent / "static"
 _INDEX = "index.html"
+_VENDOR = "vendor/"
 # Stands inside the HTML, so that it runs when no other file arrives.
 _RELOAD = "reload.js"
 _TYPES = {
@@ -50,12 +52,13 @@ _IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 @dataclass(frozen=True)
 class PageFiles:
     """`index`: the HTML with the addresses of the other files. `contents`: by path below the
-    folder. `index_headers`: they permit the one script that stands in the HTML."""
+    folder. `compressed`: both, by gzip. `index_headers`: they permit the one script in the HTML."""
 
     version: str
     index: bytes
     index_headers: Mapping[str, str]
     contents: Mapping[str, bytes]
+    compressed: Mapping[str, bytes]
 
 
 @cache
@@ -73,7 +76,7 @@ def page_files() -> PageFiles:
     policy = HEADERS[_POLICY].replace("script-src", f"script-src 'sha256-{digest}'")
     # Loads all modules at once, not one after another.
     modules = "\n".join(
-        f'<link rel="modulepreload" href="PAGE/{name}">'
+        f'<link rel="modulepreload" href="PAGE/{name}"{_priority(name)}>'
         for name in contents
         if name.endswith(".js")
     )
@@ -84,23 +87,49 @@ def page_files() -> PageFiles:
         .replace("PAGE/", f"/page/{version}/")
         .replace("RELOAD", reload.decode())
     )
-    return PageFiles(version, index.encode(), {**HEADERS, _POLICY: policy}, contents)
+    return PageFiles(
+        version,
+        index.encode(),
+        {**HEADERS, _POLICY: policy},
+        contents,
+        {
+            name: gzip.compress(data, mtime=0)
+            for name, data in {**contents, _INDEX: index.encode()}.items()
+        },
+    )
+
+
+def _priority(name: str) -> str:
+    """Libraries are used by some views only, so the first picture of the page does not await
+    them."""
+    return ' fetchpriority="low"' if name.startswith(_VENDOR) else ""
+
+
+def _encode(request: Request, name: str, data: bytes) -> tuple[bytes, dict[str, str]]:
+    """The body of a file and its headers, compressed for browsers that accept gzip."""
+    vary = {"vary": "accept-encoding"}
+    accepted = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
+    if "gzip" not in accepted:
+        return data, vary
+    return page_files().compressed[name], {**vary, "content-encoding": "gzip"}
 
 
 @router.head("/")
 @router.get("/")
 async def index(request: Request) -> Response:
     files = page_files()
-    tag = f'"{files.version}"'
+    # Weak: the same page, compressed or not.
+    tag = f'W/"{files.version}"'
+    body, encoding = _encode(request, _INDEX, files.index)
     headers = {**files.index_headers, "cache-control": "no-cache", "etag": tag}
     if tag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    return Response(files.index, media_type=_TYPES[".html"], headers=headers)
+        return Response(status_code=304, headers={**headers, "vary": encoding["vary"]})
+    return Response(body, media_type=_TYPES[".html"], headers={**headers, **encoding})
 
 
 @router.head("/page/{version}/{name:path}")
 @router.get("/page/{version}/{name:path}")
-async def file(version: str, name: str) -> Response:
+async def file(request: Request, version: str, name: str) -> Response:
     files = page_files()
     data = files.contents.get(name)
     if data is None or version != files.version:
@@ -108,4 +137,9 @@ async def file(version: str, name: str) -> Response:
             "This file is not part of the page.",
             hint="Reload the page: another version of the gateway is running.",
         )
-    return Response(data, media_type=_TYPES[Path(name).suffix], headers={**HEADERS, **_IMMUTABLE})
+    body, encoding = _encode(request, name, data)
+    return Response(
+        body,
+        media_type=_TYPES[Path(name).suffix],
+        headers={**HEADERS, **_IMMUTABLE, **encoding},
+    )

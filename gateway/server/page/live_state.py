@@ -143,7 +143,8 @@ class LiveEndpoint(TypedDict):
 
 
 class LiveModel(TypedDict):
-    """A model. `running`, `waiting`: requests. `change`: a new wish is being applied, or was
+    """A model. `inputs`: kinds of content in a message; empty: unknown. `running`, `waiting`:
+    requests. `change`: a new wish is being applied, or was
     refused."""
 
     name: str
@@ -157,6 +158,7 @@ class LiveModel(TypedDict):
     deleting: bool
     change: Literal["underway", "refused"] | None
     better: bool
+    inputs: list[str]
     running: int
     waiting: int
     replicas: list[LiveReplica]
@@ -272,6 +274,14 @@ def _model(
         deleting=model.deleting,
         change=None if model.change is None else "refused" if model.change.refused else "underway",
         better=model.rival is not None,
+        inputs=next(
+            (
+                list(replica.attempt.plan.model.inputs)
+                for replica in model.replicas
+                if replica.attempt is not None
+            ),
+            [],
+        ),
         running=count("fitserve_requests_in_flight", name),
         waiting=count("fitserve_requests_queued", name) + routes.waiting(name),
         replicas=[_replica(replica, routes, expected) for replica in model.replicas],

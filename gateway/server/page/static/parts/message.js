@@ -1,29 +1,42 @@
-// One message of a chat: text as it is, thoughts folded away, calls of tools with their arguments.
+// One message of a chat: its text, thoughts folded away, pictures, calls of tools, and what can be done with it.
 import { attribute, fill, h, text } from "../dom.js";
+import { imageView } from "./chat_images.js";
+import { copyButton } from "./copy.js";
+import { markdownView } from "./markdown.js";
 
 const WHO = { user: "You", assistant: "Model", tool: "Tool" };
 
-/** @param {string} role */
-export function messageView(role) {
+/** @param {string} role @param {{edit?: () => void, repeat?: () => void}} actions  of this message */
+export function messageView(role, { edit, repeat } = {}) {
+  let said = "";
   const thoughts = h("pre", { class: "said muted" });
   const thinking = h("details", { hidden: true }, h("summary", {}, "Thoughts"), thoughts);
-  const content = h("pre", { class: "said" });
+  const answer = role === "assistant" ? markdownView() : null;
+  const content = answer?.element ?? h("pre", { class: "said" });
+  const pictures = h("div", { class: "row pictures" });
   const tools = h("div");
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
-  const figures = h("p", { class: "muted small" });
   const waiting = h("p", { class: "muted waiting" });
+  const figures = h("span", { class: "muted small" });
+  const buttons = [role !== "tool" && copyButton(() => said, "this message"), edit && h("button", { type: "button", class: "quiet", click: edit }, "Edit"), repeat && h("button", { type: "button", class: "quiet", click: repeat }, "Again")];
+  const actions = h("div", { class: "row actions", hidden: true }, figures, buttons);
   return {
-    element: h("article", { class: `message ${role}` }, h("p", { class: "by" }, WHO[role] ?? role), waiting, thinking, content, tools, problem, figures),
-    update(message, trouble = "") {
+    element: h("article", { class: `message ${role}` }, h("p", { class: "by" }, WHO[role] ?? role), pictures, waiting, thinking, content, tools, problem, actions),
+    /** `complete`: no more of it comes. */
+    update(message, complete = true) {
+      said = message.content?.trim() ?? "";
       text(thoughts, message.reasoning?.trim() ?? "");
       attribute(thinking, "hidden", !message.reasoning);
-      text(content, message.content?.trim() ?? "");
-      attribute(content, "hidden", !message.content);
+      if (answer) answer.update(said);
+      else text(content, said);
+      attribute(content, "hidden", !said);
+      fill(pictures, (message.images ?? []).map(imageView));
       fill(tools, (message.tool_calls ?? []).map((tool) => h("p", { class: "call mono" }, h("span", { class: "tag" }, "calls"), ` ${tool.function.name}(${tool.function.arguments})`)));
-      text(problem, trouble);
-      attribute(problem, "hidden", !trouble);
+      text(problem, message.trouble ?? "");
+      attribute(problem, "hidden", !message.trouble);
+      text(figures, message.figures ?? "");
+      attribute(actions, "hidden", !complete);
     },
     wait: (words) => text(waiting, words),
-    figures: (said) => text(figures, said.filter(Boolean).join(" · ")),
   };
 }

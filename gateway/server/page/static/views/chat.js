@@ -1,8 +1,11 @@
-// A chat to try a model: the answer as it comes, what it thinks, and tools that it calls.
+// A chat to try a model: the answer as it comes, what it thinks, tools that it calls, and pictures that it sees. This browser keeps it.
 import { events } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { latency, number } from "../format.js";
-import { TOOLS, runTool } from "../parts/chat_tools.js";
+import { imageChooser } from "../parts/chat_images.js";
+import { chatOptions } from "../parts/chat_options.js";
+import { keepChat, readChat } from "../parts/chat_store.js";
+import { runTool } from "../parts/chat_tools.js";
 import { messageView } from "../parts/message.js";
 import { waitWords } from "../parts/start.js";
 
@@ -11,22 +14,25 @@ const MOST_ROUNDS = 4;
 
 /** @param {{live: import("../live.js").Live}} context @param {string} [fixed]  the model; else one is chosen */
 export function chat({ live }, fixed = "") {
+  const kept = readChat(fixed);
   /** @type {any[]} */
-  const messages = [];
+  const messages = kept.messages;
   let running = null;
   /** The answer that has not begun, and when it was asked for. */
   let pending = null;
+  /** The place of the message that is written anew; null: none. */
+  let edited = null;
   const log = h("div", { class: "messages", role: "log", "aria-label": "Conversation", "aria-live": "off", tabindex: "0" });
-  const hint = h("p", { class: "empty" }, "Ask something. Nothing is kept when you leave this page.");
+  const hint = h("p", { class: "empty" }, "Ask something. This browser keeps the conversation until you clear it.");
   const model = h("select", { id: "chat-model" });
-  const system = h("textarea", { id: "chat-system", rows: 2 });
-  const offered = h("input", { type: "checkbox", id: "chat-tools" });
-  const ask = h("textarea", { id: "chat-ask", rows: 2, placeholder: "Message", "aria-label": "Message", required: true });
+  const options = chatOptions(kept.options, () => keep());
+  const images = imageChooser();
+  const ask = h("textarea", { id: "chat-ask", rows: 2, placeholder: "Message", "aria-label": "Message", required: true, paste: images.paste });
   const send = h("button", { class: "primary" }, "Send");
   const stop = h("button", { type: "button", hidden: true, click: () => running?.abort() }, "Stop");
-  const clear = h("button", { type: "button", class: "quiet", click: () => ((messages.length = 0), fill(log, hint)) }, "Clear");
+  const clear = h("button", { type: "button", class: "quiet", click: () => (running?.abort(), cut(0), edit(null)) }, "Clear");
+  const editing = h("p", { class: "row muted small", hidden: true }, "The messages after this one are replaced.", h("button", { type: "button", class: "quiet", click: () => edit(null) }, "Cancel"));
   const status = h("p", { class: "hidden", role: "status" });
-  fill(log, hint);
 
   ask.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -39,9 +45,14 @@ export function chat({ live }, fixed = "") {
     event.preventDefault();
     const said = ask.value.trim();
     if (!said || running) return;
-    ask.value = "";
-    hint.remove();
-    push({ role: "user", content: said });
+    if (edited !== null) cut(edited);
+    const sent = images.take();
+    edit(null);
+    push({ role: "user", content: said, ...(sent.length && { images: sent }) });
+    await answers();
+  }
+
+  async function answers() {
     running = new AbortController();
     attribute(send, "hidden", true);
     attribute(stop, "hidden", false);
@@ -56,41 +67,40 @@ export function chat({ live }, fixed = "") {
 
   /** One answer of the model; whether it called tools, so that it has to be asked again. */
   async function answer() {
-    const shown = messageView("assistant");
-    append(shown.element);
-    const began = performance.now();
+    const { signal } = running;
+    const asked = body();
+    const made = { role: "assistant", content: "", reasoning: "", tool_calls: [] };
+    const shown = push(made, false);
+    const clock = { began: performance.now(), first: null, last: 0, usage: null, end: null };
     pending = { shown, since: live.now() };
     tellWait();
-    const made = { role: "assistant", content: "", reasoning: "", tool_calls: [] };
-    let first = null;
-    let last = began;
-    let usage = null;
     try {
-      for await (const data of events("POST", "/v1/chat/completions", body(), { signal: running.signal })) {
+      for await (const data of events("POST", "/v1/chat/completions", asked, { signal })) {
         if (data === "[DONE]") break;
         const chunk = JSON.parse(data);
         if (chunk.error) throw new Error(chunk.error.message);
-        usage = chunk.usage ?? usage;
-        const delta = chunk.choices?.[0]?.delta;
-        if (!delta) continue;
-        if (take(made, delta)) {
-          last = performance.now();
-          if (first === null) endWait();
-          first ??= last;
-          shown.update(made);
-          follow();
-        }
+        clock.usage = chunk.usage ?? clock.usage;
+        clock.end = chunk.choices?.[0]?.finish_reason ?? clock.end;
+        if (!take(made, chunk.choices?.[0]?.delta ?? {})) continue;
+        clock.last = performance.now();
+        clock.first ??= clock.last;
+        endWait();
+        const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+        shown.update(made, false);
+        if (isAtEnd) follow();
       }
     } catch (error) {
-      shown.update(made, running?.signal.aborted ? "Stopped." : error.message);
+      made.trouble = signal.aborted ? "Stopped." : error.message;
+      // Calls that are cut off are run by nobody.
+      made.tool_calls = [];
     }
     endWait();
-    shown.figures([first === null ? null : `first token ${latency((first - began) / 1000)}`, usage && `${number(usage.completion_tokens)} tokens`, usage && last > first ? `${number((usage.completion_tokens - 1) / ((last - first) / 1000), 1)} tokens/s` : null]);
+    made.figures = figures(clock);
+    shown.update(made);
     text(status, made.content || "The answer has ended.");
-    messages.push({ role: "assistant", content: made.content || null, ...(made.tool_calls.length && { tool_calls: made.tool_calls }) });
     for (const tool of made.tool_calls) push({ role: "tool", tool_call_id: tool.id, content: runTool(tool) });
-    follow();
-    return made.tool_calls.length > 0 && !running?.signal.aborted;
+    keep();
+    return made.tool_calls.length > 0 && !signal.aborted;
   }
 
   /** The reason why no word has come yet, in the place of the answer. */
@@ -105,23 +115,65 @@ export function chat({ live }, fixed = "") {
   }
 
   function body() {
-    const first = system.value.trim() ? [{ role: "system", content: system.value.trim() }] : [];
-    return { model: fixed || model.value, messages: [...first, ...messages], stream: true, stream_options: { include_usage: true }, ...(offered.checked && { tools: TOOLS }) };
+    const system = options.system() ? [{ role: "system", content: options.system() }] : [];
+    return { model: fixed || model.value, messages: [...system, ...messages.map(request).filter(Boolean)], stream: true, stream_options: { include_usage: true }, ...options.fields() };
   }
 
-  function push(message) {
+  function keep() {
+    keepChat(fixed, { messages, options: options.read() });
+  }
+
+  function push(message, complete = true) {
     messages.push(message);
-    const shown = messageView(message.role);
-    shown.update(message);
-    append(shown.element);
+    const shown = show(message, complete);
+    follow();
+    return shown;
   }
 
-  function append(element) {
-    log.append(element);
-    follow();
+  function show(message, complete = true) {
+    hint.remove();
+    const place = () => messages.indexOf(message);
+    const actions = { user: { edit: () => edit(place()) }, assistant: { repeat: () => repeat(place()) } }[message.role];
+    const shown = messageView(message.role, actions);
+    shown.update(message, complete);
+    log.append(shown.element);
+    return shown;
+  }
+
+  /** Takes away the messages from a place on. */
+  function cut(place) {
+    messages.length = place;
+    while (log.childNodes.length > place) log.lastChild.remove();
+    if (!place) fill(log, hint);
+    keep();
+  }
+
+  /** Writes a message of the user anew, in the place of it and all after it; null: none. */
+  function edit(place) {
+    if (running && place !== null) return;
+    edited = place;
+    ask.value = place === null ? "" : messages[place].content;
+    images.set((place !== null && messages[place].images) || []);
+    attribute(editing, "hidden", place === null);
+    if (place !== null) ask.focus();
+  }
+
+  /** Asks once more for an answer, and drops what came after it. */
+  function repeat(place) {
+    if (running) return;
+    cut(messages.slice(0, place).findLastIndex((one) => one.role === "user") + 1);
+    if (messages.length) answers();
   }
 
   const follow = () => (log.scrollTop = log.scrollHeight);
+
+  const permit = () => images.permit(live.model(fixed || model.value)?.inputs.includes("image") ?? false);
+  model.addEventListener("change", permit);
+
+  fill(log, hint);
+  messages.forEach((message) => show(message));
+  // The end is known once it is on the page.
+  requestAnimationFrame(follow);
 
   return {
     title: "Chat",
@@ -129,13 +181,14 @@ export function chat({ live }, fixed = "") {
       "section",
       { class: "card chat", "aria-label": "Chat" },
       fixed ? null : h("div", { class: "row between whole" }, h("h1", {}, "Chat"), h("div", { class: "row whole" }, h("label", { for: "chat-model" }, "Model"), model)),
-      h("details", {}, h("summary", {}, "Options"), h("div", { class: "stack tight" }, h("div", { class: "field" }, h("label", { for: "chat-system" }, "System prompt"), system), h("label", { class: "check", for: "chat-tools" }, offered, "Offer two tools: the time of this browser, and a calculator"))),
+      options.element,
       log,
       status,
-      h("form", { class: "ask", submit }, ask, h("div", { class: "row end" }, clear, stop, send)),
+      h("form", { class: "ask", submit }, editing, ask, h("div", { class: "row between" }, images.element, h("div", { class: "row end" }, clear, stop, send))),
     ),
     update({ models }) {
       tellWait();
+      permit();
       if (fixed || !models) return;
       const names = models.filter((one) => !one.deleting).map((one) => one.name);
       if (names.join("\n") === [...model.options].map((one) => one.value).join("\n")) return;
@@ -145,6 +198,25 @@ export function chat({ live }, fixed = "") {
     },
     close: () => running?.abort(),
   };
+}
+
+/** A message as the model gets it; null: it has nothing to say. */
+function request({ role, content, images, tool_calls: calls, tool_call_id: id }) {
+  if (role === "tool") return { role, tool_call_id: id, content };
+  if (role === "assistant") return content || calls?.length ? { role, content: content || null, ...(calls?.length && { tool_calls: calls }) } : null;
+  if (!images?.length) return { role, content };
+  return { role, content: [...images.map(({ url }) => ({ type: "image_url", image_url: { url } })), { type: "text", text: content }] };
+}
+
+function figures({ began, first, last, usage, end }) {
+  return [
+    first !== null && `first token ${latency((first - began) / 1000)}`,
+    usage && `${number(usage.completion_tokens)} tokens`,
+    usage && last > first && `${number((usage.completion_tokens - 1) / ((last - first) / 1000), 1)} tokens/s`,
+    end === "length" && "cut off: the most tokens were reached",
+  ]
+    .filter(Boolean)
+    .join(" · ");
 }
 
 /** Adds what a piece of the answer brings; whether it brought anything. */

@@ -1,0 +1,93 @@
+// Pictures of a message: chosen or pasted, shown on a canvas, and sent inside the request. No address of them is opened.
+import { attribute, fill, h } from "../dom.js";
+import { note } from "./notes.js";
+
+// Larger ones are drawn anew: models scale them down anyway.
+const MOST_SIDE = 2048;
+const MOST_BYTES = 4 << 20;
+const SHOWN_PX = 160;
+const SENT_AS_IS = ["image/png", "image/jpeg", "image/webp"];
+
+/** A picture of a message. @param {string} url  with its data @param {string} name */
+export function imageView({ url, name }) {
+  const canvas = h("canvas", { width: "1", height: "1", role: "img", "aria-label": name || "picture" });
+  bitmapOf(url).then((bitmap) => draw(canvas, bitmap, SHOWN_PX), () => attribute(canvas, "hidden", true));
+  return canvas;
+}
+
+/** The chooser of a message. @returns {{element: any, take: () => any[], paste: (event: ClipboardEvent) => void, permit: (is: boolean) => void}} */
+export function imageChooser() {
+  let chosen = [];
+  let permitted = false;
+  const input = h("input", { type: "file", id: "chat-images", accept: "image/*", multiple: true, hidden: true, change: () => add([...input.files]).then(() => (input.value = "")) });
+  const button = h("button", { type: "button", hidden: true, click: () => input.click() }, "Add a picture");
+  const list = h("ul", { class: "row pictures" });
+
+  async function add(files) {
+    for (const file of files) {
+      try {
+        chosen.push({ name: file.name, url: await encode(file) });
+      } catch {
+        note(`${file.name} is no picture that this browser can read.`, true);
+      }
+    }
+    show();
+  }
+
+  function show() {
+    fill(list, chosen.map((one) => h("li", {}, imageView(one), h("button", { type: "button", class: "quiet", "aria-label": `Remove ${one.name}`, click: () => ((chosen = chosen.filter((other) => other !== one)), show()) }, "✕"))));
+  }
+
+  return {
+    element: h("div", { class: "row" }, button, input, list),
+    permit(is) {
+      permitted = is;
+      attribute(button, "hidden", !is);
+    },
+    paste(event) {
+      const files = [...(event.clipboardData?.files ?? [])].filter((file) => file.type.startsWith("image/"));
+      if (!permitted || !files.length) return;
+      event.preventDefault();
+      add(files);
+    },
+    set(images) {
+      chosen = [...images];
+      show();
+    },
+    take() {
+      const taken = chosen;
+      chosen = [];
+      show();
+      return taken;
+    },
+  };
+}
+
+/** The file as an address with its data. */
+async function encode(file) {
+  const bitmap = await createImageBitmap(file);
+  const isSmall = Math.max(bitmap.width, bitmap.height) <= MOST_SIDE && file.size <= MOST_BYTES;
+  if (isSmall && SENT_AS_IS.includes(file.type)) return `data:${file.type};base64,${base64(new Uint8Array(await file.arrayBuffer()))}`;
+  const canvas = document.createElement("canvas");
+  draw(canvas, bitmap, MOST_SIDE);
+  return canvas.toDataURL("image/jpeg", 0.9);
+}
+
+function base64(data) {
+  let text = "";
+  for (let at = 0; at < data.length; at += 0x8000) text += String.fromCharCode(...data.subarray(at, at + 0x8000));
+  return btoa(text);
+}
+
+async function bitmapOf(url) {
+  const [head, data] = url.split(",");
+  const bytes = Uint8Array.from(atob(data), (one) => one.charCodeAt(0));
+  return createImageBitmap(new Blob([bytes], { type: head.slice(5).split(";")[0] }));
+}
+
+function draw(canvas, bitmap, most) {
+  const scale = Math.min(1, most / Math.max(bitmap.width, bitmap.height));
+  canvas.width = Math.max(1, Math.round(bitmap.width * scale));
+  canvas.height = Math.max(1, Math.round(bitmap.height * scale));
+  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+}

@@ -1,0 +1,25 @@
+// Conversations that this browser keeps: one for each model, and one for the page of all.
+
+const PREFIX = "fitserve.chat/";
+
+/** @param {string} place @returns {{messages: any[], options: Record<string, any>}} */
+export function readChat(place) {
+  try {
+    const kept = JSON.parse(localStorage.getItem(PREFIX + place) ?? "{}");
+    return { messages: Array.isArray(kept.messages) ? kept.messages : [], options: kept.options ?? {} };
+  } catch {
+    return { messages: [], options: {} };
+  }
+}
+
+/** Pictures are left out where they find no room. */
+export function keepChat(place, { messages, options }) {
+  if (!messages.length && !Object.keys(options).length) return localStorage.removeItem(PREFIX + place);
+  for (const kept of [messages, messages.map(({ images, ...rest }) => rest)]) {
+    try {
+      return localStorage.setItem(PREFIX + place, JSON.stringify({ messages: kept, options }));
+    } catch (error) {
+      console.debug("the conversation was not kept:", error.message);
+    }
+  }
+}

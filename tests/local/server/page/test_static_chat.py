@@ -1,0 +1,373 @@
+"""The chat of the page in a real chromium: answers as Markdown, hostile answers, settings, messages
+that are written anew, pictures, and what a browser keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Locator, Route, expect
+
+from tests.support.browser import Visit, visit
+from tests.support.dataplane import event
+from tests.support.page_gateway import HOSTILE, gateway
+from tests.support.page_states import busy_state, model, replica, telling
+from tests.support.upstream import Call, Upstream
+
+RICH = f"""# A title
+
+Some *soft*, **loud** and `inline` words, ~~gone~~ &amp; 1 &lt; 2, [a link](https://example.org/a).
+A second line.
+
+- one
+- two
+  1. inner
+- [x] done
+
+| name | |
+|------|--:|
+| a | {HOSTILE} |
+
+> quoted
+> words
+
+```python
+def f(x):
+    return "<b>" + x
+
+print(f("*"))
+```
+
+![a picture](https://example.org/x.png)
+
+---
+
+The end."""
+# What the page makes of answers, and nothing else.
+TAGS = frozenset(
+    re.findall(
+        r"\w+",
+        "A BLOCKQUOTE BR BUTTON CODE DEL DIV EM FIGCAPTION FIGURE HR LI OL P PRE SPAN STRONG TABLE"
+        " TBODY TD TH THEAD TR UL",
+    )
+)
+ELEMENTS = """() => [...document.querySelectorAll(".markdown *")].map((one) => ({
+  tag: one.tagName, href: one.getAttribute("href"),
+  names: one.getAttributeNames().filter((name) => name.startsWith("on") || name === "style")}))"""
+TRAP = """window.hits = []; window.hit = (one) => window.hits.push(one ?? "called");
+window.alert = hit; document.addEventListener("securitypolicyviolation",
+  (violation) => hit(`${violation.violatedDirective} ${violation.blockedURI}`));"""
+ATTACKS = (
+    HOSTILE,
+    "[a](javascript:hit())",
+    "[a](JaVaScRiPt:hit())",
+    "[a](java\tscript:hit())",
+    "[a](&#106;avascript:hit())",
+    "[a](&#x6A;avascript&colon;hit())",
+    "[a](data:text/html,<script>hit()</script>)",
+    "[a](vbscript:hit())",
+    "[a](blob:http://localhost/x)",
+    "[a](//evil.example/x)",
+    "[a](/admin/models)",
+    "<javascript:hit()>",
+    "![a](javascript:hit())",
+    "![a](http://evil.example/x.png)",
+    '![a](x "onerror=hit()")',
+    '[a](http://evil.example/" onclick="hit())',
+    "[a]: javascript:hit()\n\n[a]",
+    "```html onload=hit()\n<script>hit()</script>\n```",
+    '```"><img src=x onerror=hit()>\nx\n```',
+    "| <img src=x onerror=hit()> |\n|--|\n| <svg onload=hit()> |",
+    "<iframe srcdoc='<script>parent.hit()</script>'></iframe>",
+    "<style>*{display:none}</style>",
+    "<form action=javascript:hit()><button>x</button></form>",
+    "# <script>hit()</script>",
+    "- <details ontoggle=hit() open>",
+    "> <body onload=hit()>",
+    "<math><a xlink:href=javascript:hit()>x</a></math>",
+    "&lt;img src=x onerror=hit()&gt;",
+    "__proto__ [constructor](constructor) [toString]",
+)
+# Texts that take a parser of Markdown long, or as deep as a stack is.
+LONG = {
+    "deep": ">" * 20_000 + " end",
+    "emphasis": "_a" * 30_000 + " end",
+    "brackets": "[" * 30_000 + " end",
+    "lists": "\n".join(" " * depth + "- a" for depth in range(200)) + " end",
+    "links": "[a](" * 5_000 + " end",
+}
+
+
+def chunks(text: str, size: int) -> Iterator[bytes]:
+    return (event(text[at : at + size]) for at in range(0, len(text), size))
+
+
+class Talker:
+    """An engine that says `answer` in pieces of `size` letters, and keeps what it was asked."""
+
+    def __init__(self, answer: str = "Fine.", size: int = 10**9) -> None:
+        self.answer, self.size = answer, size
+        self.asked: list[dict[str, Any]] = []
+
+    async def __call__(self, call: Call) -> None:
+        if call.head[0].startswith(b"GET"):
+            await call.reply(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
+            return
+        self.asked.append(json.loads(call.body))
+        await call.start()
+        for piece in chunks(self.answer, self.size):
+            await call.chunk(piece)
+        await call.chunk(
+            b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+        )
+        await call.chunk(
+            b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 12}}\n\n'
+        )
+        await call.chunk(b"data: [DONE]\n\n")
+        await call.end()
+
+
+@contextlib.contextmanager
+def chatting(folder: Path, browser: Browser, talker: Talker) -> Iterator[Visit]:
+    """The chat of the model `m`, which the talker answers."""
+    with (
+        gateway(folder) as one,
+        one.enter(Upstream(talker)) as upstream,
+        visit(browser, one.url) as page,
+    ):
+        one.ask("POST", "/admin/models", {"name": "m", "endpoints": [f"{upstream.url}/v1"]})
+        one.until("m", "ready")
+        page.tab.add_init_script(TRAP)
+        page.go("#/chat")
+        expect(page.tab.get_by_role("combobox", name="Model")).to_have_value("m")
+        yield page
+
+
+def say(page: Visit, words: str) -> Locator:
+    """The answer to a message, once it is complete."""
+    messages = page.tab.locator(".message")
+    before = messages.count()
+    page.tab.get_by_label("Message", exact=True).fill(words)
+    page.tab.keyboard.press("Enter")
+    expect(messages).to_have_count(before + 2)
+    answer = messages.last
+    expect(answer.get_by_role("button", name="Again")).to_be_visible()
+    return answer
+
+
+def test_an_answer_is_shown_as_markdown_and_its_code_is_copied(
+    tmp_path: Path, browser: Browser
+) -> None:
+    talker = Talker(RICH, size=3)
+    with chatting(tmp_path, browser, talker) as page:
+        answer = say(page, "Be rich.")
+        expect(answer.locator(".heading")).to_have_text("A title")
+        expect(answer.locator("p").filter(has_text="Some soft, loud")).to_contain_text(
+            "inline words, gone & 1 < 2, a link. A second line."
+        )
+        expect(answer.locator("ul > li")).to_have_count(3)
+        expect(answer.locator("ul ol > li")).to_have_text("inner")
+        expect(answer.locator("ul > li").last).to_have_text("☑ done")
+        expect(answer.locator("tbody td").last).to_have_text(HOSTILE)
+        expect(answer.locator("blockquote")).to_have_text("quoted words")
+        expect(answer.locator("pre code")).to_have_text(
+            'def f(x):\n    return "<b>" + x\n\nprint(f("*"))', use_inner_text=True
+        )
+        link = answer.get_by_role("link", name="a link")
+        assert link.get_attribute("rel") == "noopener noreferrer nofollow"
+        expect(answer.get_by_role("link", name="a picture")).to_be_visible()
+        expect(answer.get_by_role("button", name="Copy python")).to_be_visible()
+        expect(answer.locator(".actions")).to_contain_text("12 tokens")
+        page.check("chat-markdown")
+        # In one piece the same comes out.
+        streamed = answer.locator(".markdown").inner_html()
+        talker.size = 10**9
+        answer = say(page, "Once more.")
+        assert answer.locator(".markdown").inner_html() == streamed
+        assert page.tab.evaluate("hits") == []
+
+
+def test_a_hostile_answer_becomes_text(tmp_path: Path, browser: Browser) -> None:
+    talker = Talker("\n\n".join(ATTACKS), size=7)
+    with chatting(tmp_path, browser, talker) as page:
+        for attack in (talker.answer, *ATTACKS):
+            talker.answer = attack
+            say(page, "Attack.")
+        # A reader clicks whatever there is.
+        page.tab.evaluate(
+            "document.querySelectorAll('.markdown :not(a, button)').forEach((one) => one.click())"
+        )
+        found = page.tab.evaluate(ELEMENTS)
+        assert {one["tag"] for one in found} <= TAGS
+        assert not [one for one in found if one["names"]]
+        assert {one["href"].split(":")[0] for one in found if one["href"]} <= {"http", "https"}
+        assert page.tab.evaluate("hits") == []
+        # What was kept is as harmless.
+        page.tab.reload()
+        expect(page.tab.locator(".message")).to_have_count(2 * len(ATTACKS) + 2)
+        page.sees("<style>*{display:none}</style>")
+        assert {one["tag"] for one in page.tab.evaluate(ELEMENTS)} <= TAGS
+        assert page.tab.evaluate("hits") == []
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_an_answer_that_is_hard_to_read_is_shown_too(
+    tmp_path: Path, browser: Browser, text: str
+) -> None:
+    with chatting(tmp_path, browser, Talker(text, size=len(text) // 50)) as page:
+        answer = say(page, "Be long.")
+        expect(answer.locator(".markdown")).to_contain_text("end")
+        assert page.tab.evaluate("hits") == []
+
+
+def test_settings_of_a_chat_are_sent_and_kept_until_it_is_cleared(
+    tmp_path: Path, browser: Browser
+) -> None:
+    talker = Talker()
+    with chatting(tmp_path, browser, talker) as page:
+        tab = page.tab
+        tab.get_by_text("Options").click()
+        tab.get_by_label("System prompt").fill("Be short.")
+        tab.get_by_label("Temperature").fill("0.2")
+        tab.get_by_label("Most tokens").fill("64")
+        tab.get_by_label("Stop at").fill("END\n###")
+        page.check("chat-options")
+        say(page, "Hello")
+        [asked] = talker.asked
+        assert asked["messages"] == [
+            {"role": "system", "content": "Be short."},
+            {"role": "user", "content": "Hello"},
+        ]
+        assert (asked["temperature"], asked["max_tokens"], asked["stop"]) == (
+            0.2,
+            64,
+            ["END", "###"],
+        )
+        tab.reload()
+        expect(tab.locator(".message")).to_have_count(2)
+        page.sees("12 tokens")
+        say(page, "And now?")
+        assert [one["content"] for one in talker.asked[-1]["messages"]] == [
+            "Be short.",
+            "Hello",
+            "Fine.",
+            "And now?",
+        ]
+        assert talker.asked[-1]["temperature"] == 0.2
+        # Another chat has a conversation of its own.
+        page.go("#/models/m/chat")
+        page.sees("Ask something.")
+        tab.get_by_text("Options").click()
+        expect(tab.get_by_label("Temperature")).to_have_value("")
+        page.go("#/chat")
+        tab.get_by_role("button", name="Clear").click()
+        page.sees("Ask something.")
+        tab.get_by_text("Options").click()
+        for label in ("System prompt", "Temperature", "Most tokens", "Stop at"):
+            tab.get_by_label(label).fill("")
+        assert tab.evaluate("Object.keys(localStorage)") == []
+
+
+def test_a_message_is_written_anew_and_an_answer_asked_for_again(
+    tmp_path: Path, browser: Browser
+) -> None:
+    talker = Talker()
+    with chatting(tmp_path, browser, talker) as page:
+        tab = page.tab
+        say(page, "first")
+        say(page, "second")
+        messages = tab.locator(".message")
+        messages.first.get_by_role("button", name="Edit").click()
+        expect(tab.get_by_label("Message", exact=True)).to_have_value("first")
+        page.sees("The messages after this one are replaced.")
+        page.check("chat-edit")
+        tab.get_by_role("button", name="Cancel").click()
+        expect(messages).to_have_count(4)
+        messages.first.get_by_role("button", name="Edit").click()
+        tab.get_by_label("Message", exact=True).fill("other")
+        tab.get_by_role("button", name="Send").click()
+        expect(messages).to_have_count(2)
+        expect(messages.last.get_by_role("button", name="Again")).to_be_visible()
+        assert [one["content"] for one in talker.asked[-1]["messages"]] == ["other"]
+        talker.answer = "Better."
+        messages.last.get_by_role("button", name="Again").click()
+        page.sees("Better.")
+        expect(messages).to_have_count(2)
+        assert talker.asked[-1]["messages"] == [{"role": "user", "content": "other"}]
+
+
+def picture(side: int) -> bytes:
+    """A red square as a PNG."""
+
+    def part(kind: bytes, data: bytes) -> bytes:
+        check = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + check
+
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    rows = (b"\0" + b"\xff\0\0" * side) * side
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + part(b"IHDR", head)
+        + part(b"IDAT", zlib.compress(rows))
+        + part(b"IEND", b"")
+    )
+
+
+def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -> None:
+    ready = [replica(state="ready", phase=None, ready_at=1.0)]
+    state = busy_state() | {
+        "models": [
+            model("sees", "ready", "", replicas=ready, inputs=["text", "image"]),
+            model("reads", "ready", "", replicas=ready),
+        ]
+    }
+    asked: list[dict[str, Any]] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route.request.post_data_json)
+        body = b"".join((*chunks("A red square.", 5), b"data: [DONE]\n\n"))
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    with (
+        gateway(tmp_path) as one,
+        one.enter(telling(state)) as tells,
+        visit(browser, one.url) as page,
+    ):
+        tab = page.tab
+        tab.route("**/admin/live", tells)
+        tab.route("**/v1/chat/completions", answer)
+        page.go("#/chat")
+        add = tab.get_by_role("button", name="Add a picture")
+        tab.get_by_role("combobox", name="Model").select_option("reads")
+        expect(add).to_be_hidden()
+        tab.get_by_role("combobox", name="Model").select_option("sees")
+        expect(add).to_be_visible()
+        tab.locator("#chat-images").set_input_files(
+            [
+                {"name": "red.png", "mimeType": "image/png", "buffer": picture(8)},
+                {"name": "large.png", "mimeType": "image/png", "buffer": picture(3000)},
+                {"name": "text.png", "mimeType": "image/png", "buffer": b"no picture"},
+            ]
+        )
+        page.sees("text.png is no picture that this browser can read.")
+        expect(tab.get_by_role("img", name="red.png")).to_be_visible()
+        page.check("chat-picture")
+        say(page, "What is it?")
+        page.sees("A red square.")
+        parts = asked[0]["messages"][0]["content"]
+        assert [one["type"] for one in parts] == ["image_url", "image_url", "text"]
+        assert parts[0]["image_url"]["url"].startswith("data:image/png;base64,iVBORw0KGgo")
+        assert parts[1]["image_url"]["url"].startswith("data:image/jpeg;base64,")
+        tab.reload()
+        expect(tab.locator(".message").get_by_role("img", name="red.png")).to_be_visible()
+        assert tab.evaluate(
+            "(() => { const one = document.querySelector('.message canvas');"
+            " return [...one.getContext('2d').getImageData(2, 2, 1, 1).data] })()"
+        ) == [255, 0, 0, 255]
