@@ -40,6 +40,7 @@ class Lifetime:
         app.on_stop = (self._parts.observer.stop, self._parts.live.stop)
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, loop.wake)
         front.gpus.start(front.profiles.xids, wake)
+        self._parts.live.start()
         self._loop = asyncio.create_task(loop.run())
         self._loop.add_done_callback(app.handle_loop_end)
         settings = front.settings

@@ -1,4 +1,5 @@
 """GET /admin/live: the state of the page as server-sent events, computed once for all open pages.
+Traffic is counted without a page too.
 
 The first event has all parts, each later event the changed parts. A slow page misses events, but
 gets the newest state. `at` is the time of this machine.
@@ -43,7 +44,7 @@ log = Logger("fitserve.page")
 T = TypeVar("T")
 
 TICK_S = 1.0
-# Seconds between two probes of the machine, each with a new point.
+# Seconds between two probes of the machine, and between two points of traffic.
 SLOW_S = 5.0
 # Longest silence of a stream, so that both ends detect a dead connection.
 _SILENT_S = 15.0
@@ -104,7 +105,28 @@ class LiveStream:
         self._slow_at = 0.0
         self._readers: set[Reader] = set()
         self._task: asyncio.Task[None] | None = None
+        self._counting: asyncio.Task[None] | None = None
         self._stopped = False
+
+    def start(self) -> None:
+        """Counts traffic from now on, also without a page."""
+        self._counting = asyncio.create_task(self._count())
+
+    async def _count(self) -> None:
+        """Adds a point every `SLOW_S` seconds. Its cost is that of a reading of /metrics."""
+        while True:
+            try:
+                point = self._traffic.add(self._samples(), time.time())
+            except Exception:
+                log.exception("the traffic could not be counted")
+                point = None
+            if point is not None:
+                self._version += 1
+                self._frames.clear()
+                remembered = set(map(id, self._traffic.points))
+                self._points = [entry for entry in self._points if id(entry[1]) in remembered]
+                self._points.append((self._version, point))
+            await asyncio.sleep(SLOW_S)
 
     def join(self) -> Reader:
         reader = Reader(sent_at=time.monotonic())
@@ -169,8 +191,9 @@ class LiveStream:
 
     def stop(self) -> None:
         """Ends all streams and starts no other, because the gateway stops."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in (self._task, self._counting):
+            if task is not None:
+                task.cancel()
         self._stopped = True
         self._disconnect_all()
 
@@ -185,7 +208,6 @@ class LiveStream:
         self._task, self._slow_at = None, 0.0
         self._parts.clear()
         self._frames.clear()
-        self._traffic.pause()
 
     async def _update(self) -> None:
         current = time.monotonic()
@@ -201,10 +223,8 @@ class LiveStream:
             ),
             "requests": await self._in_flight.requests(),
         }
-        point = None
         if slow:
             self._slow_at = current
-            point = self._traffic.add(samples, time.time())
             hardware = await self._plan_preview.hardware()
             prepared = await _answer(self._prepared())
             nodes = await _answer(self._machines.machine_views()) if self._machines else ()
@@ -214,14 +234,7 @@ class LiveStream:
             data = msgspec.json.encode(value)
             if name not in self._parts or self._parts[name][1] != data:
                 self._parts[name] = version, data
-        if point is not None:
-            remembered = set(map(id, self._traffic.points))
-            self._points = [entry for entry in self._points if id(entry[1]) in remembered] + [
-                (version, point)
-            ]
-        if point is not None or any(
-            changed_at == version for changed_at, _ in self._parts.values()
-        ):
+        if any(changed_at == version for changed_at, _ in self._parts.values()):
             self._version = version
             self._frames.clear()
 

@@ -10,6 +10,8 @@ from typing import TypedDict
 
 from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
 
+# A longer time between two counts is no measurement: the machine slept, or the gateway was stopped.
+LONGEST_S = 30.0
 # Most points kept: ten minutes at one point every five seconds.
 MOST_POINTS = 120
 
@@ -52,10 +54,10 @@ class TrafficHistory:
         self._at = 0.0
 
     def add(self, samples: Iterable[Sample], time: float) -> Point | None:
-        """The next point; None: there is no earlier count to compare with."""
+        """The next point; None: there is no earlier count to compare with, or none for long."""
         counts, former_counts, seconds = _count_samples(samples), self._before, time - self._at
         self._before, self._at = counts, time
-        if former_counts is None or seconds <= 0:
+        if former_counts is None or not 0 < seconds <= LONGEST_S:
             return None
         flows = {
             name: flow(count, former_counts.get(name) or _Count(), seconds)
@@ -65,10 +67,6 @@ class TrafficHistory:
         point = Point(at=round(time, 1), models=flows)
         self.points.append(point)
         return point
-
-    def pause(self) -> None:
-        """Stops counting: the next point does not cover the pause."""
-        self._before = None
 
 
 def flow(current: _Count, previous: _Count, seconds: float) -> TrafficRates:

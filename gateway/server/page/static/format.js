@@ -52,6 +52,11 @@ export function isSaid(words, ...said) {
   return said.some((one) => plain(one).includes(plain(words)));
 }
 
+/** Unix seconds -> time of day, with seconds where there is room. */
+export function clock(at, exact = false) {
+  return new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(exact && { second: "2-digit" }) });
+}
+
 export function plural(count, one, many = `${one}s`) {
   return `${number(count)} ${count === 1 ? one : many}`;
 }

@@ -165,6 +165,32 @@ async def test_nothing_is_looked_at_without_a_page_and_once_for_all_of_them(
                 await asyncio.sleep(5 * live_stream.TICK_S)
 
 
+async def test_traffic_before_a_page_is_opened_is_told_too(tmp_path: Path) -> None:
+    async def script(call: Call) -> None:
+        if call.head[0].startswith(b"GET"):
+            await call.reply(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
+            return
+        await call.reply(b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}')
+
+    def counted(points: list[dict[str, Any]]) -> float:
+        return sum(point["models"].get("m", {}).get("requests", 0) for point in points)
+
+    async with running(tmp_path, healthy) as one, Upstream(script) as upstream:
+        await one.client.post(
+            "/admin/models", json={"name": "m", "endpoints": [f"{upstream.url}/v1"]}
+        )
+        await one.until("m", "ready")
+        assert (await one.client.post(CHAT, json=ASK)).status_code == 200
+        async with asyncio.timeout(hang_s()):
+            # Its count may need one more look.
+            while True:
+                async with open_page(one) as page:
+                    if counted((await page.next()).get("points", [])):
+                        break
+        async with open_page(one) as late:
+            assert counted((await late.next())["points"]) > 0
+
+
 async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, admin_key=ADMIN) as one:
         admin = {"authorization": f"Bearer {ADMIN}"}

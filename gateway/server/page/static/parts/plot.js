@@ -1,55 +1,138 @@
-// A small line chart of several series over time. The newest values stand beside it as text.
-import { attribute, fill, h, keyed, svg, text } from "../dom.js";
+// A plot of several series over time, drawn by uPlot: axes with units and times, gaps where nothing was measured, values under the pointer.
+import { attribute, fill, h, keyed, text } from "../dom.js";
 import { hue } from "./memory_bar.js";
 
-const WIDTH = 300;
-const HEIGHT = 84;
+const HEIGHT = 150;
+const AXIS_PX = 58;
+// Beside a plot of so many pixels a label of the time axis has room.
+const LABEL_PX = 64;
+
+let loading = null;
+const library = () => (loading ??= import("../vendor/uplot.js").then((found) => found.default));
 
 /**
  * @param {string} title
- * @param {(value: number | null) => string} format
- * @returns {{element: any, update: (at: number[], series: {name: string, values: (number | null)[]}[], span: number) => void}}
+ * @param {{format: (value: number | null) => string, moment: (at: number) => string, bars?: boolean}} options
+ *   format: a value with its unit; moment: a time of the axis; bars: one for each time, on top of each other
+ * @returns {{element: any, update: (data: {at: number[], series: {name: string, values: (number | null)[]}[], from: number, to: number}) => void, close: () => void}}
+ *   at, from, to: Unix seconds; a value null: nothing was measured
  */
-export function plot(title, format) {
-  const lines = svg("g");
-  const chart = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" }, svg("path", { class: "grid", d: `M0 ${HEIGHT - 0.5}H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}M0 0.5H${WIDTH}` }), lines);
-  const top = h("span", { class: "muted small figure" });
+export function plot(title, { format, moment, bars = false }) {
+  const place = h("div", { class: "canvas", role: "img" });
+  const tip = h("div", { class: "tip", hidden: true, "aria-hidden": "true" });
   const legend = h("ul", { class: "legend" });
+  const element = h("figure", { class: "plot" }, h("figcaption", { class: "label" }, title), h("div", { class: "over" }, place, tip), legend);
+  let data = null;
+  let chart = null;
+  let drawn = "";
+  let uPlot = null;
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const redraw = () => chart?.redraw(false);
+  const size = new ResizeObserver(() => draw());
+  size.observe(place);
+  dark.addEventListener("change", redraw);
+
+  function draw() {
+    const width = place.clientWidth;
+    if (!data || !uPlot || !width) return;
+    const names = data.series.map((one) => one.name).join("\n");
+    if (chart && names !== drawn) {
+      chart.destroy();
+      chart = null;
+    }
+    drawn = names;
+    const values = bars ? stacked(data.series) : data.series.map((one) => one.values);
+    if (!chart) chart = new uPlot(options(width), [data.at, ...values], place);
+    else {
+      if (chart.width !== width) chart.setSize({ width, height: HEIGHT });
+      chart.setData([data.at, ...values]);
+    }
+  }
+
+  function options(width) {
+    const colour = (name) => () => getComputedStyle(element).getPropertyValue(name);
+    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 }, font: "11px sans-serif" };
+    const paths = bars ? uPlot.paths.bars({ size: [0.7, 48] }) : undefined;
+    return {
+      width,
+      height: HEIGHT,
+      padding: [8, bars ? LABEL_PX / 2 : 10, 0, 0],
+      legend: { show: false },
+      cursor: { y: false, drag: { x: false, y: false } },
+      scales: { x: { range: () => [data.from, data.to] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
+      axes: [
+        { ...axis, space: LABEL_PX, size: 30, values: (_, splits) => splits.map((at) => moment(at)), ...(bars && { splits: () => everyDay(data.at, width) }) },
+        { ...axis, space: 30, size: AXIS_PX, values: (_, splits) => splits.map((value) => (value === null ? "" : format(value))) },
+      ],
+      series: [{}, ...data.series.map((one) => ({ label: one.name, stroke: colourOf(one.name), width: bars ? 0 : 1.6, paths, ...(bars && { fill: colourOf(one.name), points: { show: false } }) }))],
+      hooks: { setCursor: [point] },
+    };
+  }
+
+  /** The values at the pointer, beside it. */
+  function point({ cursor }) {
+    const { idx: at, left } = cursor;
+    const rows = at === null || at === undefined ? [] : data.series.filter((one) => one.values[at] !== null && one.values[at] !== undefined && !(bars && !one.values[at]));
+    attribute(tip, "hidden", !rows.length || left < 0);
+    if (!rows.length) return;
+    fill(tip, h("p", { class: "muted" }, moment(data.at[at], true)), rows.map((one) => h("p", {}, swatch(one.name), `${one.name} ${format(one.values[at])}`)));
+    const most = place.clientWidth - tip.offsetWidth;
+    tip.style.left = `${Math.max(0, Math.min(most, left + AXIS_PX + 12))}px`;
+  }
+
   return {
-    element: h("figure", { class: "plot" }, h("figcaption", { class: "row between" }, h("span", { class: "label" }, title), top), chart, legend),
-    update(at, series, span) {
-      const highest = Math.max(0, ...series.flatMap((one) => one.values.map((value) => value ?? 0)));
-      const scale = highest || 1;
-      const newest = at.at(-1) ?? 0;
-      text(top, highest ? format(highest) : "");
-      fill(
-        lines,
-        series.map((one) => svg("path", { class: `line stroke-${hue(one.name)}`, d: path(at, one.values, (time) => WIDTH - ((newest - time) * WIDTH) / span, (value) => HEIGHT - 2 - (value / scale) * (HEIGHT - 6)) })),
-      );
-      const now = series.map((one) => ({ name: one.name, said: format(one.values.at(-1) ?? null) }));
-      attribute(chart, "aria-label", `${title}: ${now.map((one) => `${one.name} ${one.said}`).join(", ") || "nothing yet"}`);
+    element,
+    update(given) {
+      data = given;
+      const now = data.series.map((one) => ({ name: one.name, said: format(bars ? one.values.reduce((sum, value) => sum + (value ?? 0), 0) : (one.values.at(-1) ?? null)) }));
+      const highest = Math.max(0, ...(bars ? stacked(data.series) : data.series.map((one) => one.values)).flat().map((value) => value ?? 0));
+      attribute(place, "aria-label", `${title}: ${now.map((one) => `${one.name} ${one.said}`).join(", ") || "nothing yet"}; highest ${format(highest)}`);
       keyed(legend, now, (one) => one.name, (one) => {
         const value = h("span", { class: "figure muted" });
-        return { element: h("li", {}, h("span", { class: `swatch hue-${hue(one.name)}`, "aria-hidden": "true" }), h("span", {}, one.name), value), update: (item) => text(value, item.said) };
+        return { element: h("li", {}, swatch(one.name), h("span", {}, one.name), value), update: (item) => text(value, item.said) };
       });
+      if (uPlot) draw();
+      else library().then((found) => ((uPlot = found), draw()), () => {});
+    },
+    close() {
+      size.disconnect();
+      dark.removeEventListener("change", redraw);
+      chart?.destroy();
+      chart = null;
+      data = null;
     },
   };
 }
 
-/** A line with gaps where there is no value. */
-function path(at, values, x, y) {
-  let open = false;
-  return values
-    .map((value, place) => {
-      if (value === null || value === undefined) {
-        open = false;
-        return "";
-      }
-      const step = `${open ? "L" : "M"}${x(at[place]).toFixed(1)} ${y(value).toFixed(1)}`;
-      // A value alone is a dot.
-      const alone = !open && (values[place + 1] === null || values[place + 1] === undefined);
-      open = true;
-      return alone ? `${step}h0.1` : step;
-    })
-    .join("");
+const swatch = (name) => h("span", { class: `swatch hue-${hue(name)}`, "aria-hidden": "true" });
+
+/** The colour of the style sheet, for a canvas. */
+function colourOf(name) {
+  const probe = h("span", { class: `hue-${hue(name)}`, hidden: true });
+  document.body.append(probe);
+  const colour = getComputedStyle(probe).backgroundColor;
+  probe.remove();
+  return colour;
+}
+
+/** Sums from the last series to each: the first is drawn first, and the others over it. */
+function stacked(series) {
+  return series.map((_, first) => series[first].values.map((_value, at) => series.slice(first).reduce((sum, one) => sum + (one.values[at] ?? 0), 0)));
+}
+
+/** As many days as there is room for, the last among them. */
+function everyDay(at, width) {
+  const step = Math.max(1, Math.ceil((at.length * LABEL_PX) / Math.max(1, width - AXIS_PX)));
+  return at.filter((_, place) => (at.length - 1 - place) % step === 0);
+}
+
+/**
+ * Points with an empty one between those that are further apart than `most` seconds, so that a line breaks there.
+ * @template {{at: number}} T @param {T[]} points @param {number} most @returns {(T | {at: number, models: null})[]}
+ */
+export function withGaps(points, most) {
+  return points.flatMap((point, place) => {
+    const before = points[place - 1];
+    return before && point.at - before.at > most ? [{ at: (before.at + point.at) / 2, models: null }, point] : [point];
+  });
 }

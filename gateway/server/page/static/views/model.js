@@ -99,7 +99,7 @@ function planPart(view, { live, name }) {
     requests.update(state);
     traffic.update(state);
   };
-  return { element: h("div", { class: "stack" }, replicas.element, requests.element, content, traffic.element), refresh, update };
+  return { element: h("div", { class: "stack" }, replicas.element, requests.element, content, traffic.element), refresh, update, close: traffic.close };
 }
 
 function planContent(view) {

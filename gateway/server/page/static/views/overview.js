@@ -20,5 +20,6 @@ export function overview({ live }) {
       requests.update(state);
       traffic.update(state);
     },
+    close: traffic.close,
   };
 }

@@ -1,35 +1,44 @@
 // What clients ask for and get, of the last minutes.
 import { attribute, h } from "../dom.js";
-import { latency, number } from "../format.js";
-import { plot } from "../parts/plot.js";
+import { clock, latency, number } from "../format.js";
+import { plot, withGaps } from "../parts/plot.js";
 
 const SPAN_S = 600;
+// The gateway counts every five seconds: where a count is missing, nothing was measured.
+const GAP_S = 12;
 const MOST_SERIES = 6;
 const rate = (value) => (value === null ? "–" : `${number(value)}/s`);
 
 /** @param {string | null} only  a model; null: the busiest ones */
 export function trafficCard(only = null) {
   const plots = [
-    [plot("Tokens written", rate), (flow) => flow.completion_tokens],
-    [plot("Requests", rate), (flow) => flow.requests],
-    [plot("First byte, 95th percentile", latency), (flow) => flow.first_p95_s],
+    [plot("Tokens written", { format: rate, moment: clock }), (flow) => flow.completion_tokens],
+    [plot("Requests", { format: rate, moment: clock }), (flow) => flow.requests],
+    [plot("First byte, 95th percentile", { format: latency, moment: clock }), (flow) => flow.first_p95_s],
   ];
-  const empty = h("p", { class: "muted" }, "Requests show here once they are answered, while a page is open.");
+  const empty = h("p", { class: "muted", hidden: true }, "No request was answered in the last 10 minutes.");
   const grid = h("div", { class: "plots" }, plots.map(([one]) => one.element));
+  let drawn = "";
   return {
     element: h("section", { class: "card", "aria-labelledby": "traffic-title" }, h("h2", { id: "traffic-title" }, "Traffic ", h("span", { class: "muted small" }, "last 10 minutes")), empty, grid),
-    update({ points, at: now }) {
+    update({ points, at: now, models }) {
+      if (!models) return;
       const recent = points.filter((point) => point.at > now - SPAN_S);
       const names = only === null ? busiest(recent) : [only];
       const quiet = !recent.some((point) => names.some((name) => (point.models[name]?.requests ?? 0) > 0));
       attribute(empty, "hidden", !quiet);
       attribute(grid, "hidden", quiet);
-      if (quiet) return;
-      const at = recent.map((point) => point.at);
+      const news = JSON.stringify([recent.at(-1)?.at, recent.length, names]);
+      if (quiet || news === drawn) return;
+      drawn = news;
+      const shown = withGaps(recent, GAP_S);
+      const at = shown.map((point) => point.at);
       for (const [one, value] of plots) {
-        one.update(at, names.map((name) => ({ name, values: recent.map((point) => (point.models[name] ? value(point.models[name]) : 0)) })), SPAN_S);
+        const series = names.map((name) => ({ name, values: shown.map(({ models }) => (models === null ? null : models[name] ? value(models[name]) : 0)) }));
+        one.update({ at, series, from: now - SPAN_S, to: now });
       }
     },
+    close: () => plots.forEach(([one]) => one.close()),
   };
 }
 

@@ -1,16 +1,92 @@
-// Who used what: requests and tokens by model and key, of the last 30 days.
+// Who used what: requests and tokens of each day, by model or by key, of the last 30 days.
 import { call } from "../api.js";
-import { fill, h } from "../dom.js";
+import { attribute, fill, h } from "../dom.js";
 import { number } from "../format.js";
 import { attempt } from "../parts/notes.js";
 import { table } from "../parts/plan.js";
+import { plot } from "../parts/plot.js";
+
+const DAY_S = 86400;
+const MOST_SERIES = 7;
+const COUNTS = [
+  ["requests", "Requests"],
+  ["prompt_tokens", "Prompt tokens"],
+  ["cached_tokens", "of these cached"],
+  ["completion_tokens", "Tokens written"],
+];
+const PLOTS = [
+  ["completion_tokens", "Tokens written"],
+  ["prompt_tokens", "Prompt tokens"],
+  ["requests", "Requests"],
+];
 
 export function usage() {
-  const content = h("div", { class: "card" }, h("p", { class: "muted" }, "Reading …"));
+  const status = h("p", { class: "muted" }, "Reading …");
+  const content = h("div", { class: "stack", hidden: true });
+  const by = h("select", { id: "usage-by", change: () => show() }, [["model", "model"], ["key", "key"]].map(([value, word]) => h("option", { value }, word)));
+  const plots = PLOTS.map(([field, title]) => [plot(title, { format: (value) => number(value, 0), moment: day, bars: true }), field]);
+  const rows = h("div");
+  let found = null;
+
+  function show() {
+    const days = everyDay(found.first, found.last);
+    const name = (one) => (by.value === "key" ? one.key || "no key" : one.model);
+    for (const [one, field] of plots) {
+      one.update({ at: days, series: sums(found.data, name, field, days), from: days[0] - DAY_S / 2, to: days.at(-1) + DAY_S / 2 });
+    }
+    fill(rows, table("Usage", ["Model", "Key", ...COUNTS.map(([, word]) => word)], totals(found.data)));
+  }
+
   attempt(async () => {
-    const { data, first, last } = await call("GET", "/admin/usage?by=model,key");
-    const rows = data.map((one) => [one.model, one.key || "no key", ...[one.requests, one.prompt_tokens, one.cached_tokens, one.completion_tokens].map((count) => number(count, 0))]);
-    fill(content, h("p", { class: "muted" }, `${first} to ${last}, days of UTC`), rows.length ? table("Usage", ["Model", "Key", "Requests", "Prompt tokens", "of these cached", "Tokens written"], rows) : h("p", { class: "empty" }, "No requests yet."));
+    found = await call("GET", "/admin/usage?by=day,model,key");
+    fill(status, found.data.length ? `${found.first} to ${found.last}, days of UTC` : "No requests yet.");
+    attribute(content, "hidden", !found.data.length);
+    if (found.data.length) show();
   });
-  return { title: "Usage", element: h("div", { class: "stack" }, h("h1", {}, "Usage"), content) };
+  fill(content, h("div", { class: "row whole choose" }, h("label", { for: "usage-by" }, "By"), by), h("div", { class: "plots" }, plots.map(([one]) => one.element)), rows);
+  return {
+    title: "Usage",
+    element: h("div", { class: "stack" }, h("h1", {}, "Usage"), h("div", { class: "card" }, status, content)),
+    close: () => plots.forEach(([one]) => one.close()),
+  };
+}
+
+/** "2026-11-29" to Unix seconds of its begin. */
+const secondsOf = (date) => Date.parse(`${date}T00:00:00Z`) / 1000;
+
+const day = (at) => new Date(at * 1000).toLocaleDateString([], { timeZone: "UTC", month: "short", day: "numeric" });
+
+function everyDay(first, last) {
+  const days = [];
+  for (let at = secondsOf(first); at <= secondsOf(last); at += DAY_S) days.push(at);
+  return days;
+}
+
+/** A series for each of the busiest names, and one for all others. */
+function sums(data, nameOf, field, days) {
+  const total = new Map();
+  for (const one of data) total.set(nameOf(one), (total.get(nameOf(one)) ?? 0) + one[field]);
+  const busiest = [...total].sort((one, other) => other[1] - one[1]).slice(0, MOST_SERIES).map(([name]) => name);
+  const others = total.size > busiest.length ? ["all others"] : [];
+  const places = new Map(days.map((at, place) => [at, place]));
+  const series = new Map([...busiest, ...others].map((name) => [name, days.map(() => 0)]));
+  for (const one of data) {
+    const values = series.get(nameOf(one)) ?? series.get("all others");
+    values[places.get(secondsOf(one.day))] += one[field];
+  }
+  return [...series].map(([name, values]) => ({ name, values }));
+}
+
+/** The rows of the table: one for each model and key. */
+function totals(data) {
+  const found = new Map();
+  for (const one of data) {
+    const name = JSON.stringify([one.model, one.key]);
+    const before = found.get(name) ?? COUNTS.map(() => 0);
+    found.set(name, COUNTS.map(([field], place) => before[place] + one[field]));
+  }
+  return [...found].map(([name, counts]) => {
+    const [model, key] = JSON.parse(name);
+    return [model, key || "no key", ...counts.map((count) => number(count, 0))];
+  });
 }
