@@ -7,9 +7,11 @@ const RESTS_S = [0.3, 1, 2];
 
 /** An answer that is no success, in the gateway's own words; status 0: no answer, or half of one. */
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, param = null) {
     super(message);
     this.status = status;
+    /** The field of the request that is wrong; null: none is named. */
+    this.param = param;
   }
 }
 
@@ -104,7 +106,8 @@ async function repeated(send) {
 
 async function refusal(answer) {
   try {
-    return new ApiError(answer.status, (await answer.json()).error.message);
+    const { error } = await answer.json();
+    return new ApiError(answer.status, error.message, error.param);
   } catch {
     return new ApiError(answer.status, `The gateway answered with ${answer.status}.`);
   }

@@ -10,6 +10,8 @@ const MOST_POINTS = 120;
 export class Live extends EventTarget {
   state = { gateway: null, machine: null, models: null, requests: null, points: [], at: 0 };
   connected = false;
+  /** Names of models that this page added, until the state has them. */
+  added = new Set();
   /** Seconds by which the gateway's clock is ahead of this browser's. */
   #ahead = 0;
   #stop = null;

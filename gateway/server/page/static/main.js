@@ -6,6 +6,7 @@ import { add } from "./views/add.js";
 import { chat } from "./views/chat.js";
 import { history } from "./views/history.js";
 import { keys } from "./views/keys.js";
+import { missing } from "./views/missing.js";
 import { model } from "./views/model.js";
 import { overview } from "./views/overview.js";
 import { usage } from "./views/usage.js";
@@ -24,15 +25,24 @@ const main = document.getElementById("main");
 let view = null;
 
 function route() {
-  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [page, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   view?.close?.();
-  view = (VIEWS[page] ?? overview)({ live }, ...rest);
+  view = Object.hasOwn(VIEWS, page) ? VIEWS[page]({ live }, ...rest) : missing(page, PAGES);
   document.title = view.title === "Overview" ? "fitserve" : `${view.title} – fitserve`;
   fill(main, view.element);
   view.update?.(live.state);
   for (const link of document.querySelectorAll("#nav a")) attribute(link, "aria-current", link.hash === (page ? `#/${page}` : "#/") ? "page" : null);
   if (document.activeElement !== document.body) main.focus({ preventScroll: true });
   window.scrollTo(0, 0);
+}
+
+/** A part of an address; as it stands where it is broken. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function show() {

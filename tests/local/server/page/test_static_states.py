@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Route, expect
 
 from tests.support.browser import visit
 from tests.support.page_gateway import HOSTILE, gateway, llama
-from tests.support.page_states import busy_state, telling
+from tests.support.page_states import busy_state, model, telling
 
 
 def test_a_large_machine_in_trouble_is_legible(tmp_path: Path, browser: Browser) -> None:
@@ -161,6 +161,10 @@ def mark_texts(value: Any, mark: str, key: str = "") -> Any:
 def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, mark: str) -> None:
     def spoil(route: Route) -> None:
         if "/admin/events" in route.request.url:
+            if "follow=false" in route.request.url:
+                listed = {"data": [mark_texts(EVENT, mark)], "oldest": 1, "newest": 6}
+                route.fulfill(json=listed)
+                return
             event = json.dumps(mark_texts(EVENT, mark))
             body = f"id: 7\nevent: engine.failed\ndata: {event}\n\n"
             route.fulfill(status=200, body=body, content_type="text/event-stream")
@@ -174,9 +178,12 @@ def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, 
             return
         route.fulfill(response=answer, json=mark_texts(answer.json(), mark))
 
+    state = mark_texts(busy_state(), mark)
+    # Their own answers are marked too.
+    state["models"] += [model("m", "ready", mark), model("bad", "quarantined", mark)]
     with (
         gateway(tmp_path) as one,
-        one.enter(telling(mark_texts(busy_state(), mark))) as tells,
+        one.enter(telling(state)) as tells,
         visit(browser, one.url) as page,
     ):
         one.add("m", llama(tmp_path / "model"))
@@ -188,8 +195,16 @@ def test_no_text_of_any_answer_becomes_markup(tmp_path: Path, browser: Browser, 
         page.tab.route("**/v1/**", spoil)
         page.tab.route("**/admin/live", tells)
         name = quote(f"{mark}serves", safe="")
-        views = ["chat", "history", "usage", "keys", "add", "models/m"]
-        views += [f"models/{model}/{view}" for model in ("m", "bad", name) for view in PARTS]
+        views = [
+            "chat",
+            "history",
+            "usage",
+            "keys",
+            "add",
+            "models/m",
+            f"models/{quote(mark, safe='')}",
+        ]
+        views += [f"models/{one_name}/{view}" for one_name in ("m", "bad", name) for view in PARTS]
         for place in ("", *views):
             page.go(f"#/{place}")
             expect(page.tab.locator("main")).not_to_be_empty()
@@ -210,4 +225,4 @@ EVENT = {
     "words": "It failed.",
     "data": {"reason": "words", "line": "words"},
 }
-PARTS = ("log", "plan", "starts", "chat", "edit")
+PARTS = ("log", "plan", "starts", "chat", "use", "edit")

@@ -68,22 +68,26 @@ const DEFAULTS = { goal: "balanced", dtype: "auto", check: true };
 let forms = 0;
 
 /**
- * @param {{wish?: Record<string, any>, fields?: Record<string, Field[]>, changed: () => void}} options  wish: what is there already
- * @returns {{element: any, read: () => Record<string, any>, control: (field: Field) => any}}
- *   read: every field, null where it is empty; `policy` is an object of its own
+ * @param {{wish?: Record<string, any>, present?: Record<string, string>, fields?: Record<string, Field[]>, changed: () => void}} options
+ *   wish: what is there already; present: what holds where a field of it is empty
+ * @returns {{element: any, read: () => Record<string, any>, inputs: () => [string, any][]}}
+ *   inputs: by the name of their field; read: every field, null where it is empty; `policy` is an object of its own
  */
-export function wishForm({ wish = {}, fields = FIELDS, changed }) {
+export function wishForm({ wish = {}, present = {}, fields = FIELDS, changed }) {
   const prefix = `wish-${(forms += 1)}`;
   const inputs = new Map();
 
   function control(field) {
     const id = `${prefix}-${field.name.replace(".", "-")}`;
-    const input = inputOf(field, id);
+    const now = present[field.name];
+    const input = inputOf({ ...field, ...(now && { example: `${now} now` }) }, id);
     write(input, field, pick(wish, field.name) ?? DEFAULTS[field.name]);
     input.addEventListener("input", changed);
     inputs.set(field, input);
     if (field.kind === "check") return h("label", { class: "check", for: id }, input, field.label);
-    const help = field.help && h("span", { class: "help", id: `${id}-help` }, field.help);
+    // A choice has no place for it beside the choice.
+    const words = Array.isArray(field.kind) && now && now !== input.value ? [field.help, `now ${now}`].filter(Boolean).join("; ") : field.help;
+    const help = words && h("span", { class: "help", id: `${id}-help` }, words);
     if (help) attribute(input, "aria-describedby", `${id}-help`);
     return h("div", { class: isLines(field) ? "field wide" : "field" }, h("label", { for: id }, field.label), input, help);
   }
@@ -94,7 +98,7 @@ export function wishForm({ wish = {}, fields = FIELDS, changed }) {
   });
   return {
     element: h("div", { class: "stack" }, parts),
-    control,
+    inputs: () => [...inputs].map(([field, input]) => [field.name, input]),
     read() {
       /** @type {Record<string, any>} */
       const found = {};

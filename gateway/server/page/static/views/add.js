@@ -1,12 +1,14 @@
 // Add a model: the form, and beside it what would be done, while one types.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
+import { fieldErrors } from "../parts/field_errors.js";
 import { decisionView } from "../parts/plan.js";
 import { ELSEWHERE, filled, wishForm, words } from "../parts/wish_form.js";
 
 const REST_MS = 400;
 
-export function add() {
+/** @param {{live: import("../live.js").Live}} context */
+export function add({ live }) {
   let named = false;
   let running = null;
   let timer = 0;
@@ -21,6 +23,7 @@ export function add() {
   const name = h("input", { id: "name", type: "text", autocomplete: "off", spellcheck: "false", required: true, "aria-describedby": "name-help" });
   const form = wishForm({ changed: () => later() });
   const elsewhere = wishForm({ fields: ELSEWHERE, changed: () => later() });
+  const wrong = fieldErrors(() => [["name", name], [kind === "source" ? "source" : "endpoints", source], ...(kind === "source" ? form : elsewhere).inputs()]);
   const submit = h("button", { class: "primary" }, "Add");
   const kinds = ["source", "endpoint"].map((one) => {
     const id = `kind-${one}`;
@@ -46,6 +49,7 @@ export function add() {
   function later() {
     clearTimeout(timer);
     running?.abort();
+    wrong.clear();
     fill(plan);
     if (kind !== "source" || !source.value.trim()) {
       text(status, kind === "source" ? "The plan appears here as you type. Nothing is started." : "There is nothing to plan: the engine runs elsewhere.");
@@ -63,7 +67,7 @@ export function add() {
       text(status, decision.plans.length ? "This would be started:" : "");
       fill(plan, ...decisionView(decision));
     } catch (error) {
-      if (!mine.signal.aborted) text(status, error.message);
+      if (!mine.signal.aborted) text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
@@ -73,10 +77,12 @@ export function add() {
     attribute(submit, "disabled", true);
     try {
       const model = await call("POST", "/admin/models", wish());
+      live.added.add(model.name);
       location.hash = `#/models/${encodeURIComponent(model.name)}`;
     } catch (error) {
-      text(problem, error.message);
-      attribute(problem, "hidden", false);
+      const isAtField = wrong.show(error, true);
+      text(problem, isAtField ? "" : error.message);
+      attribute(problem, "hidden", isAtField);
       attribute(submit, "disabled", false);
     }
   }
@@ -85,7 +91,7 @@ export function add() {
     if (!named) name.value = nameFor(source.value);
     later();
   });
-  name.addEventListener("input", () => (named = name.value !== ""));
+  name.addEventListener("input", () => ((named = name.value !== ""), wrong.clear()));
   shown();
   return {
     title: "Add a model",

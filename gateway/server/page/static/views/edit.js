@@ -1,7 +1,9 @@
 // Another wish for a model that is there: what would be otherwise is shown before anything is done.
 import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
+import { duration } from "../format.js";
 import { confirm } from "../parts/dialog.js";
+import { fieldErrors } from "../parts/field_errors.js";
 import { note } from "../parts/notes.js";
 import { differences, fieldsOf, patchOf, wishForm } from "../parts/wish_form.js";
 
@@ -14,7 +16,8 @@ export function edit(view) {
   const status = h("p", { class: "muted", role: "status" }, "Nothing is changed yet.");
   const rows = h("div");
   const submit = h("button", { class: "primary", disabled: true }, "Change");
-  const form = wishForm({ wish: view.wish, fields: fieldsOf(view.wish), changed: () => later() });
+  const form = wishForm({ wish: view.wish, present: presentValues(view), fields: fieldsOf(view.wish), changed: () => later() });
+  const wrong = fieldErrors(form.inputs);
   let timer = 0;
   let running = null;
   const before = form.read();
@@ -25,6 +28,7 @@ export function edit(view) {
     const patch = patchOf(before, form.read());
     fill(rows);
     attribute(problem, "hidden", true);
+    wrong.clear();
     const same = !Object.keys(patch).length;
     attribute(submit, "disabled", same);
     text(status, same ? "Nothing is changed yet." : "Planning …");
@@ -39,7 +43,7 @@ export function edit(view) {
       text(status, answer.reason ? `No plan: ${answer.reason}` : answer.anew ? "New engines are started. If there is room, the old ones serve until then." : `No engine is restarted.${answer.no_effect ? ` The plan stays: ${answer.no_effect}.` : ""}`);
       fill(rows, differences([...answer.wish, ...answer.plan]));
     } catch (error) {
-      if (!mine.signal.aborted) text(status, error.message);
+      if (!mine.signal.aborted) text(status, wrong.show(error) ? "A field has to be changed first." : error.message);
     }
   }
 
@@ -52,6 +56,7 @@ export function edit(view) {
       note(`${view.name} is being changed.`);
       location.hash = `#/models/${encodeURIComponent(view.name)}`;
     } catch (error) {
+      if (wrong.show(error, true)) return;
       text(problem, error.message);
       attribute(problem, "hidden", false);
     }
@@ -63,4 +68,13 @@ export function edit(view) {
     h("form", { class: "card", submit: send, "aria-label": `Edit ${view.name}` }, form.element, problem, h("div", { class: "row end" }, submit)),
     h("section", { class: "card", "aria-labelledby": "otherwise" }, h("h2", { id: "otherwise" }, "Changes"), status, rows),
   );
+}
+
+/** What holds where the wish says nothing: the choices of the running plan. */
+function presentValues({ plan, keep_alive: keptFor }) {
+  const kept = keptFor === null || keptFor === undefined ? {} : { "policy.keep_alive": keptFor < 0 ? "for ever" : duration(keptFor) };
+  if (!plan) return kept;
+  const chosen = { context: plan.max_model_len, tensor_parallel: plan.tensor_parallel, replicas: plan.replicas, dtype: plan.dtype, concurrency: plan.max_num_seqs };
+  const values = Object.entries(chosen).filter(([, choice]) => choice).map(([name, choice]) => [name, String(choice.value)]);
+  return { ...Object.fromEntries(values), gpus: plan.gpus.length ? String(plan.gpus.length) : "CPU", engines: `${plan.engine.kind}==${plan.engine.version}`, ...kept };
 }

@@ -1,23 +1,35 @@
-// What happened, with its evidence, as it happens.
-import { events } from "../api.js";
-import { attribute, h } from "../dom.js";
-import { moment } from "../format.js";
+// What happened, with its evidence, as it happens: of one model or of all, of one day or of all.
+import { call, events } from "../api.js";
+import { attribute, fill, h, keyed, text } from "../dom.js";
+import { clock, plural } from "../format.js";
+import { attempt } from "../parts/notes.js";
 
-const BEFORE = 100;
-const MOST = 500;
+const MOST = 1000;
 const REST_MS = 3000;
 
+/** @param {{live: import("../live.js").Live}} context */
 export function history() {
   const stop = new AbortController();
-  const list = h("ol", { class: "history" });
-  const empty = h("p", { class: "empty" }, "Nothing has happened yet.");
-  let newest = null;
+  const list = h("div", { class: "stack" });
+  const empty = h("p", { class: "empty", hidden: true });
+  const older = h("p", { class: "muted small", hidden: true }, `These are the newest ${plural(MOST, "event")}. Older ones: fitserve events.`);
+  const model = h("select", { id: "history-model", change: () => show() });
+  const day = h("select", { id: "history-day", change: () => show() });
+  /** Newest first. */
+  let found = [];
+  let newest = 0;
 
   async function read() {
+    await attempt(async () => {
+      const { data, newest: last, oldest } = await call("GET", `/admin/events?follow=false&last=${MOST}`, undefined, { signal: stop.signal });
+      newest = last;
+      found = [...data].reverse();
+      attribute(older, "hidden", !data.length || data[0].id <= oldest);
+      show();
+    });
     while (!stop.signal.aborted) {
-      const from = newest === null ? `last=${BEFORE}` : `after=${newest}`;
       try {
-        for await (const data of events("GET", `/admin/events?${from}`, undefined, { signal: stop.signal })) take(JSON.parse(data));
+        for await (const data of events("GET", `/admin/events?after=${newest}`, undefined, { signal: stop.signal })) take(JSON.parse(data));
       } catch (error) {
         if (!stop.signal.aborted) console.debug("the events ended:", error.message);
       }
@@ -28,25 +40,56 @@ export function history() {
   function take(event) {
     newest = event.id ?? event.newest;
     if (!event.words) return;
-    attribute(empty, "hidden", true);
-    list.prepend(row(event));
-    while (list.childNodes.length > MOST) list.lastChild.remove();
+    found = [event, ...found].slice(0, MOST);
+    show();
+  }
+
+  function show() {
+    choose(model, "All models", [...new Set(found.map((one) => one.model).filter(Boolean))].sort());
+    choose(day, "All days", [...new Set(found.map(dayOf))]);
+    const wanted = found.filter((one) => (!model.value || one.model === model.value) && (!day.value || dayOf(one) === day.value));
+    const days = [...new Set(wanted.map(dayOf))].map((name) => ({ name, rows: wanted.filter((one) => dayOf(one) === name) }));
+    text(empty, found.length ? "Nothing happened to this model on this day." : "Nothing has happened yet.");
+    attribute(empty, "hidden", wanted.length > 0);
+    keyed(list, days, (one) => one.name, dayList);
   }
 
   read();
   return {
     title: "History",
-    element: h("div", { class: "stack" }, h("h1", {}, "History"), h("section", { class: "card", "aria-label": "Events" }, empty, list)),
+    element: h(
+      "div",
+      { class: "stack" },
+      h("h1", {}, "History"),
+      h("div", { class: "row" }, h("div", { class: "row whole choose" }, h("label", { for: "history-model" }, "Model"), model), h("div", { class: "row whole choose" }, h("label", { for: "history-day" }, "Day"), day)),
+      h("section", { class: "card", "aria-label": "Events" }, empty, list, older),
+    ),
     close: () => stop.abort(),
   };
 }
 
+/** The choices of a filter; what was chosen stays. */
+function choose(select, all, names) {
+  const now = ["", ...names];
+  if ([...select.options].map((one) => one.value).join("\n") === now.join("\n")) return;
+  const chosen = select.value;
+  fill(select, now.map((name) => h("option", { value: name }, name || all)));
+  select.value = now.includes(chosen) ? chosen : "";
+}
+
+const dayOf = (event) => new Date(event.at * 1000).toLocaleDateString([], { dateStyle: "full" });
+
+function dayList({ name }) {
+  const rows = h("ol", { class: "history" });
+  return { element: h("section", {}, h("h2", {}, name), rows), update: (one) => keyed(rows, one.rows, (event) => String(event.id), (event) => ({ element: row(event), update() {} })) };
+}
+
 function row(event) {
-  const evidence = Object.keys(event.data ?? {}).length ? h("details", {}, h("summary", {}, "Evidence"), h("pre", { class: "command", tabindex: "0", role: "region", "aria-label": "Evidence" }, JSON.stringify(event.data, null, 2))) : null;
+  const evidence = Object.keys(event.data ?? {}).length ? h("details", {}, h("summary", {}, "Evidence"), h("pre", { class: "command", tabindex: "0", role: "group", "aria-label": `Evidence of event ${event.id}` }, JSON.stringify(event.data, null, 2))) : null;
   return h(
     "li",
     {},
-    h("div", { class: "row" }, h("span", { class: "tag" }, event.kind.replaceAll("_", " ")), event.model && h("a", { href: `#/models/${encodeURIComponent(event.model)}` }, event.model), h("span", { class: "muted small" }, moment(event.at))),
+    h("div", { class: "row" }, h("span", { class: "muted figure" }, clock(event.at, true)), event.model && h("a", { href: `#/models/${encodeURIComponent(event.model)}` }, event.model), h("span", { class: "tag" }, event.kind.replace(/[._]/g, " "))),
     h("p", {}, event.words),
     evidence,
   );

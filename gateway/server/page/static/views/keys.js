@@ -3,6 +3,7 @@ import { call, hasKey, useKey } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { moment, number } from "../format.js";
 import { confirm, show } from "../parts/dialog.js";
+import { fieldErrors } from "../parts/field_errors.js";
 import { attempt, note } from "../parts/notes.js";
 
 const SCOPES = [
@@ -63,8 +64,11 @@ function newKey(changed) {
   const limits = LIMITS.map(([field, label]) => [field, h("input", { id: `limit-${field}`, type: "number", min: "1", placeholder: "no limit" }), label]);
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
 
+  const wrong = fieldErrors(() => [["name", name], ["models", models], ...limits.map(([field, input]) => [field, input])]);
+
   async function send(event) {
     event.preventDefault();
+    wrong.clear();
     attribute(problem, "hidden", true);
     const allowed = models.value.split(/[\s,]+/).filter(Boolean);
     const grant = {
@@ -81,6 +85,7 @@ function newKey(changed) {
       await showOnce(made);
       await attempt(changed);
     } catch (error) {
+      if (wrong.show(error, true)) return;
       text(problem, error.message);
       attribute(problem, "hidden", false);
     }

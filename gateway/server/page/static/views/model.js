@@ -1,5 +1,5 @@
 // One model: what runs and why, every start, the log, a chat, and what can be done with it.
-import { ApiError, call } from "../api.js";
+import { call } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 import { isSaid, moment, plural } from "../format.js";
 import { attemptList } from "../parts/attempts.js";
@@ -10,6 +10,7 @@ import { stateChip } from "../parts/state.js";
 import { chat } from "./chat.js";
 import { edit } from "./edit.js";
 import { replicaCard } from "./replicas.js";
+import { missingNote } from "./missing.js";
 import { requestsCard } from "./requests.js";
 import { trafficCard } from "./traffic.js";
 import { use } from "./use.js";
@@ -28,6 +29,9 @@ export function model({ live }, name, tab = "plan") {
   let shown = null;
   let part = null;
   let loading = false;
+  let wasThere = false;
+  /** What was said of it while it is not there; "": it is. */
+  let absence = "";
   const chip = stateChip();
   const detail = h("p", { class: "detail" });
   const about = h("p", { class: "muted small" });
@@ -42,7 +46,7 @@ export function model({ live }, name, tab = "plan") {
       const view = await call("GET", `/admin/models/${encodeURIComponent(name)}`);
       part = part?.refresh ? (part.refresh(view), part) : build(view);
     } catch (error) {
-      fill(body, h("p", { class: "empty" }, error instanceof ApiError && error.status === 404 ? `There is no model ${name} any more.` : error.message));
+      fill(body, h("p", { class: "empty" }, error.message));
       part = null;
     }
     loading = false;
@@ -57,21 +61,41 @@ export function model({ live }, name, tab = "plan") {
     return next;
   }
 
+  /** Who never saw it here is told what there is. */
+  function tellAbsence(models) {
+    if (live.added.has(name)) return;
+    part?.close?.();
+    part = null;
+    shown = null;
+    const alias = models.find((one) => one.aliases.includes(name));
+    const words = wasThere ? `${name} was removed.` : alias ? `${name} is another name of ${alias.name}.` : `This gateway has no model ${name}.`;
+    const others = (alias ? [alias] : models).map((one) => [one.name, `#/models/${encodeURIComponent(one.name)}`]);
+    const known = JSON.stringify([words, others]);
+    if (known === absence) return;
+    absence = known;
+    fill(body, missingNote(words, [...others, ["Add a model", "#/add"]]));
+  }
+
   return {
     title: name,
     element: h("div", { class: "stack" }, h("div", { class: "title" }, h("div", { class: "row" }, h("h1", {}, name), chip.element), actions.element, detail, about), tabs, body),
     update(state) {
       if (!state.models) return;
       const now = live.model(name);
-      chip.update(now ? (now.deleting ? "stopping" : now.state) : "stopped");
+      for (const one of [chip.element, detail, about, tabs]) attribute(one, "hidden", !now);
       actions.update(now);
-      const isShown = now && (now.state === "ready" || isSaid(now.detail, chip.words()) || (tab === "plan" && now.replicas.some((one) => one.phase === now.detail)));
-      text(detail, now ? [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""].filter(Boolean).join(" ") : "It was removed.");
+      if (!now) return tellAbsence(state.models);
+      live.added.delete(name);
+      wasThere = true;
+      absence = "";
+      chip.update(now.deleting ? "stopping" : now.state);
+      const isShown = now.state === "ready" || isSaid(now.detail, chip.words()) || (tab === "plan" && now.replicas.some((one) => one.phase === now.detail));
+      text(detail, [isShown ? "" : now.detail, now.change === "underway" ? "It is being changed." : ""].filter(Boolean).join(" "));
       attribute(detail, "hidden", !detail.textContent);
-      text(about, now ? describe(now) : "");
+      text(about, describe(now));
       part?.update?.(state);
       // The whole view is read again when something has happened to the model.
-      const seen = now && JSON.stringify([now.state, now.change, now.better, now.replicas.map((one) => [one.attempt, one.state])]);
+      const seen = JSON.stringify([now.state, now.change, now.better, now.replicas.map((one) => [one.attempt, one.state])]);
       if (seen !== shown && !loading) {
         shown = seen;
         load();

@@ -10,7 +10,7 @@ const CHANGES = { underway: "It is being changed.", refused: "The last change wa
 /** @param {import("../live.js").Live} live */
 export function modelTable(live) {
   const rows = h("ul", { class: "models" });
-  const empty = h("div", { class: "empty" }, h("p", {}, "No model yet."), h("a", { class: "button primary", href: "#/add" }, "Add a model"));
+  const empty = h("div", { class: "empty", hidden: true }, h("p", {}, "No model yet."), h("a", { class: "button primary", href: "#/add" }, "Add a model"));
   const count = h("span", { class: "muted" });
   return {
     element: h("section", { class: "card", "aria-labelledby": "models-title" }, h("div", { class: "row between" }, h("h2", { id: "models-title" }, "Models ", count), h("a", { class: "button primary", href: "#/add" }, "Add a model")), empty, rows),

@@ -12,7 +12,7 @@ export function requestsCard(live, only = null) {
   const empty = h("p", { class: "muted" }, "Nobody is waiting for an answer.");
   const list = h("ul", { class: "requests", tabindex: "0", "aria-label": "Requests in flight" });
   const more = h("p", { class: "muted small" });
-  const element = h("section", { class: "card", "aria-labelledby": "requests-title" }, h("h2", { id: "requests-title" }, "Requests now ", count), empty, list, more);
+  const element = h("section", { class: "card", "aria-labelledby": "requests-title", hidden: true }, h("h2", { id: "requests-title" }, "Requests now ", count), empty, list, more);
   return {
     element,
     update({ requests }) {

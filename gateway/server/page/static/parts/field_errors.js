@@ -1,0 +1,50 @@
+// What is wrong with a field, beside it: the gateway names the field, and the form knows where it is.
+import { attribute, h, text } from "../dom.js";
+
+// For programs: a form has its fields in front of it.
+const HINT = /\s*GET \/admin\/openapi\.json describes .*$/;
+
+/**
+ * @param {() => Iterable<[string, any]>} fields  inputs by the name that the API has for them
+ * @returns {{show: (error: any, focus?: boolean) => boolean, clear: () => void}}
+ *   show: whether the error belongs to a field
+ */
+export function fieldErrors(fields) {
+  let shown = null;
+
+  function clear() {
+    if (!shown) return;
+    shown.words.remove();
+    attribute(shown.input, "aria-invalid", null);
+    attribute(shown.input, "aria-describedby", shown.before);
+    shown = null;
+  }
+
+  return {
+    clear,
+    show(error, focus = false) {
+      clear();
+      const found = [...fields()].find(([name]) => error.param === name || error.param?.startsWith(`${name}.`));
+      if (!found) return false;
+      const [, input] = found;
+      const before = input.getAttribute("aria-describedby");
+      const id = `${input.id}-wrong`;
+      const words = h("p", { class: "problem small", id, role: "alert" });
+      shown = { words, input, before };
+      text(words, sentence(error));
+      (input.closest(".field") ?? input.parentElement).append(words);
+      attribute(input, "aria-invalid", "true");
+      attribute(input, "aria-describedby", [before, id].filter(Boolean).join(" "));
+      for (let fold = input.closest("details"); fold; fold = fold.parentElement.closest("details")) fold.open = true;
+      if (focus) input.focus();
+      return true;
+    },
+  };
+}
+
+/** "context: too large. GET …" -> "Too large." */
+function sentence({ message, param }) {
+  const words = message.replace(HINT, "");
+  const rest = words.startsWith(`${param}: `) ? words.slice(param.length + 2) : words;
+  return rest.charAt(0).toUpperCase() + rest.slice(1);
+}
