@@ -18,7 +18,7 @@ export function messageView(role, { edit, repeat } = {}) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const waiting = h("p", { class: "muted waiting" });
   const figures = h("span", { class: "muted small" });
-  const buttons = [role !== "tool" && copyButton(() => said, "this message"), edit && h("button", { type: "button", class: "quiet", click: edit }, "Edit"), repeat && h("button", { type: "button", class: "quiet", click: repeat }, "Again")];
+  const buttons = [role !== "tool" && copyButton(() => said, "this text"), edit && h("button", { type: "button", class: "quiet", click: edit }, "Edit"), repeat && h("button", { type: "button", class: "quiet", click: repeat }, "Again")];
   const actions = h("div", { class: "row actions", hidden: true }, figures, buttons);
   return {
     element: h("article", { class: `message ${role}` }, h("p", { class: "by" }, WHO[role] ?? role), pictures, waiting, thinking, content, tools, problem, actions),
