@@ -14,15 +14,15 @@ from tests.support.cure_reports import REPORTS, measure
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--round", type=int)
-    asked.add_argument("--list", action="store_true", help="each report of which a step fails")
-    given = asked.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--round", type=int)
+    parser.add_argument("--list", action="store_true", help="each report of which a step fails")
+    args = parser.parse_args()
     signatures = Profiles().signatures
     rows = [
         (report, *measure(report, signatures))
         for report in REPORTS
-        if given.round in (None, report["round"])
+        if args.round in (None, report["round"])
     ]
     print(f"{'round':<7}{'failures':>9}{'right':>7}{'both':>6}{'one':>5}{'none':>6}")
     for number in sorted({report["round"] for report, _, _ in rows}):
@@ -34,7 +34,7 @@ def main() -> None:
             f"{counts[2] / len(several):>6.0%}{counts[1] / len(several):>5.0%}"
             f"{counts[0] / len(several):>6.0%}"
         )
-    for report, failure, helpful in rows if given.list else ():
+    for report, failure, helpful in rows if args.list else ():
         if helpful < 2 or failure.kind not in report["kinds"]:
             print(f"\n{report['source']}: {failure.kind} in {failure.phase}, {helpful} help")
             print("\n".join(f"  - {step}" for step in failure.steps[:4]))

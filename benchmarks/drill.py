@@ -118,8 +118,8 @@ class Drill:
         view = self.gateway.show(name)
         plan = view.get("plan") or {}
         tried = [
-            [one["state"], *([one["failure"]["kind"]] if one["failure"] else [])]
-            for one in view["attempts"]
+            [attempt["state"], *([attempt["failure"]["kind"]] if attempt["failure"] else [])]
+            for attempt in view["attempts"]
         ]
         return {
             "state": view["state"],
@@ -168,9 +168,9 @@ class Drill:
     def core(self, name: str) -> int:
         """The process that computes: vLLM's core, or where there is none the engine itself."""
         (instance,) = {
-            one["instance"]
-            for one in self.gateway.show(name)["attempts"]
-            if one["state"] == "ready"
+            attempt["instance"]
+            for attempt in self.gateway.show(name)["attempts"]
+            if attempt["state"] == "ready"
         } & set(self._running())
         pids = self._running()[instance]
         return next(
@@ -221,24 +221,24 @@ def _command(pid: int) -> str:
 
 def alone(drill: Drill) -> Figures:
     """Each model by itself on the same GPU, cold, and again when its kernels are kept."""
-    found: Figures = {}
+    figures: Figures = {}
     first = drill.first_gpu()
     for name in drill.models:
         for start in ("cold", "warm"):
-            found[f"{name}_{start}"] = drill.add(name, name, "--gpu", first)
-            found[f"{name}_{start}"]["ask"] = drill.ask(name)
+            figures[f"{name}_{start}"] = drill.add(name, name, "--gpu", first)
+            figures[f"{name}_{start}"]["ask"] = drill.ask(name)
             drill.remove(name)
-    return found
+    return figures
 
 
 def together(drill: Drill) -> Figures:
     """Two models added at once on the same GPU."""
-    found: Figures = {}
+    figures: Figures = {}
     first = drill.first_gpu()
 
     def add_model(name: str) -> None:
         with contextlib.suppress(Late):
-            found[name] = drill.add(name, name, "--gpu", first)
+            figures[name] = drill.add(name, name, "--gpu", first)
 
     adding = [threading.Thread(target=add_model, args=(name,)) for name in drill.models]
     began = time.monotonic()
@@ -246,10 +246,10 @@ def together(drill: Drill) -> Figures:
         thread.start()
     for thread in adding:
         thread.join()
-    if len(found) < len(drill.models):
+    if len(figures) < len(drill.models):
         raise Late
     drill.remove(*drill.models)
-    return {**found, "seconds": elapsed_s(began)}
+    return {**figures, "seconds": elapsed_s(began)}
 
 
 def _injure(drill: Drill, number: signal.Signals) -> Figures:
@@ -315,23 +315,25 @@ def remove_while_starting(drill: Drill) -> Figures:
 
 def sleep(drill: Drill) -> Figures:
     """Two models of which one fits: they take turns, by sleep where the engine has it."""
-    found: Figures = {}
+    figures: Figures = {}
     first = drill.first_gpu()
     for name in drill.models:
-        found[name] = drill.add(name, name, "--gpu", first, "--keep-alive", "10m", *MOST)
+        figures[name] = drill.add(name, name, "--gpu", first, "--keep-alive", "10m", *MOST)
     turns = [
         {"asked": name, **drill.ask(name), "then": drill.states()} for name in [*drill.models] * 3
     ]
-    attempts = [one for name in drill.models for one in drill.gateway.show(name)["attempts"]]
-    found |= {
+    attempts = [
+        attempt for name in drill.models for attempt in drill.gateway.show(name)["attempts"]
+    ]
+    figures |= {
         "turns": turns,
         "starts": len(attempts),
-        "asleep": [one["asleep"] for one in attempts if one["asleep"]],
+        "asleep": [each_attempt["asleep"] for each_attempt in attempts if each_attempt["asleep"]],
     }
     facts = drill.gateway.client.get("/admin/facts").json()["data"]
-    found["facts"] = [one["fact"] for one in facts if one["fact"]["kind"].startswith("sleep")]
+    figures["facts"] = [fact["fact"] for fact in facts if fact["fact"]["kind"].startswith("sleep")]
     drill.remove(*drill.models)
-    return found
+    return figures
 
 
 def foreign(drill: Drill) -> Figures:
@@ -389,7 +391,7 @@ def replicas(drill: Drill) -> Figures:
 
 
 def _all_ready(drill: Drill, name: str) -> bool:
-    return all(one["state"] == "ready" for one in drill.gateway.show(name)["replicas"])
+    return all(replica["state"] == "ready" for replica in drill.gateway.show(name)["replicas"])
 
 
 def traffic(drill: Drill) -> Figures:
@@ -447,17 +449,22 @@ def run(drill: Drill, wanted: Sequence[str], results: Path) -> int:
             continue
         began = time.monotonic()
         try:
-            found = case(drill)
+            found_case = case(drill)
         except Late:
             sys.stdout.write(f"{name}: the time is over\n")
             break
         except (AssertionError, httpx.HTTPError, KeyError, OSError, ValueError) as error:
-            found, failed = {"error": f"{type(error).__name__}: {error}"[:2000]}, failed + 1
+            found_case, failed = {"error": f"{type(error).__name__}: {error}"[:2000]}, failed + 1
             drill.remove(
                 *(one["name"] for one in drill.gateway.client.get("/admin/models").json()["data"])
             )
         row = json.dumps(
-            {"case": name, "at": time.strftime("%Y-%m-%d"), "took_s": elapsed_s(began), **found}
+            {
+                "case": name,
+                "at": time.strftime("%Y-%m-%d"),
+                "took_s": elapsed_s(began),
+                **found_case,
+            }
         )
         with results.open("a") as file:
             file.write(row + "\n")
@@ -481,11 +488,11 @@ def main() -> int:
     )
     parser.add_argument("--env", action="append", default=[], help="NAME=VALUE for each engine")
     parser.add_argument("--rehearse", action="store_true")
-    given = parser.parse_args()
-    until = time.monotonic() + given.seconds
-    folder: Path = given.folder.absolute()
+    args = parser.parse_args()
+    until = time.monotonic() + args.seconds
+    folder: Path = args.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    if given.rehearse:
+    if args.rehearse:
         storm = BootStorm(folder, 0, 2)
         drill = Drill(
             storm.gateway,
@@ -502,14 +509,14 @@ def main() -> int:
         data = folder / "data"
         data.mkdir(exist_ok=True)
         with contextlib.suppress(FileExistsError):
-            (data / "engines").symlink_to(given.engines.absolute())
-        python = data / "engines" / given.engine.replace("==", "-") / "bin/python"
+            (data / "engines").symlink_to(args.engines.absolute())
+        python = data / "engines" / args.engine.replace("==", "-") / "bin/python"
         drill = Drill(
-            Gateway(data, folder / "gateway.log"), models, given.engine, python, until, given.env
+            Gateway(data, folder / "gateway.log"), models, args.engine, python, until, args.env
         )
     with contextlib.closing(drill.gateway):
         drill.gateway.start()
-        return min(1, run(drill, given.case, folder / "results.jsonl"))
+        return min(1, run(drill, args.case, folder / "results.jsonl"))
 
 
 if __name__ == "__main__":

@@ -77,10 +77,10 @@ def watch(port: int, pid: int, seconds: float) -> tuple[float, list[float]]:
     began, before = time.monotonic(), cpu_s(pid)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     while time.monotonic() - began < seconds:
-        asked = time.perf_counter()
+        start_s = time.perf_counter()
         connection.request("GET", "/healthz")
         connection.getresponse().read()
-        took.append((time.perf_counter() - asked) * 1000)
+        took.append((time.perf_counter() - start_s) * 1000)
         time.sleep(EVERY_S)
     connection.close()
     return (cpu_s(pid) - before) / (time.monotonic() - began), took

@@ -102,7 +102,7 @@ async def measure(count: int, seconds: float, starts: int, folder: Path) -> None
     observer.look()
     began = time.thread_time()
     for _ in range(100):
-        observer._look()  # noqa: SLF001 - what `look` puts off
+        observer._observe_in_turn()  # noqa: SLF001 - what `look` puts off
     quiet_ms = (time.thread_time() - began) * 10
     await asyncio.sleep(1)
     heard = [0]
@@ -127,9 +127,9 @@ def main() -> None:
     parser.add_argument("--models", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--starts", type=int, default=1)
-    given = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(measure(given.models, given.seconds, given.starts, Path(folder)))
+        asyncio.run(measure(args.models, args.seconds, args.starts, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,15 @@ from tests.conformance.test_forecast import figure, near, verdicts
 
 def main() -> None:
     families = {*sys.argv[1:]}
-    cases = [one for one in verdicts() if not families or one.case.split()[0] in families]
-    for one in cases:
-        if not near(one) or one.kernels[0] or one.backends[0]:
-            print(f"{one.case}: guessed {', '.join(one.guessed) or 'nothing'}; {one.words}")
-    print(f"{len(cases)} cases of {len({one.case.split()[0] for one in cases})} families")
+    cases = [
+        verdict for verdict in verdicts() if not families or verdict.case.split()[0] in families
+    ]
+    for case in cases:
+        if not near(case) or case.kernels[0] or case.backends[0]:
+            print(f"{case.case}: guessed {', '.join(case.guessed) or 'nothing'}; {case.words}")
+    print(
+        f"{len(cases)} cases of {len({each_case.case.split()[0] for each_case in cases})} families"
+    )
     for name, share in figure(cases).items():
         print(f"{name}: {share:.1%}")
 

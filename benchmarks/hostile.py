@@ -262,16 +262,16 @@ async def streams(gateway: Served, count: int, seconds: float) -> None:
     while not ended.done():
         await asyncio.sleep(1)
         sizes.append((time.monotonic() - began, gateway.resident_mib))
-    seen = json.loads((await ended)[0])
+    document = json.loads((await ended)[0])
     # The first minute is for opening them.
     settled = [(at, size) for at, size in sizes if min(60.0, seconds / 4) < at < seconds]
     slope = 60 * statistics.linear_regression(*zip(*settled, strict=True)).slope
     print(
-        f"streams: {count} for {seconds:.0f} s: {seen['errors']} errors;"
+        f"streams: {count} for {seconds:.0f} s: {document['errors']} errors;"
         f" {max(size for _, size in sizes):.0f} MiB, {slope:+.2f} MiB per minute;"
-        f" {(cpu_s(gateway) - cpu) / seen['wall_s']:.2f} cores; first event p50"
-        f" {seen['first_p50_ms']:.0f} ms, a stream's whole time p50 {seen['p50_ms'] / 1000:.1f} s,"
-        f" p99 {seen['p99_ms'] / 1000:.1f} s",
+        f" {(cpu_s(gateway) - cpu) / document['wall_s']:.2f} cores; first event p50"
+        f" {document['first_p50_ms']:.0f} ms, a stream's whole time p50"
+        f" {document['p50_ms'] / 1000:.1f} s, p99 {document['p99_ms'] / 1000:.1f} s",
         flush=True,
     )
 

@@ -143,11 +143,11 @@ def main() -> None:
     parser.add_argument("models", type=Path, nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--storm", type=float, metavar="SECONDS")
-    asked = parser.parse_args()
-    if asked.storm:
-        storm(asked.storm)
-    elif asked.models:
-        real(asked.engines, asked.models, asked.rounds)
+    args = parser.parse_args()
+    if args.storm:
+        storm(args.storm)
+    elif args.models:
+        real(args.engines, args.models, args.rounds)
     else:
         parser.error("name the folder of engines and a model, or --storm")
 

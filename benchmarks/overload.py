@@ -67,8 +67,8 @@ def engines(pipe: Connection) -> None:
         return script
 
     async def run() -> None:
-        async with Upstream(places()) as one, Upstream(places()) as two:
-            pipe.send([one.url, two.url])
+        async with Upstream(places()) as upstream, Upstream(places()) as two:
+            pipe.send([upstream.url, two.url])
             await asyncio.Event().wait()
 
     asyncio.run(run())

@@ -149,7 +149,7 @@ def main() -> None:
     def cpu_ms(spec: ModelSpec, chosen: list[Engine], machine: Hardware = machines[1]) -> float:
         facts, gpus, pace, parsers = profiles.facts, profiles.gpus, profiles.pace, profiles.parsers
         began = time.process_time()
-        given = PlanningInput(
+        planning_input = PlanningInput(
             spec,
             machine,
             wish,
@@ -158,7 +158,7 @@ def main() -> None:
             pace=pace,
             parsers=parsers,
         )
-        decide(given, chosen, rules)
+        decide(planning_input, chosen, rules)
         return (time.process_time() - began) * 1000
 
     def time_new_model(

@@ -27,7 +27,7 @@ from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.machine.environment import engine_dir
 from gateway.profiles.profiles import Profiles
 
-MOST_S = 900.0
+MAX_S = 900.0
 
 
 def make_spec(data: Path, ref: str, model: Path, arguments: list[str], port: int) -> LaunchSpec:
@@ -59,8 +59,8 @@ async def start_once(host: ProcessHost, spec: LaunchSpec) -> float:
     instance = await host.start(spec)
     body = {"model": "m", "prompt": "Hello", "max_tokens": 1}
     headers = {"authorization": f"Bearer {instance.key}"}
-    async with httpx.AsyncClient(trust_env=False, timeout=MOST_S) as client:
-        while time.perf_counter() - begun < MOST_S:
+    async with httpx.AsyncClient(trust_env=False, timeout=MAX_S) as client:
+        while time.perf_counter() - begun < MAX_S:
             try:
                 answer = await client.post(
                     f"{instance.url}/v1/completions", json=body, headers=headers
@@ -76,18 +76,18 @@ async def start_once(host: ProcessHost, spec: LaunchSpec) -> float:
 async def prepared_process(data: Path, host: ProcessHost) -> PreparedView:
     """The prepared process, once it is there, and engines taught it nothing more."""
     begun = seen_at = time.monotonic()
-    seen: PreparedView | None = None
-    while time.monotonic() - begun < MOST_S:
+    prepared_view: PreparedView | None = None
+    while time.monotonic() - begun < MAX_S:
         await host.list()
         looker = PreparedEngines(data, 1)
         views = looker.views()
         looker.close()
-        if views[:1] != ((seen,) if seen else ()):
-            if not views or seen is None or views[0].pid != seen.pid:
+        if views[:1] != ((prepared_view,) if prepared_view else ()):
+            if not views or prepared_view is None or views[0].pid != prepared_view.pid:
                 seen_at = time.monotonic()
-            seen = views[0] if views else None
-        if seen is not None and time.monotonic() - seen_at > 5:
-            return seen
+            prepared_view = views[0] if views else None
+        if prepared_view is not None and time.monotonic() - seen_at > 5:
+            return prepared_view
         await asyncio.sleep(0.5)
     raise SystemExit("No process was prepared; see its log below DATA/prepared.")
 

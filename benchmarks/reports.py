@@ -21,27 +21,27 @@ from tests.support.reports import COLUMNS, FORMS, OWN, score
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser()
-    asked.add_argument("folders", nargs="*", type=Path, default=[OWN])
-    asked.add_argument(
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folders", nargs="*", type=Path, default=[OWN])
+    parser.add_argument(
         "--split",
         help=(
             "reports of this split, or of those whose names begin with it (fifth: fifth-tuned and"
             " fifth-held); several with commas"
         ),
     )
-    asked.add_argument("--list", action="store_true", help="each report that is not right")
-    asked.add_argument(
+    parser.add_argument("--list", action="store_true", help="each report that is not right")
+    parser.add_argument(
         "--form",
         choices=FORMS,
         help="pasted in another form: html, behind a prefix, the last message alone, in a sentence",
     )
-    asked.add_argument("--without-words", action="store_true", help="without words.yaml")
-    given = asked.parse_args()
+    parser.add_argument("--without-words", action="store_true", help="without words.yaml")
+    args = parser.parse_args()
     shipped = Profiles().signatures
-    signatures = Signatures(shipped.rows._replace(words=())) if given.without_words else shipped
-    for folder in given.folders:
-        rows = score(folder, signatures, given.split, given.form)
+    signatures = Signatures(shipped.rows._replace(words=())) if args.without_words else shipped
+    for folder in args.folders:
+        rows = score(folder, signatures, args.split, args.form)
         table = {
             kind: Counter[str]()
             for kind in sorted(
@@ -60,7 +60,7 @@ def main() -> None:
             f"right: {total['right'] / len(rows):.0%} of {len(rows)}; healthy logs taken for"
             f" failures: {alarms}\n"
         )
-        if given.list:
+        if args.list:
             for case, found, column in rows:
                 if column != "right":
                     print(

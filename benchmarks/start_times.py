@@ -39,12 +39,12 @@ from gateway.domain import PreparedView
 from gateway.hosts.process.prepared.pool import PreparedEngines
 from gateway.hosts.process.records import Record, Records
 
-MOST_S = 600.0
+MAX_S = 600.0
 EVERY_S = 0.05
 CALM_S = 5.0
 """Seconds without another prepared process: engines taught it nothing more."""
 SHORTEST_WAIT_S = 1
-MOST_WAITS = 25
+MAX_WAITS = 25
 _STAMP = re.compile(r"(?:INFO|WARNING|ERROR|DEBUG) (\d\d-\d\d \d\d:\d\d:\d\d) (.*)")
 _BODY = {"prompt": "Hello", "max_tokens": 8}
 
@@ -72,7 +72,7 @@ class Trial:
 
     def wait(self, what: str, check: Callable[[], Any]) -> Any:
         """The first truthy answer of `check`; a refused connection is none. Raises Late."""
-        end = min(self.until, time.time() + MOST_S)
+        end = min(self.until, time.time() + MAX_S)
         while time.time() < end:
             with contextlib.suppress(httpx.TransportError):
                 if found := check():
@@ -135,7 +135,7 @@ class Plain:
             )
         try:
             with httpx.Client(
-                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=MOST_S
+                base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=MAX_S
             ) as client:
                 self._trial.wait(
                     "ready",
@@ -163,7 +163,7 @@ class Plain:
             # Its package has another name, so `vllm` does not find its own version.
             server = "vllm.entrypoints.openai.api_server"
             begin = ["-m", server, f"--model={self._trial.model}"]
-        arguments = [f"--{one.removesuffix('=true')}" for one in self._trial.arguments]
+        arguments = [f"--{argument.removesuffix('=true')}" for argument in self._trial.arguments]
         if len(self._trial.gpus) > 1:
             arguments.append(f"--tensor-parallel-size={len(self._trial.gpus)}")
         named = ["--served-model-name=m", "--host=127.0.0.1"]
@@ -213,7 +213,7 @@ class Fitserve:
             "FITSERVE_PREPARED_ENGINES": "1",
             "FITSERVE_URL": self._url,
         }
-        self._client = httpx.Client(base_url=self._url, trust_env=False, timeout=MOST_S)
+        self._client = httpx.Client(base_url=self._url, trust_env=False, timeout=MAX_S)
         self._run("engine", "install", trial.engine, "--python", str(trial.python))
         with (trial.folder / "gateway.log").open("ab") as log:
             self._gateway = subprocess.Popen(
@@ -242,7 +242,7 @@ class Fitserve:
         if kind == "cold":
             empty(self._data / "caches", self._trial.folder / "tmp")
         self._trial.prepare_disk()
-        seen = self._last_event()
+        last_event = self._last_event()
         known = set(self._records.names())
         began = time.time()
         if self._is_added(name):
@@ -253,12 +253,16 @@ class Fitserve:
         ready = time.time() - began
         if view["state"] != "ready":
             self._stop(name)
-            return {"state": view["state"], "said": view["detail"], "events": self._events(seen)}
+            return {
+                "state": view["state"],
+                "said": view["detail"],
+                "events": self._events(last_event),
+            }
         answer = answer_s(self._client, began, name)
         (record,) = (
             record for record in self._running() if record.name not in known or kind == "first"
         )
-        figures = self._figures(name, record, began, seen)
+        figures = self._figures(name, record, began, last_event)
         self._wait_for_prepared_process()
         self._stop(name)
         return {"ready_s": round(ready, 2), "answer_s": answer, **figures}
@@ -273,8 +277,8 @@ class Fitserve:
         born = next((at for at, kind, _ in events if kind.startswith("plan.")), None)
         spoke = next((at for at, _, phase in events if phase == "verifying"), None)
         tried = [
-            [one["state"], *([one["failure"]["kind"]] if one["failure"] else [])]
-            for one in view["attempts"]
+            [attempt["state"], *([attempt["failure"]["kind"]] if attempt["failure"] else [])]
+            for attempt in view["attempts"]
         ]
         return {
             "forked": record.forked,
@@ -303,8 +307,8 @@ class Fitserve:
             check=False,
         )
         if done.returncode:
-            said = f"{done.stdout[-500:]}{done.stderr[-900:]}"
-            raise SystemExit(f"fitserve {' '.join(words)}: {said}")
+            text = f"{done.stdout[-500:]}{done.stderr[-900:]}"
+            raise SystemExit(f"fitserve {' '.join(words)}: {text}")
 
     def _is_added(self, name: str) -> bool:
         return self._client.get(f"/admin/models/{name}").is_success
@@ -326,8 +330,8 @@ class Fitserve:
         return found
 
     def _last_event(self) -> int:
-        found = self._events(0)
-        return found[-1]["id"] if found else 0
+        events = self._events(0)
+        return events[-1]["id"] if events else 0
 
     def _events(self, after: int) -> list[Figures]:
         found: list[Figures] = []
@@ -340,17 +344,17 @@ class Fitserve:
 
     def _wait_for_prepared_process(self) -> PreparedView | None:
         """The prepared process, once engines teach it nothing more; None: it takes too long."""
-        seen: PreparedView | None = None
+        prepared_view: PreparedView | None = None
         pid = 0
         begun = seen_at = time.time()
         while time.time() < min(self._trial.until, begun + 120):
             looker = PreparedEngines(self._data, 1)
-            seen = next(iter(looker.views()), None)
+            prepared_view = next(iter(looker.views()), None)
             looker.close()
-            if (now := seen.pid if seen is not None else 0) != pid:
+            if (now := prepared_view.pid if prepared_view is not None else 0) != pid:
                 pid, seen_at = now, time.time()
-            if seen is not None and time.time() - seen_at > CALM_S:
-                return seen
+            if prepared_view is not None and time.time() - seen_at > CALM_S:
+                return prepared_view
             time.sleep(0.5)
         return None
 
@@ -374,7 +378,7 @@ def waits(log: Path, began: float) -> list[list[Any]]:
             at = stamp.timestamp() - began
             found.append([round(at), round(at - last), match[2][:160]])
             last = at
-    longest = sorted(found, key=lambda one: -one[1])[:MOST_WAITS]
+    longest = sorted(found, key=lambda one: -one[1])[:MAX_WAITS]
     return [one for one in found if one in longest and one[1] >= SHORTEST_WAIT_S]
 
 
@@ -463,9 +467,9 @@ def main() -> None:
     parser.add_argument("--arg", action="append", default=[], metavar="FLAG=VALUE")
     parser.add_argument("--from-disk", action="store_true", help="forget the pages of the weights")
     parser.add_argument("--until", type=float, default=0.0, help="by the clock, in Unix seconds")
-    asked = parser.parse_args()
-    sides = asked.side or ["plain", "fitserve"]
-    measure(Trial(asked), sides, asked.rounds, asked.start)
+    args = parser.parse_args()
+    sides = args.side or ["plain", "fitserve"]
+    measure(Trial(args), sides, args.rounds, args.start)
 
 
 if __name__ == "__main__":

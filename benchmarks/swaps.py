@@ -86,19 +86,19 @@ def main() -> None:
     parser.add_argument("--each", type=float, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--sleep", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="swaps-") as folder:
-        storm = DemandStorm(Path(folder), random.Random(asked.seed))
+        storm = DemandStorm(Path(folder), random.Random(args.seed))
         python = storm.gateway.data / "engines/vllm-0.26.0/bin/python"
-        python.write_text(python.read_text().replace("\nexec ", f"\nsleep {asked.imports}\nexec "))
+        python.write_text(python.read_text().replace("\nexec ", f"\nsleep {args.imports}\nexec "))
         try:
             storm.gateway.start()
-            more = {} if asked.sleep else {"args": {"enable-sleep-mode": False}}
+            more = {} if args.sleep else {"args": {"enable-sleep-mode": False}}
             for name in storm.names:
                 storm.add(name, replicas=1, max_context=8192, policy={"keep_alive": "10m"}, **more)
-            time.sleep(2 * asked.imports + 10)
-            clients = Clients(storm, asked.each, asked.seed)
-            clients.run(asked.seconds)
+            time.sleep(2 * args.imports + 10)
+            clients = Clients(storm, args.each, args.seed)
+            clients.run(args.seconds)
         finally:
             storm.end()
     for words, waits in (("not loaded", clients.cold), ("all", clients.every)):

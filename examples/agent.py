@@ -16,7 +16,7 @@ from typing import Any
 
 from openai import OpenAI
 
-MOST_CALLS = 4
+MAX_CALLS = 4
 OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "add": lambda a, b: a + b,
     "multiply": lambda a, b: a * b,
@@ -54,9 +54,9 @@ def call_tool(arguments: str) -> str:
 
 
 def answer(client: OpenAI, model: str, question: str) -> str:
-    """The final answer, after at most MOST_CALLS rounds of tool calls."""
+    """The final answer, after at most MAX_CALLS rounds of tool calls."""
     messages: list[Any] = [{"role": "user", "content": question}]
-    for _ in range(MOST_CALLS):
+    for _ in range(MAX_CALLS):
         reply = client.chat.completions.create(model=model, messages=messages, tools=TOOLS)
         message = reply.choices[0].message
         if not message.tool_calls:

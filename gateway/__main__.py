@@ -22,7 +22,7 @@ _MIN_MIB = 256
 
 # Commands that need no pydantic for right input (`gateway/domain/base.py`).
 _LEAN = (["plan"], ["matrix"])
-_WITH_PYDANTIC = "_FITSERVE_WITH_PYDANTIC"
+_PYDANTIC_VARIABLE = "_FITSERVE_WITH_PYDANTIC"
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         gc.set_threshold(_OBJECTS)
         from gateway.domain.base import NeedsPydantic, become_lean, is_lean
 
-        if sys.argv[1:2] in _LEAN and os.environ.pop(_WITH_PYDANTIC, None) is None:
+        if sys.argv[1:2] in _LEAN and os.environ.pop(_PYDANTIC_VARIABLE, None) is None:
             become_lean()
         from gateway.cli.main import app
         from gateway.cli.main import main as cli
@@ -57,7 +57,7 @@ def _begin_anew() -> None:
     """Run the same command with pydantic."""
     sys.stdout.flush()
     command = [sys.executable, *sys.orig_argv[1:]]
-    os.execve(command[0], command, {**os.environ, _WITH_PYDANTIC: "1"})  # noqa: S606
+    os.execve(command[0], command, {**os.environ, _PYDANTIC_VARIABLE: "1"})  # noqa: S606
 
 
 def _require_memory() -> None:

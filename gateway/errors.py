@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 # Request timeout, conflict, too many requests: a retry may succeed.
-_PASSING = frozenset({408, 409, 429})
-_LONGEST = 200
+_RETRY_STATUSES = frozenset({408, 409, 429})
+_MAX_REASON_CHARACTERS = 200
 # The user and the password of an address (RFC 3986, section 3.2.1), and an `@` in a password.
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/?#'\"<>]*@")
 # The same without a scheme: a colon stands between them. The digest of an image follows an `@` too.
@@ -30,7 +30,9 @@ def short_reason(error: BaseException) -> str:
     if numbers := re.findall(r"\[Errno (\d+)\] Connect call failed", str(error)):
         return ", ".join(dict.fromkeys(os.strerror(int(number)) for number in numbers))
     reason = getattr(error, "strerror", None) or re.sub(r"^\[Errno -?\d+\] ", "", str(error))
-    return str(reason).partition("\n")[0][:_LONGEST].rstrip(". ") or type(error).__name__
+    return (
+        str(reason).partition("\n")[0][:_MAX_REASON_CHARACTERS].rstrip(". ") or type(error).__name__
+    )
 
 
 def without_password(text: str) -> str:
@@ -75,7 +77,7 @@ class FitserveError(Exception):
     @property
     def is_permanent(self) -> bool:
         """Whether retries of the same request fail until an operator changes something."""
-        return 400 <= self.status < 500 and self.status not in _PASSING
+        return 400 <= self.status < 500 and self.status not in _RETRY_STATUSES
 
     def envelope(self) -> dict[str, Any]:
         """The OpenAI error body."""
@@ -175,7 +177,7 @@ class MethodNotAllowed(FitserveError):
 
 def near_name(name: str, names: Iterable[str]) -> str:
     """The name that was probably meant; "": none is near."""
-    return next(iter(difflib.get_close_matches(name[:_LONGEST], list(names), 1)), "")
+    return next(iter(difflib.get_close_matches(name[:_MAX_REASON_CHARACTERS], list(names), 1)), "")
 
 
 def near_name_hint(name: str, names: Iterable[str]) -> str:
@@ -189,7 +191,8 @@ def no_such_model(name: str, models: Mapping[str, str]) -> NotFound:
     near = near_name(name, models)
     hint = f"Did you mean {models[near]}? " if near else ""
     return NotFound(
-        f"There is no model {name[:_LONGEST]}.", hint=f"{hint}`fitserve ps` lists the models."
+        f"There is no model {name[:_MAX_REASON_CHARACTERS]}.",
+        hint=f"{hint}`fitserve ps` lists the models.",
     )
 
 

@@ -19,7 +19,7 @@ from gateway.secret import Secret
 Scope = Literal["inference", "read", "admin"]
 SCOPES: frozenset[Scope] = frozenset(get_args(Scope))
 # The names of the keys that are settings.
-FROM_SETTINGS = ("admin", "api")
+SETTINGS_KEYS = ("admin", "api")
 
 
 class UsageRow(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 from gateway.errors import without_password
 from gateway.visible import visible
 
-_USUAL = ("debug", "info")
+_USUAL_LEVELS = ("debug", "info")
 
 
 class Logger:
@@ -85,7 +85,7 @@ class LineFormatter(logging.Formatter):
         fields = " ".join(
             f"{name}={_format_value(value)}" for name, value in _fields(record).items()
         )
-        event = f"{time} {'' if level in _USUAL else f'{level}: '}{record.getMessage()}"
+        event = f"{time} {'' if level in _USUAL_LEVELS else f'{level}: '}{record.getMessage()}"
         line = visible(f"{event}  {fields}" if fields else event)
         if record.exc_info:
             line = f"{line}\n{visible(self.formatException(record.exc_info))}"

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 MASK = "(hidden)"
 # Context of `model_dump_json` for files that only the gateway reads and for its own processes.
-REVEALED = {"secrets": "revealed"}
+REVEAL_CONTEXT = {"secrets": "revealed"}
 # Characters in a row that a secret and a text share by chance only.
 _PART = 8
 # A shorter value is a part of too many words to be taken out of them.
-_LEAST_REPLACED = 4
+_MIN_SECRET_CHARACTERS = 4
 
 
 class Secret:
@@ -94,7 +94,7 @@ class Secret:
 
 
 def _serialize(secret: Secret, info: SerializationInfo) -> str:
-    return secret.reveal() if info.context == REVEALED else MASK
+    return secret.reveal() if info.context == REVEAL_CONTEXT else MASK
 
 
 def shown_address(text: str) -> str:
@@ -147,7 +147,7 @@ def _without_word(text: str, value: str, label: str) -> str:
     forms = {form.casefold() for form in (value, repr(value)[1:-1], quote(value, safe=""))}
     words = "|".join(re.escape(form) for form in sorted(forms, key=len, reverse=True))
     pattern = re.compile(rf"(?<!\w)(?:{words})(?!\w)", re.IGNORECASE)
-    if len(value) >= _LEAST_REPLACED:
+    if len(value) >= _MIN_SECRET_CHARACTERS:
         return re.sub(words, lambda _: label, text, flags=re.IGNORECASE)
     # The letters around a label would tell a value of some letters.
     return f"words with {label}, which are not shown" if pattern.search(text) else text

@@ -21,7 +21,7 @@ from gateway.domain.base import (
     field_validator,
 )
 from gateway.domain.facts import EVENT_KINDS
-from gateway.domain.units import FOR_EVER
+from gateway.domain.units import ENDLESS_DURATION
 from gateway.domain.value import Duration
 from gateway.errors import BadFlag, SettingsError, near_name, without_typed_password
 from gateway.secret import Secret, shown_address
@@ -202,7 +202,7 @@ class Settings(BaseModel):
     )
     backoff_max_s: float = Field(300, gt=0, description="longest wait between two starts")
     keep_alive: Duration = Field(
-        FOR_EVER,
+        ENDLESS_DURATION,
         description=(
             "how long a model without its own value stays loaded without a request: 5m, 1h30m, 300"
             " (seconds), 0, -1: for ever"

@@ -16,7 +16,7 @@ from gateway.logging import Logger
 log = Logger("fitserve.supervision")
 
 FIRST_REST_S = 1.0
-LONGEST_REST_S = 60.0
+MAX_REST_S = 60.0
 _EXCERPT_CHARACTERS = 300
 
 
@@ -42,7 +42,7 @@ class Setback:
     def record_failure(self, error: BaseException) -> None:
         """Rest, and log the error of the work."""
         self.count += 1
-        rest_s = min(LONGEST_REST_S, FIRST_REST_S * 2 ** min(self.count - 1, 16))
+        rest_s = min(MAX_REST_S, FIRST_REST_S * 2 ** min(self.count - 1, 16))
         rest_s *= random.uniform(0.75, 1.25)  # noqa: S311
         self._until = time.monotonic() + rest_s
         message = "".join(

@@ -25,8 +25,8 @@ from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.tls")
 
-_LOOK_S = 5.0
-_MOST_BYTES = 1024 * 1024
+_POLL_S = 5.0
+_MAX_BYTES = 1024 * 1024
 HANDSHAKE_S = 10.0
 # The time for the closing message of TLS, which clients may omit.
 _FAREWELL_S = 5.0
@@ -58,7 +58,7 @@ class Certificate:
     """The server's certificate. `pair`: the last one that could be used. `watch` needs an event
     loop."""
 
-    def __init__(self, certificate: Path, key: Path | None, look_s: float = _LOOK_S) -> None:
+    def __init__(self, certificate: Path, key: Path | None, look_s: float = _POLL_S) -> None:
         """certificate: file with the chain. key: its file; None: the same. Raises SettingsError."""
         self._files = (certificate, key or certificate)
         self._look_s = look_s
@@ -82,13 +82,13 @@ class Certificate:
     def watch(self, changed: Callable[[CertificatePair], object] = lambda _: None) -> None:
         """Follows the files. `changed` gets each further pair that can be used."""
         self._changed = changed
-        self._watching = SupervisedTask(self._look, "watching the certificate")
+        self._watching = SupervisedTask(self._reload_certificate, "watching the certificate")
 
     async def close(self) -> None:
         if self._watching is not None:
             await self._watching.close()
 
-    async def _look(self) -> float:
+    async def _reload_certificate(self) -> float:
         try:
             pair = await self._reader.result()
             if pair != self._loaded_pair:
@@ -110,7 +110,7 @@ class Certificate:
         return self._look_s
 
     def _read(self) -> CertificatePair:
-        chain, key = (read_file(file, _MOST_BYTES) for file in self._files)
+        chain, key = (read_file(file, _MAX_BYTES) for file in self._files)
         return CertificatePair(chain, Secret(key))
 
 

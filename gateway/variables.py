@@ -20,7 +20,7 @@ from gateway.domain import Engine
 from gateway.errors import BadFlag
 
 # Variables of the gateway's own environment that engines as processes inherit: no key, no token.
-INHERITED = (
+INHERITED_VARIABLES = (
     "PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE",
     "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
@@ -30,11 +30,11 @@ NO_PROXY = ("NO_PROXY", "no_proxy")
 # An engine calls itself over loopback (as SGLang's warm-up), and never through a proxy.
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
-_LONGEST_NAME = 128
-_LONGEST_VALUE = 2048
+_MAX_NAME_CHARACTERS = 128
+_MAX_VALUE_CHARACTERS = 2048
 _LAYERS = re.compile(r"[1-9]\d{0,3}(,[1-9]\d{0,3}){1,31}", re.ASCII)
 # Numbers, words and lists of them; a slash is in none, so no value names a file or an address.
-_PLAIN = re.compile(r"[\w.,:;=^+%{}|-]*", re.ASCII)
+_PLAIN_VALUE = re.compile(r"[\w.,:;=^+%{}|-]*", re.ASCII)
 _SWITCH = re.compile(r"-?\d+(\.\d+)?(e-?\d+)?|true|false|yes|no|on|off|", re.IGNORECASE | re.ASCII)
 _ARCHITECTURES = re.compile(r"[0-9a-zA-Z.+; ]*")
 _PROXY = re.compile(r"((https?|socks5h?)://)?([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?/?|", re.ASCII)
@@ -49,7 +49,7 @@ _COMPILER = re.compile(
 _SYSTEM = re.compile(r"/(usr|opt)(/[\w.+-]+)+/?", re.ASCII)
 
 # Open by name, before all patterns: names -> pattern of the values, and the same in words.
-_OPEN: dict[str, tuple[re.Pattern[str], str]] = {
+_OPEN_VARIABLES: dict[str, tuple[re.Pattern[str], str]] = {
     "CC CXX CUDAHOSTCXX": (_COMPILER, "a C or C++ compiler, by its name or below /usr and /opt"),
     "CUDA_HOME CUDA_PATH": (_SYSTEM, "a folder below /usr or /opt"),
     "TORCH_CUDA_ARCH_LIST FLASHINFER_CUDA_ARCH_LIST": (
@@ -73,18 +73,18 @@ _OPEN: dict[str, tuple[re.Pattern[str], str]] = {
     " RAYON_NUM_THREADS MKL_NUM_THREADS OPENBLAS_NUM_THREADS NUMEXPR_MAX_THREADS"
     " MALLOC_ARENA_MAX SAFETENSORS_FAST_GPU GLOO_SOCKET_IFNAME TP_SOCKET_IFNAME"
     " TORCH_NCCL_TRACE_BUFFER_SIZE": (
-        _PLAIN,
+        _PLAIN_VALUE,
         "numbers and words",
     ),
 }
-# Open by pattern, where no pattern of `CLOSED` holds.
+# Open by pattern, where no pattern of `CLOSED_VARIABLES` holds.
 _OPEN_PATTERNS = (
     "NCCL_* NVSHMEM_* TORCH_* TORCHINDUCTOR_* TORCHDYNAMO_* FLASHINFER_* TRITON_* OMP_* KMP_*"
     " GOMP_* DG_JIT_* DG_* UCX_* CUDNN_*"
 )
 
 # Closed for every library: the reason -> patterns of names.
-CLOSED = {
+CLOSED_VARIABLES = {
     "it loads code, or opens the engine for code": (
         "LD_* DYLD_* PYTHON* BASH_ENV ENV *_PLUGIN *_PLUGINS *_PLUGIN_* *_INJECTION* OMP_TOOL*"
         " TRITON_CACHE_MANAGER TRITON_*BACKEND* TRITON_KERNEL_OVERRIDE TORCH_FORCE_*"
@@ -166,11 +166,11 @@ _SGLANG_WORDS = {
     "it is for other hardware": "NPU|AMD|AITER|MUSA|MLX|HIP|ASCEND|GFX\\d+|XPU|CPU_QUANTIZATION",
 }
 # Exceptions after a review: texts that only choose, and names that only look dangerous.
-_REVIEWED = (
+_REVIEWED_VARIABLES = (
     "VLLM_DISABLED_KERNELS VLLM_NVFP4_GEMM_BACKEND VLLM_PP_LAYER_PARTITION"
     " VLLM_CPU_OMP_THREADS_BIND VLLM_SKIP_P2P_CHECK"
 )
-_SGLANG_REVIEWED = (
+_SGLANG_REVIEWED_VARIABLES = (
     "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION SGLANG_CUTLASS_MOE"
     " SGLANG_ENABLE_JIT_DEEPGEMM SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"
     " SGLANG_FLASHINFER_WORKSPACE_SIZE SGLANG_FORCE_FP8_MARLIN SGLANG_IMAGE_MAX_PIXELS"
@@ -210,7 +210,7 @@ def user_variables(environment: Mapping[str, bool], device: str) -> list[str]:
         for name in names
         if _closed_word(name, _CLOSED_WORDS) is None and not _LIMITS.match(name)
     }
-    names |= set(f"{_REVIEWED} {_SGLANG_REVIEWED}".split()) & set(environment)
+    names |= set(f"{_REVIEWED_VARIABLES} {_SGLANG_REVIEWED_VARIABLES}".split()) & set(environment)
     return sorted(
         {name for name in names if not _OTHER_DEVICE[device].match(name)} | set(_LIBRARIES[device])
     )
@@ -243,23 +243,23 @@ def check(engine: Engine | None, name: str, value: str) -> None:
 
 def refusal(engine: Engine | None, name: str, value: str) -> tuple[str, str] | None:
     """Message and hint if the variable is closed, without its value; None if it is open."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > _LONGEST_NAME:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or len(name) > _MAX_NAME_CHARACTERS:
         return f"{name[:80]!r} is not a name of a variable.", "Give NAME=VALUE."
-    if not value.isprintable() or len(value) > _LONGEST_VALUE:
-        hint = f"Give a plain value of at most {_LONGEST_VALUE} characters."
+    if not value.isprintable() or len(value) > _MAX_VALUE_CHARACTERS:
+        hint = f"Give a plain value of at most {_MAX_VALUE_CHARACTERS} characters."
         return f"The value of {name} is too long or has characters that cannot be printed.", hint
     closed = f"The variable {name} cannot be given to engines: "
     if engine is not None and name in engine.user_env:
         return None
     if engine is not None and (name in engine.env or name == engine.key_env):
         return f"{closed}the gateway sets it.", "Leave it out."
-    form = next((form for names, form in _OPEN.items() if name in names.split()), None)
+    form = next((form for names, form in _OPEN_VARIABLES.items() if name in names.split()), None)
     if form is None and (why := _closing_reason(name)):
         return f"{closed}{why}.", "Leave it out."
     if form is None and re.match("VLLM_|SGLANG_|SGL_", name):
         return _refuse_engine_variable(engine, name, value)
-    if form is None and _any_of(_OPEN_PATTERNS).fullmatch(name):
-        form = _PLAIN, "numbers and words"
+    if form is None and _names_pattern(_OPEN_PATTERNS).fullmatch(name):
+        form = _PLAIN_VALUE, "numbers and words"
     if form is None:
         return _suggest_name(engine, name)
     pattern, words = form
@@ -284,7 +284,7 @@ def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tup
     Profiles list all open variables of vLLM. Of SGLang all switches are open, with exceptions.
     """
     sglang = not name.startswith("VLLM_")
-    reviewed = name in f"{_REVIEWED} {_SGLANG_REVIEWED}".split()
+    reviewed = name in f"{_REVIEWED_VARIABLES} {_SGLANG_REVIEWED_VARIABLES}".split()
     why = (
         None
         if reviewed
@@ -303,11 +303,14 @@ def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tup
 
 
 def _closing_reason(name: str) -> str | None:
-    return next((why for why, names in CLOSED.items() if _any_of(names).fullmatch(name)), None)
+    return next(
+        (why for why, names in CLOSED_VARIABLES.items() if _names_pattern(names).fullmatch(name)),
+        None,
+    )
 
 
 @cache
-def _any_of(names: str) -> re.Pattern[str]:
+def _names_pattern(names: str) -> re.Pattern[str]:
     """A pattern for any of these names; `*` is any text."""
     return re.compile("|".join(name.replace("*", ".*") for name in names.split()))
 
@@ -322,7 +325,7 @@ def _closed_word(name: str, table: Mapping[str, str]) -> str | None:
 def _suggest_name(engine: Engine | None, name: str) -> tuple[str, str]:
     names: Iterable[str] = (
         *(engine.user_env if engine is not None else ()),
-        *(open_name for names in _OPEN for open_name in names.split()),
+        *(open_name for names in _OPEN_VARIABLES for open_name in names.split()),
     )
     near = difflib.get_close_matches(name[:80], list(names), n=1, cutoff=0.7)
     owner = engine.ref if engine is not None else "No engine"

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Seconds in which a killed process ends. Only one in a system call that hangs takes longer.
-_DYING_S = 5.0
+_EXIT_TIMEOUT_S = 5.0
 
 
 async def spawn(
@@ -55,7 +55,7 @@ async def kill(child: asyncio.subprocess.Process) -> int:
         return await _wait(child)
     except asyncio.CancelledError:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_DYING_S):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await _wait(child)
         raise
 
@@ -66,6 +66,6 @@ async def _wait(child: asyncio.subprocess.Process) -> int:
     if child.stdin is not None:
         # Python 3.11.2 logs the error of a pipe with unread bytes, unless something asks for it.
         with suppress(OSError, TimeoutError):
-            async with asyncio.timeout(_DYING_S):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 await child.stdin.wait_closed()
     return code

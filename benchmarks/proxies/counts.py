@@ -43,14 +43,14 @@ def instructions_each(subject: parts.Subject, folder: Path, *load: str) -> float
     """Instructions of a load, by its requests or chunks."""
     pid = subject.process.pid
     subprocess.run(["callgrind_control", "-i", "on", str(pid)], check=True, capture_output=True)
-    seen = subject.load(*load)
+    document = subject.load(*load)
     subprocess.run(["callgrind_control", "-i", "off", str(pid)], check=True, capture_output=True)
     subprocess.run(["callgrind_control", "-d", str(pid)], check=True, capture_output=True)
     time.sleep(1)  # the process writes the file when it comes to it
     newest = max(folder.glob(f"counted.{pid}.*"), key=lambda path: int(path.suffix[1:]))
     totals = re.search(r"^totals: (\d+)", newest.read_text(), re.MULTILINE)
     assert totals is not None
-    units: int = seen["chunks"] or seen["good"]
+    units: int = document["chunks"] or document["good"]
     return int(totals[1]) / units
 
 

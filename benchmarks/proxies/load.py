@@ -187,7 +187,7 @@ class Load:
     async def idle(self, streams: int, deadline_s: float) -> None:
         """Streams that have had their first chunk; those that have not within the deadline are
         given up."""
-        held: list[Connection] = []
+        connections: list[Connection] = []
         gate = asyncio.Semaphore(OPENING)
 
         async def run_stream() -> None:
@@ -196,7 +196,7 @@ class Load:
                 connection.ask(self.request)
                 assert connection.first is not None
                 await connection.first
-                held.append(connection)
+                connections.append(connection)
 
         tasks = [asyncio.create_task(run_stream()) for _ in range(streams)]
         _, late = await asyncio.wait(tasks, timeout=deadline_s)
@@ -206,11 +206,12 @@ class Load:
             if isinstance(outcome, Exception):
                 self.handle_failure(repr(outcome))
         print(
-            json.dumps({"open": len(held), "errors": self.errors, "error": self.error}), flush=True
+            json.dumps({"open": len(connections), "errors": self.errors, "error": self.error}),
+            flush=True,
         )
         with contextlib.suppress(OSError):
             await asyncio.to_thread(sys.stdin.read)
-        for connection in held:
+        for connection in connections:
             connection.transport.abort()
 
 

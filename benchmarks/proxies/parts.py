@@ -83,22 +83,22 @@ class Subject:
 def request(subject: Subject, size: Size) -> Figures:
     """32 connections, one request after the other on each."""
     before = subject.cpu_s()
-    seen = subject.load("plain", "--connections", "32", "--seconds", str(size.request_s))
+    document = subject.load("plain", "--connections", "32", "--seconds", str(size.request_s))
     used = subject.cpu_s() - before
     return {
-        "request_us": used / seen["good"] * 1e6 if seen["good"] else None,
-        "requests_per_s": seen["good"] / seen["wall_s"],
-        "request_errors": seen["errors"],
+        "request_us": used / document["good"] * 1e6 if document["good"] else None,
+        "requests_per_s": document["good"] / document["wall_s"],
+        "request_errors": document["errors"],
     }
 
 
 def latency(subject: Subject, size: Size) -> Figures:
     """A connection."""
-    seen = subject.load("plain", "--connections", "1", "--seconds", str(size.latency_s))
+    document = subject.load("plain", "--connections", "1", "--seconds", str(size.latency_s))
     return {
-        "latency_p50_ms": seen["p50_ms"],
-        "latency_p99_ms": seen["p99_ms"],
-        "latency_errors": seen["errors"],
+        "latency_p50_ms": document["p50_ms"],
+        "latency_p99_ms": document["p99_ms"],
+        "latency_errors": document["errors"],
     }
 
 
@@ -108,12 +108,12 @@ def chunk(subject: Subject, size: Size) -> Figures:
     subject.pace(100, 20)
     streams = min(size.streams, FEWER_STREAMS.get(subject.name, size.streams))
     before = subject.cpu_s()
-    seen = subject.load("stream", "--streams", str(streams), "--chunks", "100")
+    document = subject.load("stream", "--streams", str(streams), "--chunks", "100")
     used = subject.cpu_s() - before
     return {
-        "chunk_us": used / seen["chunks"] * 1e6 if seen["chunks"] else None,
-        "chunk_first_p50_ms": seen["first_p50_ms"],
-        "chunk_errors": seen["errors"],
+        "chunk_us": used / document["chunks"] * 1e6 if document["chunks"] else None,
+        "chunk_first_p50_ms": document["first_p50_ms"],
+        "chunk_errors": document["errors"],
     }
 
 
@@ -125,7 +125,7 @@ def streams(subject: Subject, size: Size) -> Figures:
     before = subject.cpu_s()
     with processes.Peak(subject.process.pid) as peak:
         deadline = size.many_s * 2 + 5
-        seen = subject.load(
+        document = subject.load(
             "stream",
             "--streams",
             str(size.many),
@@ -135,10 +135,10 @@ def streams(subject: Subject, size: Size) -> Figures:
             str(deadline),
         )
     return {
-        "streams_errors": seen["errors"],
+        "streams_errors": document["errors"],
         "streams_rss_mib": peak.mib,
-        "streams_cores": (subject.cpu_s() - before) / seen["wall_s"],
-        "streams_p99_s": seen["p99_ms"] / 1000 if seen["p99_ms"] else None,
+        "streams_cores": (subject.cpu_s() - before) / document["wall_s"],
+        "streams_p99_s": document["p99_ms"] / 1000 if document["p99_ms"] else None,
     }
 
 
@@ -157,15 +157,15 @@ def idle(subject: Subject, size: Size) -> Figures:
         env={**os.environ, "FITSERVE_BENCH_KEY": KEY},
     )
     assert client.stdout is not None
-    seen = json.loads(client.stdout.readline())
-    subject.error = subject.error or seen["error"]
+    document = json.loads(client.stdout.readline())
+    subject.error = subject.error or document["error"]
     time.sleep(SETTLE_S)
     used = processes.resident_mib(subject.process.pid) - before
     client.communicate()
     return {
-        "idle_open": seen["open"],
+        "idle_open": document["open"],
         "idle_wanted": size.idle,
-        "idle_kib": used * 1024 / seen["open"] if seen["open"] else None,
+        "idle_kib": used * 1024 / document["open"] if document["open"] else None,
     }
 
 
@@ -174,13 +174,13 @@ def body(subject: Subject, size: Size) -> Figures:
     subject.load("plain", "--count", "200", "--seconds", "10", "--connections", "8")
     before = processes.resident_mib(subject.process.pid)
     with processes.Peak(subject.process.pid) as peak:
-        seen = subject.load(
+        document = subject.load(
             "plain", "--count", str(size.bodies), "--seconds", "20", "--body-bytes", str(10 * 2**20)
         )
     return {
-        "body_p50_ms": seen["p50_ms"],
+        "body_p50_ms": document["p50_ms"],
         "body_growth_mib": peak.mib - before,
-        "body_errors": seen["errors"],
+        "body_errors": document["errors"],
     }
 
 

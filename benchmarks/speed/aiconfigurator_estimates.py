@@ -54,18 +54,18 @@ def estimate(setting: Setting, folder: Path, system: str) -> Iterator[tuple[str,
     from aiconfigurator_core.sdk.models import get_model
     from aiconfigurator_core.sdk.perf_database import get_database
 
-    given = flags(setting)
+    given_flags = flags(setting)
     tensor, pipeline = (
-        int(given.get("tensor-parallel-size", 1)),
-        int(given.get("pipeline-parallel-size", 1)),
+        int(given_flags.get("tensor-parallel-size", 1)),
+        int(given_flags.get("pipeline-parallel-size", 1)),
     )
-    replicas = int(given.get("data-parallel-size", 1))
+    replicas = int(given_flags.get("data-parallel-size", 1))
     quantization = (
         models.config(setting.model).get("quantization_config", {}).get("quant_method", "")
     )
     modes = {
         **QUANTIZED.get(quantization, {}),
-        **({"kvcache_quant_mode": "fp8"} if "kv-cache-dtype" in given else {}),
+        **({"kvcache_quant_mode": "fp8"} if "kv-cache-dtype" in given_flags else {}),
     }
     # It takes quantization as an argument where it does not know the checkpoint's block.
     (folder / setting.model).mkdir(exist_ok=True)
@@ -81,11 +81,11 @@ def estimate(setting: Setting, folder: Path, system: str) -> Iterator[tuple[str,
         "vllm",
     )
     database, backend = get_database(system, "vllm", "current"), get_backend("vllm")
-    step = int(given.get("max-num-batched-tokens", TOKENS_A_STEP))
+    step = int(given_flags.get("max-num-batched-tokens", TOKENS_A_STEP))
     for load in LOADS:
         busy = min(replicas, load.concurrency)
         streams = load.concurrency // busy
-        batch = min(max(1, streams // pipeline), int(given.get("max-num-seqs", streams)))
+        batch = min(max(1, streams // pipeline), int(given_flags.get("max-num-seqs", streams)))
         shape = RuntimeConfig(batch_size=batch, isl=load.tokens_in, osl=max(2, load.tokens_out))
         said = (
             backend.run_agg(model, database, shape, ctx_tokens=min(step, batch * load.tokens_in))

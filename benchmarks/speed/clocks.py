@@ -49,14 +49,18 @@ def time_kernels(
 ) -> Timed | None:
     """None: no plan of this engine has these ranks."""
     spec = read_model("m", None, config, None, None, (), None)
-    found = PROFILES.engine(engine)
+    found_engine = PROFILES.engine(engine)
     flags = {**args, "pipeline-parallel-size": pp} if pp > 1 else dict(args)
     wish = Wish(name="m", source="m", gpus=tp * pp, tensor_parallel=tp, replicas=1, args=flags)
-    rules = PROFILES.rules([found])
-    given = PlanningInput(spec, hardware, wish, gpus=PROFILES.gpus, pace=PROFILES.pace)
-    plans = decide(given, [found], rules).plans
+    rules = PROFILES.rules([found_engine])
+    planning_input = PlanningInput(spec, hardware, wish, gpus=PROFILES.gpus, pace=PROFILES.pace)
+    plans = decide(planning_input, [found_engine], rules).plans
     plan = next(
-        (one for one in plans if not one.quantizes_weights and one.pipeline_parallel.value == pp),
+        (
+            each_plan
+            for each_plan in plans
+            if not each_plan.quantizes_weights and each_plan.pipeline_parallel.value == pp
+        ),
         None,
     )
     return None if plan is None else _time_kernels(plan, spec, hardware)

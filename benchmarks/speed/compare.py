@@ -294,7 +294,9 @@ def best(
             rates = {
                 one.setting: one for one in here if one.load == load and one.what == "tokens_s"
             }
-            mine = next(one for one in rates.values() if one.timed.plan.argv == planned.plan.argv)
+            mine = next(
+                rate for rate in rates.values() if rate.timed.plan.argv == planned.plan.argv
+            )
             first = max(rates.values(), key=lambda one: one.measured)
             alike = log_error(mine.measured, first.measured) <= chance.get(
                 (model, load, "tokens_s"), 0.0
@@ -394,27 +396,31 @@ def main() -> None:
     parser.add_argument("--estimates", type=Path, default=ESTIMATES)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--without")
-    given = parser.parse_args()
-    rows = lines(*given.results)
-    found = points(rows)
-    estimates = {(row["model"], row["setting"]): row for row in lines(given.estimates)}
+    args = parser.parse_args()
+    rows = lines(*args.results)
+    found_points = points(rows)
+    estimates = {(row["model"], row["setting"]): row for row in lines(args.estimates)}
     table = PROFILES.pace.table
-    if given.fit:
+    if args.fit:
         table = fit(
             [
-                one
-                for one in found
-                if given.without is None or not one.model.startswith(given.without)
+                found_point
+                for found_point in found_points
+                if args.without is None or not found_point.model.startswith(args.without)
             ],
             table,
         )
     show(
-        [one for one in found if given.without is None or one.model.startswith(given.without)],
+        [
+            each_found_point
+            for each_found_point in found_points
+            if args.without is None or each_found_point.model.startswith(args.without)
+        ],
         table,
         estimates,
         noise(rows),
     )
-    if given.fit:
+    if args.fit:
         print(yaml.safe_dump(json.loads(json.dumps(table.model_dump())), sort_keys=False))
 
 

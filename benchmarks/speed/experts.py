@@ -42,8 +42,10 @@ def first_plan(one: Choice, configs: Path | None) -> Plan | str:
     told = {name: value for name, value in one.wish.model_dump().items() if value is not None}
     wish = Wish.model_validate({"name": "m", "source": "m", **told})
     facts = KnownFacts(PROFILES.facts)
-    given = PlanningInput(spec, hardware, wish, facts, gpus=PROFILES.gpus, pace=PROFILES.pace)
-    found = decide(given, engines, rules)
+    planning_input = PlanningInput(
+        spec, hardware, wish, facts, gpus=PROFILES.gpus, pace=PROFILES.pace
+    )
+    found = decide(planning_input, engines, rules)
     return found.plans[0] if found.plans else f"no plan: {found.rejected[0].reasons[0][:120]}"
 
 
@@ -61,36 +63,36 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--configs", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     right: list[tuple[Choice, Plan]] = []
     wrong: list[tuple[Choice, Plan]] = []
     none: list[tuple[Choice, str]] = []
-    for one in experts():
+    for expert in experts():
         try:
-            plan = first_plan(one, given.configs)
+            plan = first_plan(expert, args.configs)
         except FitserveError as error:
             plan = str(error)
         if isinstance(plan, str):
-            none.append((one, plan))
+            none.append((expert, plan))
         else:
-            (right if as_theirs(plan, one) else wrong).append((one, plan))
-    for one, why in none:
-        print(f"none   {one.model} {one.quantization} on {one.machine}: {why}")
-    for one, plan in wrong:
+            (right if as_theirs(plan, expert) else wrong).append((expert, plan))
+    for expert, why in none:
+        print(f"none   {expert.model} {expert.quantization} on {expert.machine}: {why}")
+    for expert, plan in wrong:
         theirs = sorted(
             {
                 f"TP{told.tensor_parallel} PP{told.pipeline_parallel} DP{told.data_parallel}"
-                for told in one.accepted
+                for told in expert.accepted
             }
         )
         copies = f" x{plan.replicas.value}" if plan.replicas.value > 1 else ""
         print(
-            f"other  {one.model} {one.quantization} on {one.machine}: {plan.engine}"
+            f"other  {expert.model} {expert.quantization} on {expert.machine}: {plan.engine}"
             f" TP{plan.tensor_parallel.value} PP{plan.pipeline_parallel.value}{copies},"
             f" {plan.max_model_len.value} tokens; theirs {', '.join(theirs)}"
         )
-        if one.ours:
-            print(f"       {one.ours}")
+        if expert.ours:
+            print(f"       {expert.ours}")
     print(
         f"{len(right)} of {len(right) + len(wrong)} first plans are as theirs, {len(none)} have"
         " none; median context"

@@ -136,13 +136,13 @@ def measure(
 
 
 def figures(answers: list[Answer], seconds: float) -> dict[str, Any]:
-    good = [one for one in answers if not one.error]
+    good = [answer for answer in answers if not answer.error]
     said: dict[str, Any] = {
         "answers": len(good),
         "errors": len(answers) - len(good),
         "seconds": round(seconds, 3),
     }
-    if wrong := next((one.error for one in answers if one.error), ""):
+    if wrong := next((each_answer.error for each_answer in answers if each_answer.error), ""):
         said["error"] = wrong
     if not good:
         return said

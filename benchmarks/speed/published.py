@@ -68,7 +68,7 @@ class Row(NamedTuple):
 def machine(gpu: str, count: int) -> Hardware:
     """So many of one card, linked as a snapshot with this card says, else by PCIe without
     peer-to-peer access."""
-    card = next(one for one in PROFILES.cards.cards if one.name == gpu)
+    card = next(each_card for each_card in PROFILES.cards.cards if each_card.name == gpu)
     total = (card.memory_mib or 122_000) * 2**20
     gpus = tuple(
         Gpu(
@@ -109,10 +109,10 @@ _LEFT = re.compile(r"^visual|vision|in_proj_ba|in_proj_a|in_proj_b|mlp\.gate$|sh
 def _ignored_layers(read: dict[str, Any]) -> list[str]:
     """Those layers by their names in checkpoints."""
     built = build(read_model("m", None, read, None, None, (), None), frozenset())
-    kept = [layer for layer in built.linears if _LEFT.search(layer.name)]
-    counted = max([128, *(layer.count for layer in kept)])
+    linears = [layer for layer in built.linears if _LEFT.search(layer.name)]
+    counted = max([128, *(layer.count for layer in linears)])
     plain = []
-    for layer in kept:
+    for layer in linears:
         inner = layer.name.removeprefix("language_model.model.")
         whole = f"model.{inner}" if inner.startswith("visual") else layer.name
         plain.append(f"model.language_model.{inner}" if inner != layer.name else whole)
@@ -193,23 +193,23 @@ def clock_of(one: Measured, configs: Path | None) -> Timed | None:
 
 def rows(configs: Path | None) -> Iterator[Row | str]:
     """Figures with what is expected; of setups that cannot be planned why."""
-    for one in published_figures():
+    for bench_row in published_figures():
         try:
-            made = clock_of(one, configs)
+            made = clock_of(bench_row, configs)
         except FitserveError as error:
-            yield f"{one.model} on {one.count} x {one.gpu}: {error}"
+            yield f"{bench_row.model} on {bench_row.count} x {bench_row.gpu}: {error}"
             continue
         if made is None:
             yield (
-                f"{one.model} {one.quantization} on {one.count} x {one.gpu} TP"
-                f" {one.tensor_parallel}: no plan, or no config"
+                f"{bench_row.model} {bench_row.quantization} on {bench_row.count} x"
+                f" {bench_row.gpu} TP {bench_row.tensor_parallel}: no plan, or no config"
             )
             continue
         clock, most = (
-            made.clock(PROFILES.pace.table, one.version),
+            made.clock(PROFILES.pace.table, bench_row.version),
             made.plan.max_num_batched_tokens.value,
         )
-        for figure in one.figures:
+        for figure in bench_row.figures:
             if figure.input_tokens is None and figure.concurrency > 2:
                 continue
             read, written = figure.input_tokens or 0, figure.output_tokens or 256
@@ -218,7 +218,9 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
                 if made.plan.memory.kv_bytes_per_token
                 else 10**6
             )
-            seqs = one.max_sequences or UNSAID.get(one.engine, made.plan.max_num_seqs.value)
+            seqs = bench_row.max_sequences or UNSAID.get(
+                bench_row.engine, made.plan.max_num_seqs.value
+            )
             at_once = max(1.0, min(figure.concurrency, seqs, kept))
             all_per_s = clock.apart_per_s if unlike(figure) else clock.total_per_s
             if figure.tpot_ms or figure.decode_tokens_s:
@@ -227,10 +229,10 @@ def rows(configs: Path | None) -> Iterator[Row | str]:
                 if figure.concurrency > 2 and read:
                     # Steps between two tokens also compute the prompts of others.
                     expected = all_per_s(at_once, read, written, most) / at_once
-                yield Row(one, figure, "tokens/s of one", seen, expected)
+                yield Row(bench_row, figure, "tokens/s of one", seen, expected)
             elif figure.output_tokens_s:
                 expected = all_per_s(at_once, max(1, read), written, most)
-                yield Row(one, figure, "tokens/s of all", figure.output_tokens_s, expected)
+                yield Row(bench_row, figure, "tokens/s of all", figure.output_tokens_s, expected)
 
 
 def unlike(figure: Figure) -> bool:
@@ -263,8 +265,8 @@ def main() -> None:
     )
     parser.add_argument("--configs", type=Path)
     parser.add_argument("--worst", type=int, default=0)
-    given = parser.parse_args()
-    every = list(rows(given.configs))
+    args = parser.parse_args()
+    every = list(rows(args.configs))
     found = [one for one in every if isinstance(one, Row)]
     for text in (one for one in every if isinstance(one, str)):
         print("left out:", text)
@@ -293,7 +295,7 @@ def main() -> None:
         "setups with one load in the right order, of pairs that differ by more than 10 %:",
         *count_ordered_pairs(found),
     )
-    for one in sorted(found, key=lambda row: -abs(row.error))[: given.worst]:
+    for one in sorted(found, key=lambda row: -abs(row.error))[: args.worst]:
         at = one.measured
         print(
             f"{one.error:+7.0%} seen {one.seen:9.1f} expected {one.expected:9.1f} {one.what:15} at"

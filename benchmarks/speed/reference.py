@@ -57,12 +57,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("facts", type=Path)
     parser.add_argument("--card", default="NVIDIA H200")
-    asked = parser.parse_args()
-    card = Profiles().cards.card(asked.card, None)
-    assert card is not None, f"nobody has written {asked.card} down"
-    facts = [Fact.model_validate(fact) for fact in json.loads(asked.facts.read_text())["facts"]]
+    args = parser.parse_args()
+    card = Profiles().cards.card(args.card, None)
+    assert card is not None, f"nobody has written {args.card} down"
+    facts = [Fact.model_validate(fact) for fact in json.loads(args.facts.read_text())["facts"]]
     source = (
-        f"{asked.facts.name}, by benchmarks/speed/reference.py:"
+        f"{args.facts.name}, by benchmarks/speed/reference.py:"
         f" {facts[0].source.partition(', varied')[0]}"
     )
     print(yaml.safe_dump(reference(facts, card, source), sort_keys=False))

@@ -385,8 +385,8 @@ def run_load(load: Load, port: int, seed: int, vocabulary: int, cores: list[int]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         return {"errors": load.requests, "error": done.stderr[-300:]}
-    said: dict[str, Any] = json.loads(done.stdout)
-    return said
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
 def brief(result: dict[str, Any]) -> str:
@@ -462,13 +462,13 @@ def main() -> None:
         ]
         loads = tuple(
             Load(
-                one.name,
-                min(8, one.concurrency),
-                min(16, one.requests),
-                one.tokens_in // 8,
-                min(8, one.tokens_out),
+                load.name,
+                min(8, load.concurrency),
+                min(16, load.requests),
+                load.tokens_in // 8,
+                min(8, load.tokens_out),
             )
-            for one in LOADS
+            for load in LOADS
         )
     wanted, asked_for = set(args.only), {name: place for place, name in enumerate(args.only)}
     known = finished_settings(args.folder)

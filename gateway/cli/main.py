@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.client import gateway_url
-from gateway.cli.options import MISTYPED, mistyped_message
+from gateway.cli.options import TYPO_ERROR, mistyped_message
 from gateway.cli.registry import SectionedGroup
 from gateway.cli.terminal import print_message, say
 from gateway.disk_fault import refused_write
@@ -40,7 +40,7 @@ def main() -> None:
     except typer.Abort:
         print_message("fitserve: nothing was done.")
         sys.exit(1)
-    except MISTYPED as error:
+    except TYPO_ERROR as error:
         print_message(mistyped_message(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:

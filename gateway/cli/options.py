@@ -378,7 +378,7 @@ def usage_error(message: str) -> NoReturn:
 
 
 # The base class of typer's errors about a command line; it has no public name in every version.
-MISTYPED: type[Any] = typer.BadParameter.__mro__[2]
+TYPO_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 
 
 def mistyped_message(error: Any) -> str:

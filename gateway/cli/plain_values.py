@@ -9,8 +9,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from gateway.cli.value_names import NamedValues, name_values
 
-_WHOLE = re.compile(r"-?[0-9]{1,18}")
-_MISSING = object()
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_NO_VALUE = object()
 
 
 class PlainValues:
@@ -21,19 +21,19 @@ class PlainValues:
 
     # The names are those of typer.
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        plain_value = _plain(value, param)
-        if plain_value is not _MISSING:
+        plain_value = _read_plain(value, param)
+        if plain_value is not _NO_VALUE:
             return plain_value
         param._runtime_param = None  # noqa: SLF001
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
-def _plain(value: Any, param: Any) -> Any:
+def _read_plain(value: Any, param: Any) -> Any:
     kind, info = param.type_descriptor.annotation, param.type_descriptor.parameter_info
     if value is None:
         return () if param.multiple or param.nargs == -1 else None
     if info.parser is not None or info.path_type is not None or info.resolve_path:
-        return _MISSING
+        return _NO_VALUE
     if kind is str and type(value) is str:
         return value
     if (
@@ -42,17 +42,17 @@ def _plain(value: Any, param: Any) -> Any:
         and {type(item) for item in value} <= {str}
     ):
         return [*value]
-    if kind is int and type(value) is str and _WHOLE.fullmatch(value) and not info.clamp:
+    if kind is int and type(value) is str and _INTEGER.fullmatch(value) and not info.clamp:
         least, most, number = info.min, info.max, int(value)
         if (least is None or number >= least) and (most is None or number <= most):
             return number
-    return _MISSING
+    return _NO_VALUE
 
 
 def read_plainly(params: list[Any]) -> list[Any]:
     """The parameters of a command, whose plain values are read without typer's converters."""
     for param in params:
-        if getattr(param, "_runtime_param", _MISSING) is None:
+        if getattr(param, "_runtime_param", _NO_VALUE) is None:
             param._runtime_param = PlainValues()  # noqa: SLF001
     return params
 

@@ -15,7 +15,7 @@ from gateway.visible import visible_line
 if TYPE_CHECKING:
     from gateway.engines.common.kernels.cards import Card
 
-UNREHEARSED = "The check before the start leaves out"
+CHECK_OMISSION = "The check before the start leaves out"
 
 
 def show_decision(decision: Any, *, as_json: bool) -> None:
@@ -43,10 +43,10 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
             print_paragraph(line, indent=4, first="  ")
     if len(decision.plans) > 1:
         rows = explain.shapes(decision.plans)
-        rest = f" (the first {_MOST_SHAPES} of {len(rows)})" if len(rows) > _MOST_SHAPES else ""
+        rest = f" (the first {_MAX_SHAPES} of {len(rows)})" if len(rows) > _MAX_SHAPES else ""
         say(f"\nPlans by shape{rest}")
         head = ("RANK", "GPUS", "LAYOUT", "CONTEXT", "TOK/S", "IN ALL", "ENGINES")
-        print_table(head, rows[:_MOST_SHAPES])
+        print_table(head, rows[:_MAX_SHAPES])
     if decision.rejected:
         say("\nRejected")
         for rejection in explain.rejections(decision.rejected):
@@ -56,7 +56,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
                 print_paragraph(line.strip(), indent=len(inner) + 2, first=inner)
 
 
-_MOST_SHAPES = 8
+_MAX_SHAPES = 8
 
 
 def _show_nodes(decision: Any) -> None:
@@ -68,20 +68,20 @@ def _show_nodes(decision: Any) -> None:
 
     say("\nNodes")
     rows = node_rows(plan)
-    rest = f"{len(rows) - _MOST_ROWS} more; --json has all" if len(rows) > _MOST_ROWS else ""
-    print_table(("COPY", "NODE", "RANKS", "GPUS", "PORTS"), rows[:_MOST_ROWS])
+    rest = f"{len(rows) - _MAX_ROWS} more; --json has all" if len(rows) > _MAX_ROWS else ""
+    print_table(("COPY", "NODE", "RANKS", "GPUS", "PORTS"), rows[:_MAX_ROWS])
     for line in (rest, decision.why_nodes):
         if line:
             print_paragraph(f"{line}.", indent=2, first="  ")
     if plan.span == 1:
         return
     say("\nFlags of each node, behind those of the engine")
-    for row in plan.nodes[:_MOST_ROWS]:
+    for row in plan.nodes[:_MAX_ROWS]:
         words = [*(f"{name}={shlex.quote(value)}" for name, value in row.env.items()), *row.argv]
         say(visible_line(f"{row.node}: {' '.join(words)}"))
 
 
-_MOST_ROWS = 16
+_MAX_ROWS = 16
 
 
 def show_matrix(cells: Any, *, as_json: bool) -> None:
@@ -186,7 +186,7 @@ def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
         say("")
         print_paragraph(f"advice: {plan.advice}", indent=4)
     if plan.unrehearsed:
-        say(f"\n{UNREHEARSED}")
+        say(f"\n{CHECK_OMISSION}")
     for stage in plan.unrehearsed:
         print_paragraph(stage, indent=2, first="  ")
     words = [

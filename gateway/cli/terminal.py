@@ -24,8 +24,8 @@ from gateway.visible import visible, visible_line
 
 # Without a terminal, a download prints one line for each tenth.
 _TENTHS = 10
-_CONTINUED = "... "
-_FIRST_WIDE = "\u2e80"
+_CONTINUATION_PROMPT = "... "
+_FIRST_WIDE_CHARACTER = "\u2e80"
 
 
 def say(text: str = "", *, err: bool = False) -> None:
@@ -131,7 +131,7 @@ def typed_lines(prompt: str) -> Iterator[str]:
             if line.lstrip().startswith('"""'):
                 text = line.lstrip()[3:]
                 while not text.rstrip().endswith('"""'):
-                    text += "\n" + input(_CONTINUED)
+                    text += "\n" + input(_CONTINUATION_PROMPT)
                 line = text.rstrip()[:-3].strip("\n")
         except KeyboardInterrupt:
             say("\nCtrl-D or /bye leaves.")
@@ -170,7 +170,7 @@ class StreamedText:
             self._at, self._word = 0, ""
             return char
         # Chinese and similar characters are twice as wide, and a line may end after each.
-        wide = 1 + (char >= _FIRST_WIDE)
+        wide = 1 + (char >= _FIRST_WIDE_CHARACTER)
         moved = ""
         if self._at + wide > self._columns:
             word = "" if char.isspace() or wide == 2 or len(self._word) >= self._at else self._word

@@ -12,7 +12,7 @@ from gateway.proxy.access.endpoint_keys import EndpointKeys
 
 # Up to this number, endpoints are checked at the configured interval. With more, each is checked
 # less often, so that the total cost stays.
-_ENDPOINTS = 300
+_ENDPOINTS_MAX = 300
 
 
 class Endpoints:
@@ -61,5 +61,5 @@ class Endpoints:
 
     def _stretch(self) -> float:
         return max(
-            1.0, sum(len(model.endpoints) for model in self._fleet.models.values()) / _ENDPOINTS
+            1.0, sum(len(model.endpoints) for model in self._fleet.models.values()) / _ENDPOINTS_MAX
         )

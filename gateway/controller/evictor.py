@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from gateway.controller.decisions.eviction import (
-    LEAST_S,
+    MIN_S,
     Copy,
     Eviction,
     EvictionCause,
@@ -176,7 +176,7 @@ class Evictor:
         )
         is_idle = not any(copy.leaving for copy in copies)
         is_overdue = any(
-            time.monotonic() - waiting_replica.blocked_at > LEAST_S
+            time.monotonic() - waiting_replica.blocked_at > MIN_S
             for waiting_replica in model.replicas
             if waiting_replica.takes
         )

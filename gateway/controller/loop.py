@@ -60,12 +60,12 @@ log = Logger("fitserve.loop")
 # Concurrent calls to engines, and as many to endpoints.
 _CALLS_AT_ONCE = 128
 # With their rests these take about two minutes.
-_MOST_BROKEN_PASSES = 8
+_MAX_BROKEN_PASSES = 8
 # Seconds between two looks at the database.
-_STORE_LOOK_S = 2.0
+_STORE_POLL_S = 2.0
 # Seconds in which what was brought or read ahead ends.
 _PREPARATION_END_S = 10.0
-_ENDED_WITH_US = Failure(
+_GATEWAY_END = Failure(
     kind="ended_with_gateway",
     phase="serving",
     message="The engine was stopped with the gateway, because FITSERVE_STOP_ENGINES is set.",
@@ -195,7 +195,7 @@ class Loop:
                     self._publish_routes([])
             except Exception as error:
                 self.health.setback.record_failure(error)
-                if self.health.setback.count >= _MOST_BROKEN_PASSES:
+                if self.health.setback.count >= _MAX_BROKEN_PASSES:
                     raise
                 await asyncio.sleep(self.health.setback.rest_s)
             self.health.last_pass = time.monotonic()
@@ -231,7 +231,7 @@ class Loop:
         for replica in self.fleet.replicas():
             if replica.attempt is not None:
                 ended = replica.attempt.evolve(
-                    state="stopped", ended_at=time.time(), failure=_ENDED_WITH_US
+                    state="stopped", ended_at=time.time(), failure=_GATEWAY_END
                 )
                 with contextlib.suppress(StoreError):
                     await asyncio.to_thread(self._store.save_attempt, ended)
@@ -329,7 +329,7 @@ class Loop:
 
     async def _store_problem(self) -> str | None:
         """The reason why changes cannot be stored now, after a look at the database."""
-        if time.monotonic() > self._looked_at + _STORE_LOOK_S:
+        if time.monotonic() > self._looked_at + _STORE_POLL_S:
             await asyncio.to_thread(self._store.look)
             self._looked_at = time.monotonic()
         if self._store.failing is not None:

@@ -9,7 +9,7 @@ from gateway.controller.fleet.managed_model import ManagedModel
 from gateway.controller.steps.planner_port import PlannerPort
 from gateway.domain import Hardware, Plan, Served, Wish
 from gateway.domain.plan_request import PlanRequest, PlanResult, RunningPlan
-from gateway.domain.sharing import UNSHARED
+from gateway.domain.sharing import NO_SHARING
 
 
 class PlanPreview:
@@ -38,7 +38,7 @@ class PlanPreview:
             wish if hardware else self._fleet.wish_beside_others(wish),
             machine_name=hardware or "",
             claims=self._fleet.claims(None),
-            sharing=UNSHARED if hardware else self._fleet.sharing(None, wish),
+            sharing=NO_SHARING if hardware else self._fleet.sharing(None, wish),
             include_uninstalled=include_uninstalled,
             needs_weights=needs_weights,
         )

@@ -27,34 +27,39 @@ _VERB = re.compile(
     r"(?<![\w-])(?:" + "|".join(f"(?P<{name}>{words})" for name, words in _VERBS.items()) + r")\b",
     re.IGNORECASE,
 )
+# A verb farther from a setting belongs to something else.
+_NEARBY_CHARACTERS = 90
+_START_VERB = re.compile(r"\b(?:launch|start|restart|run|retry|again)\b", re.IGNORECASE)
 # The words before a verb that asks for something; `requires` and `needs` stand behind a noun.
-_ASKING = re.compile(
+_REQUEST_PREFIX = re.compile(
     r"(?:\A|[:;,(\"'`]|\b(?:please|or|by|to|and|then|try|can|could|should|must|consider|instead"
     r"|either|launch\w*|start\w*|run|fix|you|server|engine|again|it|vllm|serve))\s*\Z",
     re.IGNORECASE,
 )
-_NEEDS = re.compile(r"requir|need", re.IGNORECASE)
-_REASON = re.compile(
+_REQUIREMENT_VERB = re.compile(r"requir|need", re.IGNORECASE)
+_REASON_PREFIX = re.compile(
     r"\b(?:when|if|with|for|by)(?: using| enabling| you use| the| option| flag)*\s+[`'\"]?\Z",
     re.IGNORECASE,
 )
-_VAIN = re.compile(r"\b(?:cannot|can't|could not|unable|fail\w*)\b[^,;]*\bby\s*\Z", re.IGNORECASE)
-_REQUIRED = re.compile(r"\b(?:is|are) (?:required|needed|necessary)\b", re.IGNORECASE)
+_FAILURE_PREFIX = re.compile(
+    r"\b(?:cannot|can't|could not|unable|fail\w*)\b[^,;]*\bby\s*\Z", re.IGNORECASE
+)
+_REQUIREMENT_CLAUSE = re.compile(r"\b(?:is|are) (?:required|needed|necessary)\b", re.IGNORECASE)
 # A size that is asked for: "use a smaller value for".
 _SIZE = re.compile(r"\A(?:larg|bigg|high|great|small|few|lower\b)", re.IGNORECASE)
-_ASKED_SIZE = re.compile(
+_SIZE_PREFIX = re.compile(
     r"\b(?:set|use|using|try|choose|specify|give|with|pass|need)\b[^.;]{0,40}\Z", re.IGNORECASE
 )
-_TO_RAISE = re.compile(r"\bto (?:increase|raise|extend|allow (?:more|longer))\b", re.IGNORECASE)
+_RAISE_CLAUSE = re.compile(r"\bto (?:increase|raise|extend|allow (?:more|longer))\b", re.IGNORECASE)
 _CONDITION = re.compile(
     r"\b(?:when|if|while|whenever|because|since|although)\b[^,]*\Z", re.IGNORECASE
 )
 _REFUSAL = re.compile(
     r"\bnot\b|n't\b|\bcannot\b|\bunsupported\b|incompatible|\bonly\b|\bnever\b", re.IGNORECASE
 )
-_NEGATED = re.compile(r"(?:\bnot|n't|\bcannot|\bnever)\s+(?:be\s+)?\Z", re.IGNORECASE)
+_NEGATION_PREFIX = re.compile(r"(?:\bnot|n't|\bcannot|\bnever)\s+(?:be\s+)?\Z", re.IGNORECASE)
 # Words behind a setting that tell its change.
-_BEHIND = re.compile(
+_CHANGE_SUFFIX = re.compile(
     r"\A[`'\"]?(?:\s?=\s?[\w.]+)?[`'\"]?\s+(?:flag\s+|option\s+|argument\s+)?"
     r"(?:(?P<set>(?:is|are|must be|should be|has to be|needs to be)\s+(?:explicitly\s+)?"
     r"(?:required|set\b|enabled|specified|given|provided|used))"
@@ -77,21 +82,21 @@ _VARIABLE = re.compile(
     r"|RAY|LMCACHE|MOONCAKE|UCX)_"
 )
 # Variables and flags that show a cause, or risk more than they cure, and change none.
-_DIAGNOSTIC = re.compile(
+_DEBUG_SETTING = re.compile(
     r"_DEBUG|DEBUG_|LAUNCH_BLOCKING|_DSA\b|LOG(?:GING)?_|_LOGS?\b|TRACE|VERBOSE|trust-remote-code"
     r"|\Ahelp\Z|local_files_only"
 )
 _NUMBER = r"[\[(=: ]{0,3}(\d[\d,]*(?:\.\d+)?)[)\]]?"
 _NAME = rf"[`'\"]?(?<![\w-])({_FLAG}|[a-z][a-z0-9]{{0,40}}(?:_[a-z0-9]{{1,40}}){{1,8}})[`'\"]?"
-_SMALLER = (
+_LOWER_BOUND_WORDS = (
     r"smaller than|less than|lower than|below"
     r"|must be at least|must be >=?|must be (?:greater|larger)"
 )
-_LARGER = (
+_UPPER_BOUND_WORDS = (
     r"larger than|greater than|higher than|bigger than|more than|exceeds?|above|must be at most"
 )
 _LIMIT = re.compile(
-    rf"{_NAME}\s?{_NUMBER}[^.;\n]{{0,30}}?\b(?:(?P<smaller>{_SMALLER})|(?P<larger>{_LARGER}))"
+    rf"{_NAME}\s?{_NUMBER}[^.;\n]{{0,30}}?\b(?:(?P<smaller>{_LOWER_BOUND_WORDS})|(?P<larger>{_UPPER_BOUND_WORDS}))"
     rf"[^.;\n]{{0,40}}?{_NAME}\s?{_NUMBER}",
     re.IGNORECASE,
 )
@@ -112,7 +117,7 @@ INSTALL = re.compile(
     + r")[`'\"]?(?=\s+(?:for|to|first|packages?|library|kernels?|with|via|from|and|or|in|by)\b"
     + r"|[.,;:)\n]|\s*\Z)"
 )
-_VERSION_NEEDED = re.compile(
+_VERSION_REQUIREMENT = re.compile(
     r"(?<![\w.-])(?P<name>[A-Za-z][\w.-]{0,60}\w)\s?"
     r"(?P<bound>(?:>=|==|~=|<=|<|>)\s?\d[\w.*+]*)[\w ,()]{0,20}?"
     r"\b(?:is|are) (?:required|needed)"
@@ -120,7 +125,7 @@ _VERSION_NEEDED = re.compile(
     r"(?P<bound2>(?:>=|==|~=)\s?\d[\w.*+]*)"
 )
 # "a (1.2) does not match b (1.3)", where both are packages.
-_UNEQUAL = re.compile(
+_VERSION_MISMATCH = re.compile(
     r"(?<![\w.-])(?P<first>[A-Za-z][\w.-]{0,60}\w) version \(?(?:\d[\w.+]*)\)?"
     r" (?:does not match|differs from)"
     r" (?:the )?(?P<second>[A-Za-z][\w.-]*\w) version \(?(?P<version>\d[\w.]*)"
@@ -134,9 +139,9 @@ _UNKNOWN_PACKAGE = (
     "Use the engine's image, or look the package of the line up before you install it: no described"
     " engine names it."
 )
-_MOST = 3
+_MAX_STEPS = 3
 # Advice stands at the beginning of a message, or in the lines after it.
-_LONGEST = 2000
+_MAX_MESSAGE_CHARACTERS = 2000
 
 
 class KnownFlags(NamedTuple):
@@ -175,7 +180,7 @@ def advice_of_message(
     packages: the names of distributions that engines name. A flag with dashes counts also where
     the engine's version is not described.
     """
-    message = message[:_LONGEST]
+    message = message[:_MAX_MESSAGE_CHARACTERS]
     limits = [*_limits(message, flags)]
     named = {change.name for change in limits}
     changes = [
@@ -183,7 +188,7 @@ def advice_of_message(
     ]
     removals = (f"Remove {match['path']}." for match in _REMOVAL.finditer(message))
     several = [*map(str, limits), *_packages(message, packages), *map(str, changes), *removals]
-    return tuple(dict.fromkeys(several))[:_MOST]
+    return tuple(dict.fromkeys(several))[:_MAX_STEPS]
 
 
 def _limits(message: str, flags: KnownFlags) -> Iterator[_Change]:
@@ -199,14 +204,17 @@ def _limits(message: str, flags: KnownFlags) -> Iterator[_Change]:
                 yield _Change(verb, flag, f"at {'least' if verb == 'raise' else 'most'} {number}")
     for match in _BOUND.finditer(message):
         if (flag := _flag(match[2], flags)) is not None:
-            lowers = match["verb"].lower() in ("decrease", "reduce", "lower")
-            end = (match["end"] or "").lower()
-            lowers = lowers or end in ("at most", "below")
-            exact = match["verb"].lower() == "set" and end in ("", "to")
-            words = "" if exact else f"at {'most' if lowers else 'least'} "
-            yield _Change(
-                "lower" if lowers else "set" if exact else "raise", flag, words + match[4]
-            )
+            yield _bounded_change(match, flag)
+
+
+def _bounded_change(match: re.Match[str], flag: str) -> _Change:
+    """The change that "reduce NAME to 4" or "set NAME to at least 4" asks for."""
+    verb, end, number = match["verb"].lower(), (match["end"] or "").lower(), match[4]
+    if verb in ("decrease", "reduce", "lower") or end in ("at most", "below"):
+        return _Change("lower", flag, f"at most {number}")
+    if verb == "set" and end in ("", "to"):
+        return _Change("set", flag, number)
+    return _Change("raise", flag, f"at least {number}")
 
 
 def _changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
@@ -217,16 +225,16 @@ def _changes(message: str, flags: KnownFlags) -> Iterator[_Change]:
         for match in _OBJECT.finditer(sentence):
             name = _setting_name(match, flags)
             value = match["value"] or match["value2"] or match["value3"] or ""
-            if name is None or _DIAGNOSTIC.search(name.strip("-")):
+            if name is None or _DEBUG_SETTING.search(name.strip("-")):
                 continue
             if earlier := by_name.get(name):
                 if earlier.value and value and value not in earlier.value:
                     by_name[name] = earlier._replace(value=f"{earlier.value} or {value}")
                 continue
-            verb = _verb(sentence, match, name)
-            if verb is None:
+            change = _requested_change(sentence, match, name)
+            if change is None:
                 continue
-            by_name[name] = _Change(verb, name, value if verb == "set" else "")
+            by_name[name] = _Change(change, name, value if change == "set" else "")
     yield from by_name.values()
 
 
@@ -246,64 +254,89 @@ def _flag(name: str, flags: KnownFlags) -> str | None:
     return f"--{plain}" if is_known or can_be else None
 
 
-def _verb(sentence: str, match: re.Match[str], name: str) -> str | None:
+class _Verb(NamedTuple):
+    """The last verb before a setting. change: the one that its word asks for; prefix: before it."""
+
+    change: str
+    word: str
+    prefix: str
+
+
+def _requested_change(sentence: str, match: re.Match[str], name: str) -> str | None:
     """The change that a sentence asks for with a setting; None if it asks for none."""
-    if behind := _BEHIND.match(sentence[match.end() :]):
-        return behind.lastgroup
+    if suffix := _CHANGE_SUFFIX.match(sentence[match.end() :]):
+        return suffix.lastgroup
     prefix = sentence[: match.start()]
     # A setting that asks for something else is the other way out.
-    if _REASON.search(prefix) and _REQUIRED.search(prefix):
+    if _REASON_PREFIX.search(prefix) and _REQUIREMENT_CLAUSE.search(prefix):
         return "omit"
-    verbs = list(_VERB.finditer(prefix[-90:]))
+    verb = _last_verb(prefix)
+    if verb is None:
+        return None
+    if _CONDITION.search(prefix):
+        is_refused = verb.word in ("using", "with", "enabling") and _REFUSAL.search(sentence)
+        return "omit" if is_refused else None
+    if _FAILURE_PREFIX.search(verb.prefix):
+        return None
+    if _NEGATION_PREFIX.search(verb.prefix):
+        return {"set": "omit", "omit": "set"}.get(verb.change)
+    if verb.word == "with" and not _START_VERB.search(verb.prefix):
+        return "omit" if _REFUSAL.search(verb.prefix) else None
+    if verb.word != "with" and not _is_request(verb):
+        return None
+    return _change_of_setting(verb, match, name)
+
+
+def _last_verb(prefix: str) -> _Verb | None:
+    """The last verb that asks for a change near the end of a text."""
+    nearby_text = prefix[-_NEARBY_CHARACTERS:]
+    verbs = list(_VERB.finditer(nearby_text))
     if not verbs:
         return None
-    verb, word = verbs[-1].lastgroup or "", verbs[-1][0].lower()
-    to_verb = prefix[: len(prefix) - len(prefix[-90:]) + verbs[-1].start()]
-    if _CONDITION.search(prefix):
-        bound = word in ("using", "with", "enabling") and _REFUSAL.search(sentence)
-        return "omit" if bound else None
-    if _VAIN.search(to_verb):
-        return None
-    if _NEGATED.search(to_verb):
-        return {"set": "omit", "omit": "set"}.get(verb)
-    if word == "with":
-        if not re.search(r"\b(?:launch|start|restart|run|retry|again)\b", to_verb, re.I):
-            return "omit" if _REFUSAL.search(to_verb) else None
-    elif not (
-        _NEEDS.match(word)
-        or _ASKING.search(to_verb)
-        or (_SIZE.match(word) and _ASKED_SIZE.search(to_verb))
-    ):
-        return None
-    if verb == "set" and not (match["value"] or match["value2"]) and _TO_RAISE.search(to_verb):
+    verb = verbs[-1]
+    verb_start = len(prefix) - len(nearby_text) + verb.start()
+    return _Verb(verb.lastgroup or "", verb[0].lower(), prefix[:verb_start])
+
+
+def _is_request(verb: _Verb) -> bool:
+    """Whether the words before a verb, or the verb itself, ask the reader for something."""
+    return bool(
+        _REQUIREMENT_VERB.match(verb.word)
+        or _REQUEST_PREFIX.search(verb.prefix)
+        or (_SIZE.match(verb.word) and _SIZE_PREFIX.search(verb.prefix))
+    )
+
+
+def _change_of_setting(verb: _Verb, match: re.Match[str], name: str) -> str:
+    """The change that a verb means for a setting: switches that disable are set by "disable"."""
+    has_value = bool(match["value"] or match["value2"])
+    if verb.change == "set" and not has_value and _RAISE_CLAUSE.search(verb.prefix):
         return "raise"
-    if verb == "disable":
-        # A setting that disables is set; one that is disabled is omitted.
-        plain = name.strip("-").lower()
-        is_switch = plain.startswith(("disable", "no-")) or match["value2"] or match["value"]
-        return "set" if is_switch or match["variable"] else "omit"
-    if verb == "omit" and name.startswith("--no-"):
+    if verb.change == "disable":
+        is_switch = name.strip("-").lower().startswith(("disable", "no-"))
+        return "set" if is_switch or has_value or match["variable"] else "omit"
+    if verb.change == "omit" and name.startswith("--no-"):
         return "set"
-    return verb
+    return verb.change
 
 
 def _packages(message: str, packages: Collection[str]) -> Iterator[str]:
     """The step that installs what a message names."""
-    for match in _UNEQUAL.finditer(message):
+    for match in _VERSION_MISMATCH.finditer(message):
         if all(distribution_name(match[name]) in packages for name in ("first", "second")):
             yield (
                 f"Install {match['first']} in the version of {match['second']}, {match['version']}."
             )
     names: list[str] = []
-    for match in _VERSION_NEEDED.finditer(message):
+    for match in _VERSION_REQUIREMENT.finditer(message):
         name = match["name"] or match["name2"]
         names.append(f"{name}{match['bound'] or match['bound2']}".replace(" ", ""))
     has_command = False
     for match in INSTALL.finditer(message):
         has_command = has_command or match["pip"] is not None
         names += [match["first"] or match["named"], *(match["rest"] or "").split()]
-    several = [name for name in names if distribution_name(_bare(name)) in packages]
-    bounded = {_bare(name).lower() for name in several if re.search(r"[<>=]", name)}
+    several = [name for name in names if distribution_name(_package_name(name)) in packages]
+    bounded = {_package_name(name).lower() for name in several if re.search(r"[<>=]", name)}
     several = [
         name for name in several if not (re.fullmatch(r"[\w.-]+", name) and name.lower() in bounded)
     ]
@@ -313,6 +346,6 @@ def _packages(message: str, packages: Collection[str]) -> Iterator[str]:
         yield _UNKNOWN_PACKAGE
 
 
-def _bare(requirement: str) -> str:
+def _package_name(requirement: str) -> str:
     """The name in a requirement, without extras and versions."""
     return re.split(r"[<>=!~\[]", requirement)[0]

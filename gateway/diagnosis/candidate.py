@@ -15,7 +15,7 @@ from gateway.domain import Scalar
 MESSAGE_LINES = 60
 # The rank of a line that says that a process died, and not why.
 DEATH = 3
-_LONGEST = 2000
+_MAX_MESSAGE_CHARACTERS = 2000
 
 
 @dataclass
@@ -50,7 +50,9 @@ class FailureCandidate:
         """
         self.columns = max(columns, self.columns)
         whole, spaced = self.message + rest, f"{self.message} {rest}"
-        self.message = (whole if self.last_columns >= self.columns - 1 else spaced)[:_LONGEST]
+        self.message = (whole if self.last_columns >= self.columns - 1 else spaced)[
+            :_MAX_MESSAGE_CHARACTERS
+        ]
         self.last_columns = columns
         if not self.shape.message.startswith("assert "):
             message = self.message.partition(": ")[2] or self.message

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.domain.value import Scalar
 
 # Frames further out call every failing function alike.
-_INNERMOST = 3
+_INNER_FRAMES = 3
 _FRAME = re.compile(r"(?:.*/|\A)(?P<path>(?:vllm|sglang)/.+\.py):(?P<name>.+)\Z")
 # The clearest change first.
 _WORDS = {
@@ -27,7 +27,7 @@ _WORDS = {
     "changed": "{name}, which led here, has other code since {version}",
 }
 _FORMS = tuple(_WORDS)
-_UNSURE = "whether that mends it is not known"
+_UNCERTAINTY = "whether that mends it is not known"
 
 
 class EngineFrame(NamedTuple):
@@ -46,7 +46,7 @@ def engine_frames(shape: Shape) -> list[EngineFrame]:
         for frame, line in zip(reversed(shape.frames), reversed(codes), strict=True)
         if (match := _FRAME.match(frame))
     )
-    return [frame for frame, _ in zip(frames, range(_INNERMOST), strict=False)]
+    return [frame for frame, _ in zip(frames, range(_INNER_FRAMES), strict=False)]
 
 
 def code_versions(
@@ -80,13 +80,13 @@ def code_versions(
     if change is not None:
         name, (first, form) = change
         words = _WORDS[form].format(name=name, version=first)
-        values["code_change"] = f"{words}; {_UNSURE}"
+        values["code_change"] = f"{words}; {_UNCERTAINTY}"
         if form in ("line", "text"):
             values["code_gone"] = first
     elif older and frames:
         words = f"{frames[0].name}, which led here, has other code there"
         addition = ", and newer versions have the same" if newest else ""
-        values["code_change"] = f"{words}{addition}; {_UNSURE}"
+        values["code_change"] = f"{words}{addition}; {_UNCERTAINTY}"
     if not refs:
         values["no_other_code"] = "yes"
     return values

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-COMPILING = "compiling kernels"
+COMPILATION = "compiling kernels"
 # CUDA's toolkit (nvcc and its programs), and ninja, which runs it. A host compiler alone does not
 # count: Triton runs one for a moment for each kernel.
 _TOOLS = re.compile(r"(?:\S*/)?(?:nvcc|cicc|ptxas|fatbinary|nvlink|cudafe\+\+|ninja)(?:\s|$)")
@@ -47,5 +47,5 @@ def compiling(commands: Iterable[str]) -> str:
             if len({*modules}) <= 3
             else f"{modules[0]} and {len({*modules}) - 1} others"
         )
-        return f"{COMPILING}: {names}"
-    return COMPILING if runs else ""
+        return f"{COMPILATION}: {names}"
+    return COMPILATION if runs else ""

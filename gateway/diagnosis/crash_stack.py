@@ -7,7 +7,7 @@ from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.structure import Shape
 
 # The frames of a crash that matter: the outer ones only called them.
-_INNERMOST = 8
+_INNER_FRAMES = 8
 
 
 class CrashStack:
@@ -24,14 +24,14 @@ class CrashStack:
     def read(self, message: str, text: str, number: int) -> bool:
         """Read one more line of the log. Whether the next ones are a stack of compiled code."""
         if frame := forms.STACK_FRAME.match(message):
-            if self._open and len(self._frames) < _INNERMOST:
+            if self._open and len(self._frames) < _INNER_FRAMES:
                 self._frames.append(f"{frame['file']}:{frame['function']}")
                 self._begin(text, number)
         elif native := forms.NATIVE_FRAME.match(message):
             self._symbols[native["symbol"]] = None
             self._begin(text, number)
         elif library := forms.LIBRARY_FRAME.match(message):
-            if len(self._libraries) < _INNERMOST:
+            if len(self._libraries) < _INNER_FRAMES:
                 self._libraries[library["library"]] = None
         elif self._frames:
             self._open = False

@@ -53,22 +53,22 @@ FAULTS = frozenset(
     }
 )
 # Kinds of failure that the engine's Python code decides, and those of which it decides the faults.
-_BY_CODE = frozenset(
+_CODE_KINDS = frozenset(
     {"engine_bug", "lora", "config_refused", "forced_choice_invalid", "illegal_parallelism"}
     | {"weights_corrupt", "weights_missing", "no_backend", "no_kernel", "unsupported_architecture"}
     | {"unsupported_quantization", "unsupported_dtype"}
 )
-_BY_FAULT = frozenset({"kernel_runtime", "multimodal", "tokenizer", "unknown"})
-_MOST_NAMED = 3
+_FAULT_KINDS = frozenset({"kernel_runtime", "multimodal", "tokenizer", "unknown"})
+_MAX_SETTINGS = 3
 # The innermost frames that may name the component that failed, and the part of the engine.
-_INNERMOST, _NEAREST = 8, 3
+_COMPONENT_FRAMES, _PART_FRAMES = 8, 3
 # A step that names settings, and no change of them.
-_VAGUE = re.compile(
+_VAGUE_STEP = re.compile(
     r"Change or omit (?:what the line names: )?(?P<flags>--[\w-]+(?:, --[\w-]+)*)[:.]"
 )
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
-_INSTALLED = re.compile(r"(?:site|dist)-packages/([A-Za-z]\w*)/")
+_PACKAGE_PATH = re.compile(r"(?:site|dist)-packages/([A-Za-z]\w*)/")
 _VARIABLE = re.compile(r"\b(?:VLLM|SGLANG|NCCL|CUDA|HF|TORCH|PYTORCH|FLASHINFER)_[A-Z0-9_]{2,}\b")
 _SETTING_OF_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+=[\w.]*\w")
 _SETTING = re.compile(
@@ -151,7 +151,7 @@ class Cures:
                 values |= _raising_package(shape)
         if _ends_in_engine(shape):
             values["engine_code"] = "yes"
-        values |= self._folders.locate(shape.message, shape.frames[-_INNERMOST:])
+        values |= self._folders.locate(shape.message, shape.frames[-_COMPONENT_FRAMES:])
         return values | settings | reasons(shape.message)
 
     def off_switch(self, engine: str | None, version: str, shape: Shape) -> dict[str, Scalar]:
@@ -166,7 +166,9 @@ class Cures:
         if version not in by_version:
             older = [one for one in by_version if version and release(one) < release(version)]
             version = max(older or by_version, key=release)
-        files = [frame.rpartition(":")[0].rpartition("/")[2] for frame in shape.frames[-_NEAREST:]]
+        files = [
+            frame.rpartition(":")[0].rpartition("/")[2] for frame in shape.frames[-_PART_FRAMES:]
+        ]
         if switch := off_switch(shape.message, (), by_version[version]):
             return {"switch": switch, "switch_named": "yes"}
         switch = off_switch("", files, by_version[version])
@@ -174,7 +176,7 @@ class Cures:
 
     def refused_flag(self, engine: str | None, version: str, message: str) -> dict[str, Scalar]:
         """The flags of an engine's described versions that can stand for a refused one."""
-        flags = self._named_by_version(engine, "flags", version) if engine else {}
+        flags = self._names_by_version(engine, "flags", version) if engine else {}
         values = refused_flag(message, version, flags)
         if "flag_in" in values:
             values["flag_in"] = f"{engine}=={values['flag_in']}"
@@ -188,7 +190,7 @@ class Cures:
         """
         values: dict[str, Scalar] = {}
         for kind in sorted({*self.rows.versions} & {*ENGINES}):
-            names = self._named_by_version(kind, "architectures", version if kind == engine else "")
+            names = self._names_by_version(kind, "architectures", version if kind == engine else "")
             having = [candidate for candidate, several in names.items() if architecture in several]
             # An engine that has the architecture failed for another reason.
             if kind == engine and version in having:
@@ -198,7 +200,7 @@ class Cures:
                 values.setdefault(name, f"{kind}=={max(having, key=release)}")
         return values or {"model_nowhere": "yes"}
 
-    def _named_by_version(self, kind: str, field: str, failing: str) -> dict[str, frozenset[str]]:
+    def _names_by_version(self, kind: str, field: str, failing: str) -> dict[str, frozenset[str]]:
         """The names in a field, by version that may be named, and of the failing version."""
         versions = {*self.rows.versions.get(kind, ()), failing}
         return {
@@ -276,7 +278,7 @@ class Cures:
         """
         kind = (engine or "").partition("-")[0]
         is_fault = shape.exception in FAULTS and _ends_in_engine(shape)
-        by_code = failure in _BY_CODE or (failure in _BY_FAULT and is_fault)
+        by_code = failure in _CODE_KINDS or (failure in _FAULT_KINDS and is_fault)
         if kind not in ENGINES or not version or not by_code:
             return {}
         known_versions = self.rows.versions.get(kind, ())
@@ -291,55 +293,13 @@ class Cures:
         """
         kind = self.remedies.get(row.kind, _NO_REMEDY)
         levers = [lever for lever in self.rows.levers if _holds(lever, case)]
-        lever_message = next(
-            (text for entry in levers if (text := remedy.fill(entry.message, case.values))), ""
-        )
-        lever_message = (
-            lever_message or remedy.fill("The engine's own reasons: {reasons}.", case.values) or ""
-        )
         message = (
             remedy.fill(row.message, case.values)
             or remedy.fill(kind.message, case.values)
             or "The engine failed."
         )
-        row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), None)
-        by_text = isinstance(row, TextSignature)
-        own_steps = remedy.fill_steps(row.steps, case)
-        is_replaced = any(lever.replaces for lever in levers)
-        general = () if is_replaced else remedy.fill_steps(kind.steps, case)
-        leading, raised = (
-            tuple(
-                step
-                for entry in levers
-                if entry.leads is leads
-                for step in remedy.fill_steps(entry.steps, case)
-            )
-            for leads in (True, False)
-        )
-        several = (*leading, *own_steps, *raised) if by_text else (*leading, *raised, *own_steps)
-        advised = () if by_text and (own_steps or row_advice) else case.advice
-        several = (*advised, *several)
-        if not own_steps or not by_text:
-            # Advice for this case goes before the general steps of its kind.
-            several += (
-                (row_advice,)
-                if row_advice and not remedy.repeats((*several, *general), row_advice)
-                else ()
-            )
-            several += general
-        named = set(_FLAG.findall(" ".join(advised)))
-        steps = _distinct([step for step in several if not _is_vague(step, named)])
-        advice = (
-            next(iter((*advised, *leading, *raised) if not (by_text and own_steps) else ()), "")
-            or row_advice
-            or remedy.fill(kind.advice, case.values)
-            or next(iter(steps), "")
-        )
-        return (
-            " ".join(filter(None, (message, lever_message))),
-            advice,
-            steps or ((advice,) if advice else ()),
-        )
+        steps, advice = _steps_and_advice(row, kind, levers, case)
+        return " ".join(filter(None, (message, _lever_message(levers, case)))), advice, steps
 
     def with_remedy(self, failure: Failure, scalars: Mapping[str, Scalar]) -> Failure:
         """The failure with the steps of its kind, where it has none. Its own advice goes first."""
@@ -352,6 +312,57 @@ class Cures:
         case = Case(failure.kind, failure.phase, engine or None, values)
         steps = _distinct(own_advice + remedy.fill_steps(kind.steps, case))
         return failure.evolve(steps=steps, cure=kind.cure)
+
+
+def _lever_message(levers: Sequence[Lever], case: Case) -> str:
+    """The message of a lever for the case, else the reasons that the engine itself gave."""
+    messages = (remedy.fill(lever.message, case.values) for lever in levers)
+    reasons_text = remedy.fill("The engine's own reasons: {reasons}.", case.values)
+    return next(filter(None, messages), "") or reasons_text or ""
+
+
+def _lever_steps(levers: Sequence[Lever], case: Case, *, leads: bool) -> tuple[str, ...]:
+    """The steps of levers that stand before the row's own, or of those trailing."""
+    return tuple(
+        step
+        for lever in levers
+        if lever.leads is leads
+        for step in remedy.fill_steps(lever.steps, case)
+    )
+
+
+def _steps_and_advice(
+    row: FailureSignature | Remedy, kind: Remedy, levers: Sequence[Lever], case: Case
+) -> tuple[tuple[str, ...], str]:
+    """The steps for a case, the most specific first, and the one that stands beside its message.
+
+    A row with a text and steps of its own needs neither the general steps nor other advice.
+    """
+    by_text = isinstance(row, TextSignature)
+    own_steps = remedy.fill_steps(row.steps, case)
+    row_advice = next(iter(remedy.fill_steps((CureStep(text=row.advice),), case)), "")
+    leading, trailing = (_lever_steps(levers, case, leads=leads) for leads in (True, False))
+    advised = () if by_text and (own_steps or row_advice) else case.advice
+    several = (*advised, *leading)
+    several += (*own_steps, *trailing) if by_text else (*trailing, *own_steps)
+    suffices = by_text and bool(own_steps)
+    if not suffices:
+        is_replaced = any(lever.replaces for lever in levers)
+        general = () if is_replaced else remedy.fill_steps(kind.steps, case)
+        # Advice for this case goes before the general steps of its kind.
+        if row_advice and not remedy.repeats((*several, *general), row_advice):
+            several += (row_advice,)
+        several += general
+    named = set(_FLAG.findall(" ".join(advised)))
+    steps = _distinct([step for step in several if not _is_vague(step, named)])
+    case_advice = () if suffices else (*advised, *leading, *trailing)
+    advice = (
+        next(iter(case_advice), "")
+        or row_advice
+        or remedy.fill(kind.advice, case.values)
+        or next(iter(steps), "")
+    )
+    return steps or ((advice,) if advice else ()), advice
 
 
 def held_by_others(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -373,7 +384,7 @@ def _raising_package(shape: Shape) -> dict[str, Scalar]:
     packages = [
         match[1]
         for frame in shape.frames
-        if (match := _INSTALLED.search(frame)) is not None and match[1] != "torch"
+        if (match := _PACKAGE_PATH.search(frame)) is not None and match[1] != "torch"
     ]
     callers = {name for name in packages if name in ENGINES}
     is_other = bool(packages) and bool(callers - {packages[-1]})
@@ -404,7 +415,7 @@ def _holds(lever: Lever, case: Case) -> bool:
 
 def _is_vague(step: str, named: set[str]) -> bool:
     """Whether a step names only settings whose change the message itself tells."""
-    match = _VAGUE.match(step)
+    match = _VAGUE_STEP.match(step)
     return match is not None and set(_FLAG.findall(match["flags"])) <= named
 
 
@@ -412,7 +423,7 @@ def _settings(message: str) -> dict[str, Scalar]:
     """The flags of a message, or else the names of settings or variables in it, as `settings`."""
     named = _FLAG.findall(message) or _SETTING.findall(message) or _VARIABLE.findall(message)
     names = list(dict.fromkeys(named))
-    return {"settings": ", ".join(names[:_MOST_NAMED])} if names else {}
+    return {"settings": ", ".join(names[:_MAX_SETTINGS])} if names else {}
 
 
 def _compile_patterns(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gateway.domain import Failure, Instance
 
 # Signals of a crash: SIGILL, SIGABRT, SIGBUS, SIGFPE and SIGSEGV.
-_CRASHES = frozenset({4, 6, 7, 8, 11})
+_CRASH_SIGNALS = frozenset({4, 6, 7, 8, 11})
 
 
 def environmental(failure: Failure) -> bool:
@@ -39,7 +39,7 @@ def exit_failure(
         )
     if code is None:
         words, kind = "The engine is gone; its exit code was not seen", "exited"
-    elif (number := -code if code < 0 else code - 128) in _CRASHES:
+    elif (number := -code if code < 0 else code - 128) in _CRASH_SIGNALS:
         words, kind = f"The engine crashed in compiled code (signal {number})", "exited"
     elif code < 0 or code in (137, 143):
         words, kind = f"The engine was killed (signal {number})", "killed"

@@ -20,18 +20,18 @@ from gateway.diagnosis.structure import Shape
 from gateway.domain import Scalar
 
 # All of these are more than any engine needs, and bounded.
-_MOST_PROCESSES = 256
-_MOST_CANDIDATES = 64
-_MOST_BARE = 8
-_MOST_COMPLAINTS = 16
-_RECENT = 8
+_MAX_PROCESSES = 256
+_MAX_CANDIDATES = 64
+_MAX_BARE_CANDIDATES = 8
+_MAX_COMPLAINTS = 16
+_RECENT_LINES = 8
 # In a log of so few lines each line is meant, even one that does not complain.
 _SHORT_LINES = 4
 # No dump of threads is longer.
 _DUMP_LINES = 60
 # An engine that stands still: SGLang's watchdog dumps the threads of an idle process, and a process
 # of vLLM waits for another.
-_WATCHED = ("Pyspy dump", "No available shared memory broadcast block")
+_WATCHDOG_MESSAGES = ("Pyspy dump", "No available shared memory broadcast block")
 # vLLM repeats this line every ten seconds. So many in a row without a progress bar are a hang.
 _WAITS, _REPEATS = "Waiting for ", 5
 # It doubles the time between lines of this kind, so two of them are a long wait.
@@ -39,7 +39,7 @@ _RARE_WAITS = "Waiting for creating a placement group"
 _DIGITS = re.compile(r"\d+")
 # Faults of requests that are noted. No request decides whether the server has a template, a package
 # or a permission.
-_MOST_FAULTS = 16
+_MAX_FAULTS = 16
 _PROGRAM_FAULTS = FAULTS | {"ImportError", "ModuleNotFoundError", "PermissionError"}
 _REQUEST_FAULTS = _PROGRAM_FAULTS | {
     "ChatTemplateResolutionError",
@@ -57,8 +57,8 @@ _STANDARD_LIBRARY = re.compile(
     r"/python3(?:\.\d+)?/(?!(?:site|dist)-packages/)|\A<|json/decoder\.py"
 )
 # Lines in which an engine tells how to avoid its failure: so many are kept, for so many lines.
-_MOST_ADVICE, _NEAR = 4, 40
-_ADVISES = re.compile(
+_MAX_ADVICE, _MAX_ADVICE_LINES = 4, 40
+_ADVICE = re.compile(
     r"\b(?:[Ww]ork ?arounds?|[Tt]o (?:avoid|fix|solve|resolve|work)|[Pp]lease (?:try|add|set|use"
     r"|pass|remove|increase|raise|decrease|lower|reduce|disable)|[Pp]ossible solutions?|[Cc]onsider"
     r"|[Yy]ou (?:can|may|should)|[Tt]ry)\b"
@@ -106,11 +106,11 @@ class LogEvidence:
         self.crash = CrashStack()
         self.complaints: list[FailureCandidate] = []
         self.faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
-        self._advice: deque[tuple[int, str]] = deque(maxlen=_MOST_ADVICE)
+        self._advice: deque[tuple[int, str]] = deque(maxlen=_MAX_ADVICE)
         self.crashed: FailureCandidate | None = None
         self.warning: FailureCandidate | None = None
         self._first: list[EngineLine] = []
-        self._recent: deque[EngineLine] = deque(maxlen=_RECENT)
+        self._recent: deque[EngineLine] = deque(maxlen=_RECENT_LINES)
         self._records: deque[EngineLine] = deque(maxlen=_REPEATS)
         self._signatures = signatures
         self._engine = (engine or "").partition("==")[0] or None
@@ -118,7 +118,7 @@ class LogEvidence:
     def process(self, name: str) -> ProcessTrace:
         """The process of that name; beyond a bound the first one."""
         if name not in self.processes:
-            if len(self.processes) >= _MOST_PROCESSES:
+            if len(self.processes) >= _MAX_PROCESSES:
                 return next(iter(self.processes.values()))
             self.processes[name] = ProcessTrace()
         return self.processes[name]
@@ -187,7 +187,7 @@ class LogEvidence:
     def add(self, candidate: FailureCandidate) -> None:
         """Add a candidate, as far as there is room."""
         bare = [item for item in self.candidates if item.bare] if candidate.bare else []
-        if len(bare) < _MOST_BARE and len(self.candidates) < _MOST_CANDIDATES:
+        if len(bare) < _MAX_BARE_CANDIDATES and len(self.candidates) < _MAX_CANDIDATES:
             self.candidates.append(candidate)
 
     def add_death(self, text: str, number: int) -> None:
@@ -201,7 +201,7 @@ class LogEvidence:
 
     def add_complaint(self, candidate: FailureCandidate) -> None:
         """Add a line that complains of nothing known, as far as there is room."""
-        if len(self.complaints) < _MOST_COMPLAINTS:
+        if len(self.complaints) < _MAX_COMPLAINTS:
             self.complaints.append(candidate)
 
     def add_hint(self, message: str, text: str, number: int, process: ProcessTrace) -> bool:
@@ -212,9 +212,9 @@ class LogEvidence:
     def add_record(self, line: EngineLine) -> bool:
         """Remember a line that begins a record. Whether it is one of an engine that hangs."""
         self._records.append(line)
-        if not line.quiet or not forms.HARMLESS.search(line.message):
+        if not line.quiet or not forms.HARMLESS_TEXT.search(line.message):
             self._recent.append(line)
-        return line.message.startswith(_WATCHED)
+        return line.message.startswith(_WATCHDOG_MESSAGES)
 
     def add_plain_line(self, line: EngineLine) -> None:
         """Remember a line that is no exception and belongs to none."""
@@ -223,7 +223,7 @@ class LogEvidence:
 
     def read_advice(self, text: str, number: int) -> None:
         """Remember a line of a start that tells how to avoid a failure."""
-        if "--" not in text or (begin := _ADVISES.search(text)) is None:
+        if "--" not in text or (begin := _ADVICE.search(text)) is None:
             return
         # One expression for both would read the rest of the line once for each such word.
         if _FLAG.search(text, begin.end()):
@@ -231,7 +231,7 @@ class LogEvidence:
 
     def advice_near(self, number: int) -> tuple[str, ...]:
         """The lines with advice that stand near a line of the log, and are not that line."""
-        return tuple(text for at, text in self._advice if 0 < abs(at - number) <= _NEAR)
+        return tuple(text for at, text in self._advice if 0 < abs(at - number) <= _MAX_ADVICE_LINES)
 
     def end_engine(self, text: str, number: int) -> None:
         """Note that the engine ends: errors since it serves that it did not survive count now."""
@@ -245,7 +245,7 @@ class LogEvidence:
     @property
     def has_faults(self) -> bool:
         """Whether enough faults of requests are noted."""
-        return sum(number for _, number in self.faults.values()) >= _MOST_FAULTS
+        return sum(number for _, number in self.faults.values()) >= _MAX_FAULTS
 
     def note_fault(self, candidate: FailureCandidate, *, by_worker: bool = False) -> None:
         """Note an error of a request that the serving engine survives.
@@ -318,7 +318,7 @@ class LogEvidence:
             shape = Shape(worded.lastgroup or "", message.strip(), (), phase)
             self.add(FailureCandidate.unproven(line.text, line.number, shape))
         elif not (
-            forms.DOES.match(message) or (forms.COMPLAINT.search(line.text) and code is None)
+            forms.ACTIVITY.match(message) or (forms.COMPLAINT.search(line.text) and code is None)
         ):
             self.add_complaint(FailureCandidate.unproven(line.text, line.number, shape))
         elif forms.LEVEL.match(line.text):

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from gateway.domain.release import release
 from gateway.domain.value import Scalar
 
-_REFUSED = re.compile(r"unrecognized arguments: (?P<dashes>-{1,2})(?P<name>[A-Za-z][\w-]*)")
+_FLAG_REFUSAL = re.compile(r"unrecognized arguments: (?P<dashes>-{1,2})(?P<name>[A-Za-z][\w-]*)")
 # Settings of requests, which no server takes as flags.
 _SAMPLING = frozenset(
     {
@@ -23,7 +23,7 @@ _SAMPLING = frozenset(
         "top-p",
     }
 )
-_NEAR = 0.8
+_MIN_LIKENESS = 0.8
 
 
 def refused_flag(
@@ -35,7 +35,7 @@ def refused_flag(
     `flag_near`: the flag of this version with the nearest name. `sampling`: a setting of requests.
     `flag_nowhere`: no version has it.
     """
-    match = _REFUSED.search(message)
+    match = _FLAG_REFUSAL.search(message)
     if match is None or not flags:
         return {}
     name = match["name"].replace("_", "-")
@@ -49,5 +49,5 @@ def refused_flag(
     if name in _SAMPLING:
         return values | {"sampling": name.replace("-", "_")}
     newest = max(flags, key=release)
-    near = get_close_matches(name, flags.get(version, flags[newest]), n=1, cutoff=_NEAR)
+    near = get_close_matches(name, flags.get(version, flags[newest]), n=1, cutoff=_MIN_LIKENESS)
     return values | ({"flag_near": f"--{near[0]}"} if near else {})

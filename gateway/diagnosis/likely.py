@@ -18,19 +18,19 @@ from gateway.diagnosis.lines.line_forms import FRAME
 from gateway.diagnosis.structure import Shape
 from gateway.domain.value import Value
 
-_SURE = 3
-_MOST = 3
+_SENTENCE_POINTS = 3
+_MAX_SENTENCES = 3
 # The least points of a likely kind: every log has one word of some field.
-_LEAST = 3
-_INNERMOST = 3
-_LAST = 3
-_LONGEST = 400
+_MIN_POINTS = 3
+_INNER_FRAMES = 3
+_MAX_TRACES = 3
+_MAX_MESSAGE_CHARACTERS = 400
 # Boundaries of words: inside MixedCase, and at characters that are neither letter nor digit.
-_BETWEEN = re.compile(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9+<>]+")
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9+<>]+")
 # The place where a library was built (`build/CMakeFiles/x.dir/compiler_depend.ts:39`), which its
 # errors name, is no hint at the failure.
-_BUILT = re.compile(r"\S*\bCMakeFiles/\S*")
-_INSTALLED = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
+_BUILD_PATH = re.compile(r"\S*\bCMakeFiles/\S*")
+_PACKAGE_PATH = re.compile(r".*(?:(?:site|dist)-packages/|/python/(?=sglang))")
 
 
 class KindWords(Value):
@@ -83,18 +83,18 @@ class Likely:
         """The kind that the words of all shapes together speak for, and these words."""
         # Of a traceback that was cut off in a frame, the frame is all that there is.
         message = " . ".join(
-            normalize(_BUILT.sub("", shape.message[:_LONGEST]))
+            normalize(_BUILD_PATH.sub("", shape.message[:_MAX_MESSAGE_CHARACTERS]))
             for shape in shapes
             if not FRAME.match(shape.message)
         )
-        traces = dict.fromkeys(shape.frames[-_INNERMOST:] for shape in shapes if shape.frames)
+        traces = dict.fromkeys(shape.frames[-_INNER_FRAMES:] for shape in shapes if shape.frames)
         frames = " . ".join(
-            normalize(_INSTALLED.sub("", frame))
-            for trace in list(traces)[-_LAST:]
+            normalize(_PACKAGE_PATH.sub("", frame))
+            for trace in list(traces)[-_MAX_TRACES:]
             for frame in trace
         )
         raised = {shape.exception for shape in shapes}
-        best: tuple[int, str, tuple[str, ...]] = (_LEAST - 1, "", ())
+        best: tuple[int, str, tuple[str, ...]] = (_MIN_POINTS - 1, "", ())
         phases = {shape.phase for shape in shapes}
         for kind, sure, words, files in self._word_patterns:
             if kind.phases and phases.isdisjoint(kind.phases):
@@ -106,9 +106,9 @@ class Likely:
             )
             decisive, usual = raised.intersection(kind.exceptions), raised.intersection(kind.usual)
             points = (
-                _SURE * (min(len(sentences), _MOST) + bool(decisive))
-                + min(len(reports), _MOST)
-                + min(len(files_seen), _MOST)
+                _SENTENCE_POINTS * (min(len(sentences), _MAX_SENTENCES) + bool(decisive))
+                + min(len(reports), _MAX_SENTENCES)
+                + min(len(files_seen), _MAX_SENTENCES)
                 + bool(usual)
             )
             if points > best[0]:
@@ -122,7 +122,7 @@ class Likely:
 
 def normalize(text: str) -> str:
     """A text as words in small letters with one space between."""
-    return _BETWEEN.sub(" ", text.replace("LoRA", "Lora")).strip().lower()
+    return _WORD_BOUNDARY.sub(" ", text.replace("LoRA", "Lora")).strip().lower()
 
 
 def _join_patterns(patterns: Iterable[str]) -> re.Pattern[str]:

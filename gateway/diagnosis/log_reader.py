@@ -12,13 +12,14 @@ the errors that it did not survive.
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from gateway.diagnosis.candidate import MESSAGE_LINES, EngineLine, FailureCandidate, ProcessTrace
 from gateway.diagnosis.evidence import LogEvidence, Proof
 from gateway.diagnosis.lines import line_forms as forms
 from gateway.diagnosis.lines import records
 from gateway.diagnosis.lines.carriers import Carriers
-from gateway.diagnosis.lines.line_filter import ALARMS, FATAL, SERVES, LineFilter
+from gateway.diagnosis.lines.line_filter import ALARM_WORDS, FATAL_WORDS, SERVING_WORDS, LineFilter
 from gateway.diagnosis.lines.log_lines import MAX_LINE, LogLine, clean
 from gateway.diagnosis.signature import TextSignature
 from gateway.diagnosis.signatures import Signatures
@@ -27,11 +28,39 @@ from gateway.diagnosis.verdict import LogVerdict
 from gateway.domain import Failure
 
 # A terminal breaks a line into a few; a longer message has lines of its own.
-_MOST_BROKEN = 6
+_MAX_LINE_PARTS = 6
 # The prefix of a record is shorter.
-_HEAD = 120
+_HEAD_CHARACTERS = 120
 # The names of processes that compute, and read no requests.
-_COMPUTES = re.compile(r"\(\w*(?:Worker|EngineCore)|\A[TDPE]P\d")
+_COMPUTING_PROCESS = re.compile(r"\(\w*(?:Worker|EngineCore)|\A[TDPE]P\d")
+
+
+class _Traceback(NamedTuple):
+    """The traceback of a process as it was before its exception closed it.
+
+    is_ignored: an exception that Python only reports, as from a destructor. replaces: raised while
+    another was handled. has_cause: raised from another. is_framed: frames were seen, maybe without
+    the traceback's first line. message: of an exception above, which is still being read.
+    """
+
+    is_traced: bool
+    is_ignored: bool
+    replaces: bool
+    has_cause: bool
+    is_framed: bool
+    message: FailureCandidate | None
+
+    @classmethod
+    def of_process(cls, process: ProcessTrace) -> _Traceback:
+        """The traceback of a process now."""
+        return cls(
+            is_traced=process.in_traceback,
+            is_ignored=process.is_ignored,
+            replaces=process.replaces,
+            has_cause=process.has_cause,
+            is_framed=process.in_traceback or process.cut_off is not None,
+            message=process.message if process.lines_left > 0 else None,
+        )
 
 
 class LogReader:
@@ -70,7 +99,7 @@ class LogReader:
         evidence = self._evidence
         evidence.serving, evidence.hint, evidence.quoted = True, None, ()
         if not evidence.is_ending:
-            self._lines.anchors = FATAL if self.answered else FATAL + SERVES
+            self._lines.anchors = FATAL_WORDS if self.answered else FATAL_WORDS + SERVING_WORDS
 
     @property
     def is_empty(self) -> bool:
@@ -101,7 +130,7 @@ class LogReader:
         # The level of a record stands in every one.
         head, bracket, message = raw[:MAX_LINE].partition(b"] ")
         return self._signatures.can_match(
-            (message if bracket and len(head) < _HEAD else raw[:MAX_LINE]).decode(
+            (message if bracket and len(head) < _HEAD_CHARACTERS else raw[:MAX_LINE]).decode(
                 "utf-8", "replace"
             )
         )
@@ -128,6 +157,12 @@ class LogReader:
         self._read_level(line, text, process)
         if line.quiet or self._is_stopped:
             return
+        self._read_message(line, text, process, in_traceback=in_traceback)
+
+    def _read_message(
+        self, line: LogLine, text: str, process: ProcessTrace, *, in_traceback: bool
+    ) -> None:
+        """Read a line by its form: a part of a traceback, an exception, a proof, or plain words."""
         message = line.text
         if self._evidence.crash.read(message, text, self._lines.number):
             self._lines.attend = MESSAGE_LINES
@@ -137,7 +172,7 @@ class LogReader:
         if (
             forms.TRACEBACK.match(message)
             or (is_fatal and "Traceback" in message)
-            or message.endswith(forms.TRACEBACK_BEGINS)
+            or message.endswith(forms.TRACEBACK_START)
         ):
             self._begin_traceback(line, text, process)
         elif frame := forms.FRAME.match(message):
@@ -169,7 +204,7 @@ class LogReader:
             self._survive(line, process)
         if line.level == "WARNING" and not self._is_stopped:
             self._prove_line(line, text, process, warning=True)
-        if (line.header or forms.DUMPED.match(line.text)) and self._evidence.add_record(
+        if (line.header or forms.THREAD_DUMP.match(line.text)) and self._evidence.add_record(
             EngineLine(line.text, text, self._lines.number, process, line.quiet)
         ):
             self._lines.attend = MESSAGE_LINES
@@ -185,7 +220,7 @@ class LogReader:
             if self._evidence.disregards(process):
                 self._lines.attend = 0
         if (
-            forms.STOPPED.match(line.text)
+            forms.SHUTDOWN.match(line.text)
             and not self._evidence.candidates
             and self._evidence.death is None
         ):
@@ -203,7 +238,7 @@ class LogReader:
             if row.is_answer:
                 self.answered = True
                 if evidence.serving and not evidence.is_ending:
-                    self._lines.anchors = FATAL
+                    self._lines.anchors = FATAL_WORDS
             if evidence.serving:
                 continue
             if self.progress.learn(row, groups):
@@ -214,12 +249,12 @@ class LogReader:
                     evidence.candidates.clear()
 
     def _end_engine(self, text: str, process: ProcessTrace) -> None:
-        process.is_fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARMS
+        process.is_fatal, self._lines.attend, self._lines.anchors = True, MESSAGE_LINES, ALARM_WORDS
         self._evidence.end_engine(text, self._lines.number)
 
     def _begin_traceback(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         self._lines.attend = MESSAGE_LINES
-        if line.text.endswith(f", {forms.TRACEBACK_BEGINS}"):
+        if line.text.endswith(f", {forms.TRACEBACK_START}"):
             # vLLM's workers also print the message before the traceback
             # (vllm/executor/multiproc_worker_utils.py, 0.5 and 0.6).
             self._read_plain_line(line, text, process)
@@ -237,7 +272,7 @@ class LogReader:
         process.frames.append(frame["function"] or "")
         process.files.append(f"{frame['file']}:{frame['function'] or ''}")
         process.codes.append("")
-        self._cut_off(text, process)
+        self._note_cut_traceback(text, process)
         # The traceback of a request is read as long as its faults are counted.
         evidence = self._evidence
         if (
@@ -251,16 +286,13 @@ class LogReader:
         self, exception: re.Match[str], line: LogLine, text: str, process: ProcessTrace
     ) -> None:
         evidence = self._evidence
-        traced, ignored = process.in_traceback, process.is_ignored
-        replaces, has_cause = process.replaces, process.has_cause
-        message = process.message if process.lines_left > 0 else None
-        framed = traced or process.cut_off is not None
+        before = _Traceback.of_process(process)
         process.close()
-        if forms.BENIGN.match(line.text):
-            self._read_benign(line, text, process, framed=framed)
+        if forms.BENIGN_EXCEPTION.match(line.text):
+            self._read_benign(line, text, process, framed=before.is_framed)
             return
         if not self._signatures.main_loops.isdisjoint(process.frames) and not process.in_request:
-            ignored = False
+            before = before._replace(is_ignored=False)
             if evidence.disregards(process):
                 self._end_engine(text, process)
         shape = Shape(
@@ -271,34 +303,47 @@ class LogReader:
             process.source,
             tuple(process.codes),
         )
-        if ignored and process.ends_thread:
+        if not self._is_survived(before, shape, line, text, process):
+            self._prove_exception(before, shape, line, text, process)
+
+    def _is_survived(
+        self, before: _Traceback, shape: Shape, line: LogLine, text: str, process: ProcessTrace
+    ) -> bool:
+        """Whether the engine survives an exception, which then is noted for the end of the log."""
+        evidence = self._evidence
+        if before.is_ignored and process.ends_thread:
             self._end_thread(line, text, shape, process)
-            return
-        is_bare = not (traced or process.is_fatal)
-        if ignored or (evidence.serving and (is_bare or process.in_request)):
-            by_worker = is_bare and line.level == "ERROR" and _COMPUTES.search(line.process)
-            if (traced or by_worker) and not ignored and evidence.disregards(process):
-                evidence.note_fault(self._unproven(text, shape), by_worker=bool(by_worker))
-            return
+            return True
+        is_bare = not (before.is_traced or process.is_fatal)
+        if before.is_ignored or (evidence.serving and (is_bare or process.in_request)):
+            by_worker = bool(
+                is_bare and line.level == "ERROR" and _COMPUTING_PROCESS.search(line.process)
+            )
+            is_noted = (before.is_traced or by_worker) and not before.is_ignored
+            if is_noted and evidence.disregards(process):
+                evidence.note_fault(self._unproven(text, shape), by_worker=by_worker)
+            return True
+        return False
+
+    def _prove_exception(
+        self, before: _Traceback, shape: Shape, line: LogLine, text: str, process: ProcessTrace
+    ) -> None:
+        """Add an exception to the candidates, with its proof; a wrapper only names a death."""
+        evidence = self._evidence
+        is_bare = not (before.is_traced or process.is_fatal)
         proof = evidence.prove_exception(line.text, process)
         if proof is None and forms.WRAPPER.match(line.text):
             if not evidence.disregards(process):
                 evidence.add_death(text, self._lines.number)
             return
         self._lines.attend = max(self._lines.attend, 8)
-        if proof and message and not traced and _quotes_cause(message, proof):
+        message = before.message
+        if proof and message and not before.is_traced and _quotes_cause(message, proof):
             message.quote(proof, line.text)
             return
         if proof is not None and proof[0].while_serving and evidence.disregards(process):
             self._end_engine(text, process)
-        former = process.unproven
-        timed_out = has_cause and former is not None and former.shape.is_bare_timeout
-        is_vague = proof is None or proof[0].kind == "unknown"
-        if ((is_vague and replaces) or timed_out) and former in evidence.candidates:
-            evidence.candidates.remove(former)
-        if has_cause and former is not None:
-            # The wrapper of an error is raised further out, where frames show the phase better.
-            former.set_phase(shape.phase)
+        self._replace_former(before, proof, shape, process)
         candidate = self._candidate(proof, text, process)
         candidate.shape = shape._replace(phase=candidate.phase)
         candidate.bare = is_bare and proof is None
@@ -316,6 +361,19 @@ class LogReader:
             proof = evidence.prove_exception(line.text, process)
             process.thread_error = self._candidate(proof, text, process)
             process.thread_error.shape = shape
+
+    def _replace_former(
+        self, before: _Traceback, proof: Proof | None, shape: Shape, process: ProcessTrace
+    ) -> None:
+        """Remove or update the candidate that an exception replaces or wraps."""
+        former, candidates = process.unproven, self._evidence.candidates
+        timed_out = before.has_cause and former is not None and former.shape.is_bare_timeout
+        is_vague = proof is None or proof[0].kind == "unknown"
+        if ((is_vague and before.replaces) or timed_out) and former in candidates:
+            candidates.remove(former)
+        if before.has_cause and former is not None:
+            # The wrapper of an error is raised further out, where frames show the phase better.
+            former.set_phase(shape.phase)
 
     def _read_benign(
         self, line: LogLine, text: str, process: ProcessTrace, *, framed: bool
@@ -337,7 +395,7 @@ class LogReader:
     ) -> None:
         """Read one more line of the message of an exception."""
         process.lines_left -= 1
-        may_be_broken = self._lines.number - candidate.number < _MOST_BROKEN
+        may_be_broken = self._lines.number - candidate.number < _MAX_LINE_PARTS
         if line.header is not process.has_header and (line.header or not may_be_broken):
             process.close()
             return
@@ -380,10 +438,10 @@ class LogReader:
     ) -> bool:
         """Whether the line is a line of code in a traceback, which then is noted."""
         if raised := forms.RAISE.match(text):
-            self._cut_off(whole, process, raised[1])
+            self._note_cut_traceback(whole, process, raised[1])
         elif asserted := forms.ASSERT.match(text):
             process.assertion = asserted[1]
-            self._cut_off(asserted[1], process, "AssertionError")
+            self._note_cut_traceback(asserted[1], process, "AssertionError")
         elif not (process.in_traceback and text[:1].isspace()) and not (
             in_traceback and _indent(text) > process.indent
         ):
@@ -400,7 +458,7 @@ class LogReader:
             process.codes[-1] = text.strip()
         return True
 
-    def _cut_off(self, text: str, process: ProcessTrace, exception: str = "") -> None:
+    def _note_cut_traceback(self, text: str, process: ProcessTrace, exception: str = "") -> None:
         """Note the traceback so far: the log may end in it."""
         evidence = self._evidence
         in_request = process.in_handler or (evidence.serving and process.in_request)
@@ -412,7 +470,7 @@ class LogReader:
     def _read_plain_line(self, line: LogLine, text: str, process: ProcessTrace) -> None:
         """Read a line that is no exception: it counts where the log ends without a failure."""
         evidence = self._evidence
-        if evidence.disregards(process) or forms.HARMLESS.search(line.text):
+        if evidence.disregards(process) or forms.HARMLESS_TEXT.search(line.text):
             return
         evidence.add_plain_line(
             EngineLine(line.text, text, self._lines.number, process, line.quiet)
@@ -420,11 +478,11 @@ class LogReader:
         if not forms.COMPLAINT.search(text):
             return
         shape = Shape("", line.text, tuple(process.files), self.progress.phase)
-        if line.level is not None or not line.header or forms.FAILED.search(text):
+        if line.level is not None or not line.header or forms.FAILURE_WORD.search(text):
             evidence.add_complaint(self._unproven(text, shape))
         if self._add_hint(line, text, process) or evidence.quoted:
             return
-        if quoted := forms.QUOTED.search(line.text):
+        if quoted := forms.QUOTED_EXCEPTION.search(line.text):
             shape = shape._replace(exception=quoted["name"])
             evidence.quoted = (
                 self._unproven(text, shape._replace(message=quoted["message"])),
@@ -481,12 +539,12 @@ def _quotes_cause(candidate: FailureCandidate, proof: Proof) -> bool:
 
 def _read_mark(text: str, process: ProcessTrace) -> bool:
     """Whether the line is Python's note on the next exception, which then is noted."""
-    if forms.IGNORED.match(text):
+    if forms.IGNORED_EXCEPTION.match(text):
         process.is_ignored, process.in_traceback = True, False
         process.ends_thread = "in thread" in text
     elif text.startswith("During handling of the above exception"):
         process.replaces = True
-    elif forms.CAUSED.match(text):
+    elif forms.CAUSE_NOTE.match(text):
         process.has_cause = True
     else:
         return False

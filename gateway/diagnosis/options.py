@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 
-_NON_DEFAULT = re.compile(r"non-default args: (?P<all>\{.*)")
+_NON_DEFAULT_ARGS = re.compile(r"non-default args: (?P<all>\{.*)")
 # A text, as of a chat template, may have brackets and quotes of its own.
 _PAIR = re.compile(
     r"(?P<bracket>[{}])|'(?P<name>[a-z]\w*)': "
@@ -24,12 +24,16 @@ _VALUE = re.compile(
 )
 # The value of an option in JSON, and the settings in it.
 _JSON = re.compile(r"\"\w+\": ?\"(?P<value>[^\"]+)\"")
-_UNSET = frozenset({"None", "False", "'auto'", "[]", "{}", "'none'", "''", "1", "0", "'null'"})
+_UNSET_VALUES = frozenset(
+    {"None", "False", "'auto'", "[]", "{}", "'none'", "''", "1", "0", "'null'"}
+)
 _NAME = r"--([a-z][a-z0-9]*(?:-[a-z0-9]+)*)"
 _FLAG = re.compile(_NAME)
 _SWITCH = re.compile(r"\A(?:enable|disable|use)-")
 _OMISSION = re.compile(r"\b(?:[Oo]mit|[Ww]ithout)\b")
-_OMITTED = re.compile(rf"\b(?:[Oo]mit|[Ww]ithout) (?P<flags>{_NAME}(?:(?:,| and|, and) {_NAME})*)")
+_OMISSION_FLAGS = re.compile(
+    rf"\b(?:[Oo]mit|[Ww]ithout) (?P<flags>{_NAME}(?:(?:,| and|, and) {_NAME})*)"
+)
 # Features of both engines that a start can do without, those that fail most often first.
 _FEATURES = (
     "speculative-config",
@@ -83,7 +87,7 @@ _PLACES = frozenset(
     }
 )
 # Words of names that belong to no field.
-_COMMON = frozenset(
+_COMMON_WORDS = frozenset(
     [
         "enable",
         "disable",
@@ -115,12 +119,12 @@ _COMMON = frozenset(
     ]
 )
 _NUMBER = re.compile(r"[\d.]*")
-_SHORTEST = 5
-_MOST = 3
+_MIN_WORD_CHARACTERS = 5
+_MAX_FLAGS = 3
 # The end of a step that lists settings to try, and what its words mean as flags.
-_LISTED = re.compile(r"(?P<rest>.*\bone by one: )(?P<items>[^.]+)(?P<end>\..*)?\Z")
+_LIST_SENTENCE = re.compile(r"(?P<rest>.*\bone by one: )(?P<items>[^.]+)(?P<end>\..*)?\Z")
 _ITEM = re.compile(r"(?:[^,(]|\([^)]*\))+")
-_SETTINGS_MEANT = {
+_FLAGS_OF_WORD = {
     "drafter": ("speculative-config", "speculative-algorithm"),
     "connector": ("kv-transfer-config", "kv-offloading-size"),
     "pipeline parallelism": ("pipeline-parallel-size", "pp-size"),
@@ -168,7 +172,7 @@ class StartOptions:
             self._set_variable(match["name"], match["value"])
         if "args" not in line:
             return
-        if match := _NON_DEFAULT.search(line):
+        if match := _NON_DEFAULT_ARGS.search(line):
             self._add(_PAIR, match["all"])
             self._complete = match["all"].rstrip().endswith("}")
         elif match := _VALUES.search(line):
@@ -177,7 +181,7 @@ class StartOptions:
     def is_set(self, flag: str) -> bool | None:
         """Whether an option was given; None if the log does not tell."""
         if flag in self._values:
-            return self._values[flag] not in _UNSET
+            return self._values[flag] not in _UNSET_VALUES
         return False if self._complete else None
 
     def is_on(self, flag: str) -> bool:
@@ -188,7 +192,7 @@ class StartOptions:
     def features(self) -> str:
         """The features of this start that it can do without, as flags; at most three."""
         flags = [f"--{flag}" for flag in _FEATURES if self.is_set(flag)]
-        return ", ".join(flags[:_MOST])
+        return ", ".join(flags[:_MAX_FLAGS])
 
     def options_in(self, message: str) -> str:
         """The options of this start whose whole name stands in a message, as flags; at most
@@ -198,7 +202,7 @@ class StartOptions:
             for flag, value in self._set_options().items()
             if _is_named(flag, message) or _is_dtype(flag, value, message)
         ]
-        return ", ".join(f"--{flag}" for flag in several[:_MOST])
+        return ", ".join(f"--{flag}" for flag in several[:_MAX_FLAGS])
 
     def refused_value(self, message: str) -> tuple[str, str]:
         """The value of an option that a message calls unknown, and the flag; empty without one."""
@@ -208,7 +212,7 @@ class StartOptions:
         for flag, value in self._set_options().items():
             for part in (value, *self._parts.get(flag, ())):
                 name = part.strip("'\"")
-                if len(name) >= _SHORTEST and name in refused["names"]:
+                if len(name) >= _MIN_WORD_CHARACTERS and name in refused["names"]:
                     return name, f"--{flag}"
         return "", ""
 
@@ -230,7 +234,7 @@ class StartOptions:
             for flag, value in self._set_options().items()
             if flag in _FEATURES and _NUMBER.fullmatch(value) and _is_partly_named(flag, lower_text)
         ]
-        return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(several))[:_MOST])
+        return ", ".join(f"--{flag}" for flag in list(dict.fromkeys(several))[:_MAX_FLAGS])
 
     def variable_about(self, text: str) -> tuple[str, str]:
         """A variable that this start sets and whose part of the engine a text names, with its
@@ -257,7 +261,7 @@ class StartOptions:
 
         Empty if there is none. A step without a list of settings is returned as it is.
         """
-        listed = _LISTED.match(step)
+        listed = _LIST_SENTENCE.match(step)
         if listed is None:
             return step
         omits = step.startswith("Omit")
@@ -269,13 +273,13 @@ class StartOptions:
         return {
             flag: value
             for flag, value in self._values.items()
-            if value not in _UNSET and flag not in _PLACES
+            if value not in _UNSET_VALUES and flag not in _PLACES
         }
 
     def _can_change(self, item: str, *, omits: bool) -> bool:
         """Whether a start can omit one of the settings of an item, or be given one of them."""
         flags = _FLAG.findall(item) or [
-            flag for word, several in _SETTINGS_MEANT.items() if word in item for flag in several
+            flag for word, several in _FLAGS_OF_WORD.items() if word in item for flag in several
         ]
         if not flags:
             return True
@@ -289,7 +293,7 @@ class StartOptions:
     def rules_out(self, step: str) -> bool:
         """Whether a step changes nothing: it omits what was not given, or gives what was."""
         named = _FLAG.findall(step)
-        if omitted := _OMITTED.search(step):
+        if omitted := _OMISSION_FLAGS.search(step):
             flags = _FLAG.findall(omitted["flags"])
             return (
                 len(flags) == len(named)
@@ -355,7 +359,7 @@ def _is_valued(value: str, text: str) -> bool:
     """Whether a text has the whole value of an option, which is no plain word."""
     value = value.strip("'\"").lower()
     return (
-        len(value) >= _SHORTEST
+        len(value) >= _MIN_WORD_CHARACTERS
         and not value.isalpha()
         and bool(re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text))
     )
@@ -364,4 +368,6 @@ def _is_valued(value: str, text: str) -> bool:
 def _words(flag: str, value: str) -> list[str]:
     """The words of an option's name and value that name a field."""
     words = [*flag.split("-"), *re.split(r"[\W_]+", value.lower())]
-    return [word for word in words if len(word) >= _SHORTEST and word not in _COMMON]
+    return [
+        word for word in words if len(word) >= _MIN_WORD_CHARACTERS and word not in _COMMON_WORDS
+    ]

@@ -8,7 +8,7 @@ from gateway.diagnosis.signature import ProgressLine
 from gateway.domain import Scalar
 
 # Kernels that are remembered: more than any engine needs, and bounded.
-_MOST_KERNELS = 64
+_MAX_KERNELS = 64
 
 
 class StartProgress:
@@ -23,7 +23,7 @@ class StartProgress:
         workspaces are made too."""
         self.cache_bytes: int | None = None
         """The memory for the KV cache of the rank with the least, as the engine measured it."""
-        self.kernels: deque[str] = deque(maxlen=_MOST_KERNELS)
+        self.kernels: deque[str] = deque(maxlen=_MAX_KERNELS)
         """The kernels that the engine chose, the last one last."""
         self._sized = False
 

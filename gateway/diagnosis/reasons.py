@@ -8,19 +8,19 @@ from gateway.domain.value import Scalar
 
 # `{FLASH_ATTN: [head_size not supported], TRITON_MLA: [...]}`, as vLLM prints them
 # (vllm/platforms/cuda.py:473, 0.33.0), and `Reason: ['head_size not supported']` of one backend.
-_OF_BACKEND = re.compile(r"\b([A-Za-z]\w{2,60}): \[([^\[\]]*[A-Za-z]{3}[^\[\]]*)\]")
-_OF_ONE = re.compile(r"\bReasons?: \[([^\[\]]{1,300})\]")
+_BACKEND_REASON = re.compile(r"\b([A-Za-z]\w{2,60}): \[([^\[\]]*[A-Za-z]{3}[^\[\]]*)\]")
+_SINGLE_REASON = re.compile(r"\bReasons?: \[([^\[\]]{1,300})\]")
 # A reason that something can be installed or set for: a GPU or a model cannot be changed so.
 _DEMAND = re.compile(
     r"\b(?:requires?|needs?|not (?:installed|found|available)|missing|unavailable|must be"
     r" (?:set|installed))\b",
     re.IGNORECASE,
 )
-_FIXED = re.compile(
+_FIXED_CAUSE = re.compile(
     r"compute capability|\bsm_?\d|head_?(?:size|dim)|dtype|\bGPU\b|\bHopper|Blackwell|Ampere",
     re.IGNORECASE,
 )
-_LONGEST = 500
+_MAX_CHARACTERS = 500
 # Settings that a backend can refuse, with the change that it then accepts.
 _CHANGES = {
     "kv_cache_dtype": "the dtype of the KV cache (--kv-cache-dtype auto)",
@@ -34,18 +34,25 @@ _CHANGES = {
 def reasons(message: str) -> dict[str, Scalar]:
     """The reasons of a message as `reasons`, what one of them asks for as `demand`, and settings
     that are the only reasons against a backend as `change` and `backend`."""
-    named_reasons = [(name, text.strip(" '\"")) for name, text in _OF_BACKEND.findall(message)]
+    named_reasons = [(name, text.strip(" '\"")) for name, text in _BACKEND_REASON.findall(message)]
     named_reasons = [
         (name, text) for name, text in named_reasons if name not in ("Reason", "Reasons")
     ]
-    named_reasons = named_reasons or [("", text.strip(" '\"")) for text in _OF_ONE.findall(message)]
+    named_reasons = named_reasons or [
+        ("", text.strip(" '\"")) for text in _SINGLE_REASON.findall(message)
+    ]
     if not named_reasons:
         return {}
     several = "; ".join(f"{name}: {text}" if name else text for name, text in named_reasons)
     demand = next(
-        (text for _, text in named_reasons if _DEMAND.search(text) and not _FIXED.search(text)), ""
+        (
+            text
+            for _, text in named_reasons
+            if _DEMAND.search(text) and not _FIXED_CAUSE.search(text)
+        ),
+        "",
     )
-    values: dict[str, Scalar] = {"reasons": several[:_LONGEST]}
+    values: dict[str, Scalar] = {"reasons": several[:_MAX_CHARACTERS]}
     for name, text in named_reasons:
         changes = [_change(reason) for reason in text.split(",")]
         if name and all(changes):

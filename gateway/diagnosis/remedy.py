@@ -29,11 +29,11 @@ REACTIONS = {
 _OTHER_VERSION = re.compile(r"(?<=another engine version)(?!\[\[)")
 _VERSIONS = "[[ than {engine_version}]][[, as {others}]][[ ({code_change})]]"
 # The beginning of a step that only another version makes.
-_OTHER_VERSION_ALONE = ("Use another engine version", "Use an engine version that")
+_OTHER_VERSION_STEPS = ("Use another engine version", "Use an engine version that")
 _GROUP = re.compile(r"\{(\w+)\}")
 _PART = re.compile(r"\[\[(.*?)\]\]")
 _WORD = re.compile(r"[\w/-]{4,}|\d+")
-_LIKENESS = 0.8
+_MIN_LIKENESS = 0.8
 # The values of a flag that a step offers: `--moe-backend: triton, marlin`.
 _CHOICES = re.compile(r"(?P<flag>--[\w-]+): (?P<names>\w+(?:, \w+)*)(?=[);,.])")
 
@@ -97,26 +97,26 @@ def fill_steps(steps: Iterable[CureStep], case: Case) -> tuple[str, ...]:
     filled = (
         fill(_OTHER_VERSION.sub(_VERSIONS, step.text), case.values)
         for step in steps
-        if case.meets(step) and not (cannot_change and step.text.startswith(_OTHER_VERSION_ALONE))
+        if case.meets(step) and not (cannot_change and step.text.startswith(_OTHER_VERSION_STEPS))
     )
-    offered = (_without_failing(text, case.failing) for text in filled if text)
+    offered = (_drop_failing(text, case.failing) for text in filled if text)
     narrowed = (case.options.narrow(text) for text in offered if text)
     return tuple(text for text in narrowed if text and not case.options.rules_out(text))
 
 
-def _without_failing(step: str, failing: str) -> str:
+def _drop_failing(step: str, failing: str) -> str:
     """The step without the values of flags that failed. Empty if it offers no other one."""
-    text = _plain(failing)
+    text = _normalize(failing)
     for match in _CHOICES.finditer(step):
         names = match["names"].split(", ")
-        rest = [name for name in names if _plain(name) not in text]
+        rest = [name for name in names if _normalize(name) not in text]
         if not rest:
             return ""
         step = step.replace(match[0], f"{match['flag']}: {', '.join(rest)}")
     return step
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return text.replace("_", "").lower()
 
 
@@ -125,7 +125,7 @@ def repeats(steps: Iterable[str], step: str) -> bool:
     theirs."""
     words = set(_WORD.findall(step.lower()))
     theirs = set(_WORD.findall(" ".join(steps).lower()))
-    return bool(words) and len(words & theirs) >= _LIKENESS * len(words)
+    return bool(words) and len(words & theirs) >= _MIN_LIKENESS * len(words)
 
 
 def _format(name: str, value: Scalar) -> str:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo
 
-from gateway.domain.value import TRUSTED, Value
+from gateway.domain.value import TRUSTED_KEY, Value
 
 Cure = Literal["plan", "engine", "user"]
 Proves = Literal["kernel", "context", "memory", "engine", "peers", "plan", "nothing"]
@@ -30,7 +30,7 @@ def _join(pattern: Any) -> Any:
 
 
 def _check(pattern: str, info: ValidationInfo) -> str:
-    if info.context and info.context.get(TRUSTED):
+    if info.context and info.context.get(TRUSTED_KEY):
         return pattern
     try:
         re.compile(pattern)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gateway.domain import Attempt, MeasuredStart, Plan, StartConditions, StartTime
 
 # Older starts met other caches.
-_STARTS = 5
+_RECENT_STARTS = 5
 
 
 def measured_start(attempt: Attempt, conditions: StartConditions) -> MeasuredStart:
@@ -40,7 +40,7 @@ def expected_start(
     ]
     same_conditions = [start for start in same_engine if _agree(conditions, start.conditions)]
     of_plan = [start for start in same_conditions if start.fingerprint == plan.fingerprint]
-    chosen = (of_plan or same_conditions or same_engine)[-_STARTS:]
+    chosen = (of_plan or same_conditions or same_engine)[-_RECENT_STARTS:]
     if not chosen:
         return None
     totals = [sum(start.phases.values()) for start in chosen]

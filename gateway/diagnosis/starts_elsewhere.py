@@ -10,7 +10,7 @@ from gateway.diagnosis.start_times import median
 from gateway.domain import Plan, StartConditions, StartTime
 
 _ENGINE = "vllm"
-_MOST_GPUS = 2
+_MAX_GPUS = 2
 STARTS: dict[str, dict[str, float]] = {
     "granite-4.0-h-micro": {"import": 35, "profile": 4, "compile": 77, "graphs": 13, "kv": 12},
     "llama-3.1-8b-tp2": {"import": 34, "profile": 6, "compile": 13, "kv": 10, "graphs": 11},
@@ -25,7 +25,7 @@ def start_elsewhere(plan: Plan, conditions: StartConditions) -> StartTime | None
 
     Forks skip the import, and none was measured with more than two GPUs.
     """
-    is_like = plan.engine.kind == _ENGINE and 0 < len(plan.gpus) <= _MOST_GPUS
+    is_like = plan.engine.kind == _ENGINE and 0 < len(plan.gpus) <= _MAX_GPUS
     if not is_like or conditions.origin == "fork":
         return None
     totals = [sum(phases.values()) for phases in STARTS.values()]

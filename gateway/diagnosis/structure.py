@@ -14,7 +14,7 @@ from gateway.domain.value import Scalar
 
 # Frames further out than these are the way of every failure: the engine's loop, the worker, the
 # runner.
-_INNERMOST = 8
+_INNER_FRAMES = 8
 
 
 class Shape(NamedTuple):
@@ -59,7 +59,7 @@ class Structure:
         self, shape: Shape, engine: str | None
     ) -> tuple[StructuralSignature, dict[str, str | None]] | None:
         """The row that the shape belongs to, with the groups of its pattern; None without a row."""
-        innermost = "\n".join(shape.frames[-_INNERMOST:])
+        innermost = "\n".join(shape.frames[-_INNER_FRAMES:])
         for row, exception, frames, pattern in self._rows:
             if row.engines and engine is not None and engine not in row.engines:
                 continue

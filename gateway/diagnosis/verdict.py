@@ -28,15 +28,15 @@ from gateway.domain import Failure, Scalar
 if TYPE_CHECKING:
     from gateway.diagnosis.evidence import LogEvidence
 
-_CITED = 1000
+_MAX_LINE_CHARACTERS = 1000
 # Failures that the libraries on a stack of compiled code can explain.
-_CRASHES = frozenset({"exited", "killed", "kernel_runtime", "nccl"})
+_CRASH_KINDS = frozenset({"exited", "killed", "kernel_runtime", "nccl"})
 # Faults of one place that are no chance.
-_REPEATED = 2
-_UNKNOWN = FailureSignature(
+_MIN_REPEATS = 2
+_UNKNOWN_FAILURE = FailureSignature(
     kind="unknown", message="The engine failed with an error that is not known here."
 )
-_CAUSE_ELSEWHERE = FailureSignature(
+_PEER_FAILURE = FailureSignature(
     kind="unknown",
     message=(
         "A process of the engine died, and this part of its log does not tell why: the cause stands"
@@ -92,10 +92,14 @@ class LogVerdict:
         """The candidate of the verdict."""
         proven = self._proof()
         if proven is not None and proven.kind != "unknown":
-            return self._raised_before(proven) or proven
+            return self._error_before_death(proven) or proven
         if self._evidence.serving and proven is None:
             return None
-        unproven, quoted, cut_off = self._unproven(), [*self._evidence.quoted[:1]], self._cut_off()
+        unproven, quoted, cut_off = (
+            self._unproven(),
+            [*self._evidence.quoted[:1]],
+            self._cut_tracebacks(),
+        )
         for several in (
             [item for item in unproven if not item.bare],
             [self._evidence.hint] if self._evidence.hint is not None else [],
@@ -124,14 +128,14 @@ class LogVerdict:
         raised = [
             *self._unproven(),
             *self._quoted_death(""),
-            *self._cut_off(),
+            *self._cut_tracebacks(),
             *self._evidence.quoted[:1],
         ]
         numbers = {item.number for item in raised}
         several = raised + [
             item
             for item in self._evidence.complaints
-            if item.number not in numbers and (not raised or forms.LOUD.search(item.line))
+            if item.number not in numbers and (not raised or forms.ERROR_WORD.search(item.line))
         ]
         several = [item for item in several if death is None or item.number < death.number]
         if self._evidence.crashed is not None and self._signatures.guess(
@@ -156,7 +160,7 @@ class LogVerdict:
             item for item in self._evidence.candidates if not item.survived and item.row is None
         ]
 
-    def _cut_off(self) -> list[FailureCandidate]:
+    def _cut_tracebacks(self) -> list[FailureCandidate]:
         return [
             item.cut_off for item in self._evidence.processes.values() if item.cut_off is not None
         ]
@@ -169,7 +173,7 @@ class LogVerdict:
         names = self._signatures.match_structure(shape, self._engine)
         return [] if names or self._signatures.guess([shape]) else [*self._evidence.quoted[1:]]
 
-    def _raised_before(self, death: FailureCandidate) -> FailureCandidate | None:
+    def _error_before_death(self, death: FailureCandidate) -> FailureCandidate | None:
         """The error before a process was reported dead, in a traceback without its beginning."""
         if death.rank != DEATH:
             return None
@@ -203,7 +207,7 @@ class LogVerdict:
         name = forms.EXCEPTION.match(quote[1]) if quote else None
         message = quote[1][name.end() if name else 0 :] if quote else ""
         if not message:
-            return FailureCandidate(_CAUSE_ELSEWHERE, {}, line, number, phase)
+            return FailureCandidate(_PEER_FAILURE, {}, line, number, phase)
         shape = Shape(name["name"] if name else "", message, (), phase)
         item = FailureCandidate(None, {}, line, number, phase, shape=shape)
         return self._best([item]) or item
@@ -211,14 +215,14 @@ class LogVerdict:
     def _failure(self, item: FailureCandidate | None) -> Failure | None:
         if item is None:
             return None
-        row = item.row or _UNKNOWN
+        row = item.row or _UNKNOWN_FAILURE
         case = self._case(row, item)
         message, advice, steps = self._signatures.cures.describe(row, case)
         return Failure(
             kind=item.kind,
             phase=item.phase,
             message=message,
-            line=item.line[:_CITED],
+            line=item.line[:_MAX_LINE_CHARACTERS],
             line_number=item.number,
             culprit=item.culprit,
             advice=advice,
@@ -232,7 +236,9 @@ class LogVerdict:
         first, number = max(
             self._evidence.faults.values(), key=lambda fault: fault[1], default=(None, 0)
         )
-        failure = self._failure(self._match_fault(first)) if first and number >= _REPEATED else None
+        failure = (
+            self._failure(self._match_fault(first)) if first and number >= _MIN_REPEATS else None
+        )
         if failure is None:
             return None
         message = f"{failure.message} {number} requests failed so, and the engine serves on."
@@ -254,8 +260,8 @@ class LogVerdict:
             shape = shape._replace(message=f"{item.line} {shape.message}")
         elif not shape.message:
             shape = shape._replace(message=item.line)
-        libraries = self._evidence.crash.libraries if row.kind in _CRASHES else ()
-        if row.kind in _CRASHES and not shape.frames:
+        libraries = self._evidence.crash.libraries if row.kind in _CRASH_KINDS else ()
+        if row.kind in _CRASH_KINDS and not shape.frames:
             shape = shape._replace(frames=self._evidence.crash.frames)
         circumstances = self._evidence.circumstances | cures.in_shape(shape, libraries)
         engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)

@@ -120,7 +120,7 @@ if TYPE_CHECKING:
         StartOrigin,
         StartTime,
     )
-    from gateway.domain.value import MOST_BYTES, EngineRef, Grade, Scalar, Task, Value
+    from gateway.domain.value import MAX_BYTES, EngineRef, Grade, Scalar, Task, Value
     from gateway.domain.wish import NAME_PATTERN, Change, ChatTemplate, Policy, Wish
 
 # Module: its names here.
@@ -149,13 +149,13 @@ _NAMES = {
     ),
     "sharing": "Holding Offer Sharing",
     "start": "ExpectedStart MeasuredStart PreparedView StartConditions StartOrigin StartTime",
-    "value": "MOST_BYTES EngineRef Grade Scalar Task Value",
+    "value": "MAX_BYTES EngineRef Grade Scalar Task Value",
     "wish": "NAME_PATTERN Change ChatTemplate Policy Wish",
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
-    "MOST_BYTES",
+    "MAX_BYTES",
     "NAME_PATTERN",
     "Abilities",
     "Ability",

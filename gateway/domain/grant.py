@@ -9,7 +9,7 @@ from gateway.domain.value import TextForm, Value
 from gateway.domain.wish import ModelName
 from gateway.keys import Scope
 
-_MOST = 10**9
+_MAX_LIMIT = 10**9
 
 
 class Grant(Value):
@@ -30,8 +30,8 @@ class Grant(Value):
     models: tuple[ModelName, ...] | None = Field(
         None, min_length=1, max_length=1000, description="the models it may ask; None: all"
     )
-    requests_per_minute: int | None = Field(None, ge=1, le=_MOST)
+    requests_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
     tokens_per_minute: int | None = Field(
-        None, ge=1, le=_MOST, description="of prompts and answers together"
+        None, ge=1, le=_MAX_LIMIT, description="of prompts and answers together"
     )
-    max_in_flight: int | None = Field(None, ge=1, le=_MOST, description="requests at once")
+    max_in_flight: int | None = Field(None, ge=1, le=_MAX_LIMIT, description="requests at once")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from gateway.domain.base import ConfigDict, Field
-from gateway.domain.value import MOST_BYTES, Value
+from gateway.domain.value import MAX_BYTES, Value
 
 
 class GpuProcess(Value):
@@ -36,8 +36,8 @@ class Gpu(Value):
         pattern=r"^[0-9]{1,2}\.[0-9]{1,2}$",
         description='CUDA compute capability, for example "8.6"',
     )
-    total_bytes: int | None = Field(None, ge=1, le=MOST_BYTES)
-    free_bytes: int | None = Field(None, ge=0, le=MOST_BYTES)
+    total_bytes: int | None = Field(None, ge=1, le=MAX_BYTES)
+    free_bytes: int | None = Field(None, ge=0, le=MAX_BYTES)
     memory_kind: Literal["dedicated", "unified"] = "dedicated"
     mig: bool | None = None
     pcie: Pcie = Pcie()
@@ -51,7 +51,7 @@ class Gpu(Value):
     host_bytes: int | None = Field(
         None,
         ge=0,
-        le=MOST_BYTES,
+        le=MAX_BYTES,
         exclude_if=lambda count: count is None,
         description=(
             "of memory that it shares with the host: bytes that stay free for the host, by"
@@ -84,8 +84,8 @@ class Hardware(Value):
     cpu_features: tuple[str, ...] = Field(
         (), description="instruction sets that decide kernels: avx2, avx512f, amx_bf16"
     )
-    ram_total_bytes: int = Field(ge=0, le=MOST_BYTES)
-    ram_available_bytes: int = Field(ge=0, le=MOST_BYTES)
+    ram_total_bytes: int = Field(ge=0, le=MAX_BYTES)
+    ram_available_bytes: int = Field(ge=0, le=MAX_BYTES)
     shm_bytes: int | None = None
     disk_free_bytes: int | None = None
     driver: str | None = Field(None, max_length=64)

@@ -33,7 +33,7 @@ def repository(image: str) -> str:
     name = image.partition("@")[0]
     # A colon before the last part belongs to the registry's port.
     head, slash, last = name.rpartition("/")
-    return _short(f"{head}{slash}{last.partition(':')[0]}")
+    return _short_name(f"{head}{slash}{last.partition(':')[0]}")
 
 
 def with_tag(image: str) -> str:
@@ -65,7 +65,7 @@ class AllowedImages:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self.patterns = tuple(
-            dict.fromkeys(_short(pattern.strip()) for pattern in patterns if pattern.strip())
+            dict.fromkeys(_short_name(pattern.strip()) for pattern in patterns if pattern.strip())
         )
         self._expressions = [
             re.compile(".*".join(map(re.escape, pattern.split("*")))) for pattern in self.patterns
@@ -76,7 +76,11 @@ class AllowedImages:
             return image in self.patterns
         if not _NAME.fullmatch(image):
             return False
-        names = {repository(image), _short(with_tag(image).partition("@")[0]), _short(image)}
+        names = {
+            repository(image),
+            _short_name(with_tag(image).partition("@")[0]),
+            _short_name(image),
+        }
         return any(expression.fullmatch(name) for expression in self._expressions for name in names)
 
     def refusal(self, image: str) -> tuple[str, str]:
@@ -94,7 +98,7 @@ class AllowedImages:
         )
 
 
-def _short(name: str) -> str:
+def _short_name(name: str) -> str:
     """The name without Docker's defaults: its registry, and the folder `library`."""
     name = next(
         (name.removeprefix(registry) for registry in _REGISTRIES if name.startswith(registry)), name

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from gateway.domain.base import Field
 from gateway.domain.value import Task, Value
 
-GENERATING: tuple[Task, ...] = ("generate", "transcribe")
+GENERATION_TASKS: tuple[Task, ...] = ("generate", "transcribe")
 """Tasks of models that write text token by token, with a KV cache."""
 
 Shard = Literal["column", "row", "kv", "vocab", "replicated", "expert_column", "expert_row"]
@@ -191,7 +191,7 @@ class ModelSpec(Value):
 
     @property
     def generates(self) -> bool:
-        return self.task in GENERATING
+        return self.task in GENERATION_TASKS
 
     chat_template: str | None = Field(
         None,

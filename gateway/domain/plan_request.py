@@ -11,7 +11,7 @@ from gateway.domain.decision import OpenQuestions, Rival, RuleGap
 from gateway.domain.facts import Fact, Served
 from gateway.domain.hardware import Cluster, Hardware
 from gateway.domain.plan import Plan, Question
-from gateway.domain.sharing import UNSHARED, Offer, Sharing
+from gateway.domain.sharing import NO_SHARING, Offer, Sharing
 from gateway.domain.wish import Wish
 
 
@@ -48,7 +48,7 @@ class PlanRequest:
     claims: Mapping[str, int] = field(default_factory=dict)
     answers: tuple[tuple[Question, EngineAnswer], ...] = ()
     pins: Mapping[str, str] = field(default_factory=dict)
-    sharing: Sharing = UNSHARED
+    sharing: Sharing = NO_SHARING
     running: RunningPlan | None = None
     include_uninstalled: bool = False
     needs_weights: bool = True

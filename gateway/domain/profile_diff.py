@@ -42,9 +42,9 @@ class ProfileDiff(Value):
 
 
 # Fields of Engine by the form of their differences.
-_NAMED = ("flags", "quantizations")
-_LISTED = ("architectures", "config_classes", "tokenizers", "user_env")
-_VALUES = (
+_MAPPING_FIELDS = ("flags", "quantizations")
+_LIST_FIELDS = ("architectures", "config_classes", "tokenizers", "user_env")
+_VALUE_FIELDS = (
     "default_utilization",
     "default_batched_tokens",
     "default_seqs",
@@ -84,11 +84,11 @@ def diff_profiles(near: Engine, learned: Engine, source: str) -> ProfileDiff:
     """The difference of `learned` from `near`."""
     without: dict[str, tuple[str, ...]] = {}
     additions: dict[str, Any] = {}
-    for field in _NAMED:
+    for field in _MAPPING_FIELDS:
         old, new = getattr(near, field), getattr(learned, field)
         additions[field] = {name: value for name, value in new.items() if old.get(name) != value}
         without[field] = tuple(name for name in old if name not in new)
-    for field in _LISTED:
+    for field in _LIST_FIELDS:
         old, new = getattr(near, field), getattr(learned, field)
         additions[field] = tuple(name for name in new if name not in {*old})
         without[field] = tuple(name for name in old if name not in {*new})
@@ -100,7 +100,7 @@ def diff_profiles(near: Engine, learned: Engine, source: str) -> ProfileDiff:
         without={field: names for field, names in without.items() if names},
         values={
             name: getattr(learned, name)
-            for name in _VALUES
+            for name in _VALUE_FIELDS
             if getattr(learned, name) != getattr(near, name)
         },
         **additions,
@@ -110,10 +110,10 @@ def diff_profiles(near: Engine, learned: Engine, source: str) -> ProfileDiff:
 def apply_diff(near: Engine, diff: ProfileDiff) -> Engine:
     """The profile of the version that differs from `near` by `diff`."""
     changes: dict[str, Any] = dict(diff.values)
-    for field in _NAMED:
+    for field in _MAPPING_FIELDS:
         entries = _drop(getattr(near, field), diff.without.get(field, ()))
         changes[field] = entries | getattr(diff, field)
-    for field in _LISTED:
+    for field in _LIST_FIELDS:
         dropped = {*diff.without.get(field, ())}
         changes[field] = (
             *(name for name in getattr(near, field) if name not in dropped),

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from packaging.version import InvalidVersion, Version
 
-_BEFORE_ALL = Version("0.dev0")
+_FIRST_VERSION = Version("0.dev0")
 
 
 @lru_cache(maxsize=1024)  # the same few versions are compared for every plan
@@ -18,4 +18,4 @@ def release(text: str) -> Version:
     try:
         return Version(text)
     except InvalidVersion:
-        return _BEFORE_ALL
+        return _FIRST_VERSION

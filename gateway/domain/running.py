@@ -202,7 +202,7 @@ class Abilities(Value):
 TRIAL_GENERATION = -1
 # Ended attempts of a replica that are remembered. The largest number of failures that a wish may
 # allow in a row must be among them.
-MOST_ENDED_ATTEMPTS = 50
+MAX_ENDED_ATTEMPTS = 50
 AttemptState = Literal["starting", "ready", "failed", "stopped"]
 
 
@@ -384,11 +384,11 @@ def failures_in_a_row(history: tuple[Attempt, ...]) -> tuple[Attempt, ...]:
         if attempt.state != "failed":
             break
         streak.append(attempt)
-        if _served_s(attempt) >= FORGIVE_S:
+        if _serving_time_s(attempt) >= FORGIVE_S:
             break
     return tuple(reversed(streak))
 
 
-def _served_s(attempt: Attempt) -> float:
+def _serving_time_s(attempt: Attempt) -> float:
     """Seconds from the proof that the engine generates to its end; 0 if it never served."""
     return (attempt.ended_at or 0) - attempt.ready_at if attempt.ready_at is not None else 0.0

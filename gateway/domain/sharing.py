@@ -65,4 +65,4 @@ class Sharing(NamedTuple):
     restored: Plan | None = None
 
 
-UNSHARED = Sharing()
+NO_SHARING = Sharing()

@@ -11,13 +11,13 @@ import re
 
 MIB = 1024**2
 GIB = 1024**3
-FOR_EVER = -1.0
+ENDLESS_DURATION = -1.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _TOKENS = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)([km]?)")
 _THOUSANDS = {"": 1, "k": 1024, "m": 1024**2}
-_LONGEST_S = 10 * 365 * 24 * 3600.0
+_MAX_DURATION_S = 10 * 365 * 24 * 3600.0
 
 
 def gib(count: int | None) -> str:
@@ -42,7 +42,7 @@ def duration(value: object) -> float:
                 "a duration looks like 5m, 1h30m or 300 (seconds); 0 is at once, -1 for ever"
             )
         seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    return FOR_EVER if negative and seconds else min(seconds, _LONGEST_S)
+    return ENDLESS_DURATION if negative and seconds else min(seconds, _MAX_DURATION_S)
 
 
 def plural(count: int, noun: str) -> str:

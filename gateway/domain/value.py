@@ -36,9 +36,9 @@ Tokens = Annotated[
     int, BeforeValidator(token_count), Field(json_schema_extra={"examples": [8192, "32k"]})
 ]
 # More memory than any machine has: a reading beyond it is a mistake.
-MOST_BYTES = 2**50
+MAX_BYTES = 2**50
 # Key of the validation context: tests have validated the data, so rules need no second look.
-TRUSTED = "trusted"
+TRUSTED_KEY = "trusted"
 
 
 class Value(BaseModel):
@@ -53,7 +53,7 @@ class Value(BaseModel):
         @classmethod
         def from_trusted_data(cls, data: Any) -> Self:
             """A value of data that tests have validated."""
-            return cls.model_validate(data, context={TRUSTED: True})
+            return cls.model_validate(data, context={TRUSTED_KEY: True})
 
         def evolve(self, **changes: Any) -> Self:
             """A copy with `changes`, unvalidated: for our own code, never for input."""

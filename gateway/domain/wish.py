@@ -48,7 +48,7 @@ class Policy(Value):
 
 
 # The longest published template has 33 KiB.
-_MOST_TEMPLATE = 256 * 1024
+_MAX_TEMPLATE_CHARACTERS = 256 * 1024
 
 
 class ChatTemplate(Value):
@@ -57,7 +57,7 @@ class ChatTemplate(Value):
     The wish holds the text and no path, so the checked text is the one that is used.
     """
 
-    text: str = Field(min_length=1, max_length=_MOST_TEMPLATE)
+    text: str = Field(min_length=1, max_length=_MAX_TEMPLATE_CHARACTERS)
     name: Annotated[
         str,
         TextForm(

@@ -51,7 +51,7 @@ from gateway.domain import (
 )
 
 MAX_LINE = 16 * 1024
-MOST_COMMAND = 4096
+MAX_COMMAND = 4096
 """Characters of a command line that `processes` gives: a compiler names its source behind hundreds
 of flags."""
 

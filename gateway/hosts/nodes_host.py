@@ -35,7 +35,7 @@ Instances = list[Instance]
 
 SETTLE_S = 5.0
 """Seconds that the other parts have for their last lines."""
-_MOST_WAITING = 1000
+_MAX_QUEUED_LINES = 1000
 
 
 class NodesHost:
@@ -100,7 +100,7 @@ class NodesHost:
     async def follow(self, name: str) -> AsyncGenerator[bytes, None]:
         """The lines of all parts as they come."""
         parts = await self._parts(name)
-        lines: asyncio.Queue[bytes | HostError | None] = asyncio.Queue(_MOST_WAITING)
+        lines: asyncio.Queue[bytes | HostError | None] = asyncio.Queue(_MAX_QUEUED_LINES)
         tasks = [
             asyncio.create_task(_copy(self._host, part, _mark(part, node), lines))
             for part, node in parts.items()

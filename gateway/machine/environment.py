@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gateway.domain import Engine, EngineRef
-from gateway.variables import INHERITED
+from gateway.variables import INHERITED_VARIABLES
 
 COMPLETE = ".complete"
 """A file that is written last: without it the installation is incomplete."""
@@ -97,7 +97,7 @@ def note_foreign(folder: Path, ref: str, python: Path, package: str) -> None:
 
 def variables(program: str, home: Path) -> dict[str, str]:
     """The environment variables for a program of an engine."""
-    env = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    env = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
     # Helpers of the engine (such as ninja) are beside its python.
     env["PATH"] = f"{Path(program).parent}:{env.get('PATH', os.defpath)}"
     env["HOME"] = str(home)

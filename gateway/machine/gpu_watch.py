@@ -36,11 +36,11 @@ log = Logger("fitserve.gpus")
 # Between two readings of all cards.
 _POLL_S = 2.0
 # A machine without GPUs may get a driver later.
-_ABSENT_S = 30.0
+_DRIVER_POLL_S = 30.0
 # The longest wait for an event, and so for the end of the thread.
 _EVENT_MS = 500
 # For a moment after an Xid the driver may still report a healthy card.
-_LEAST_S = 10.0
+_MIN_LOSS_S = 10.0
 
 
 def allowed_devices(data: Path, settings: Settings | None) -> AllowedDevices:
@@ -161,7 +161,7 @@ class GpuWatch:
                 # The thread must survive every answer of a driver, else a lost GPU stays unnoticed.
                 log.exception("the GPUs could not be watched")
                 has_gpus = False
-            self._stop.wait(0 if has_gpus else _ABSENT_S)
+            self._stop.wait(0 if has_gpus else _DRIVER_POLL_S)
 
     def _session(self) -> bool:
         """Watch until a GPU is lost; with a lost GPU for one reading. Whether there are GPUs."""
@@ -316,7 +316,7 @@ class GpuWatch:
         if trouble is not None:
             self._lose(uuid, trouble)
         elif loss is not None and (
-            loss.unread or (certain and time.monotonic() - loss.lost_at > _LEAST_S)
+            loss.unread or (certain and time.monotonic() - loss.lost_at > _MIN_LOSS_S)
         ):
             self._change(
                 {card: why for card, why in self.lost.items() if card not in self._cards[uuid]}

@@ -49,7 +49,7 @@ def probe(
     ram_total, ram_available = _ram(proc, meminfo)
     shm = notes.read("shared memory (/dev/shm)", shutil.disk_usage, Path("/dev", "shm"))
     disk = (
-        notes.read(f"free disk at {data_dir}", shutil.disk_usage, _existing(data_dir))
+        notes.read(f"free disk at {data_dir}", shutil.disk_usage, _existing_folder(data_dir))
         if data_dir
         else None
     )
@@ -170,6 +170,6 @@ def _word_of(file: Path) -> str:
     return next(iter(_words_of(file)), "")
 
 
-def _existing(path: Path) -> Path:
+def _existing_folder(path: Path) -> Path:
     path = path.absolute()
     return next((folder for folder in (path, *path.parents) if folder.exists()), path)

@@ -23,12 +23,12 @@ _PART = re.compile(
     r"|(?:base_model\.model\.)?(.+)\.lora_(embedding_A|embedding_B)"
 )
 _NUMBER = re.compile(r"\.\d+(?=\.)")
-_FLOATING = ("BF16", "F16", "F32")
+_FLOAT_DTYPES = ("BF16", "F16", "F32")
 _MAX_RANK = 2**16
 # Features that peft trains and engines do not compute. Source: PEFTHelper._validate_features and
 # validate_legal (vllm/lora/peft_helper.py of 0.18.0 to 0.33.0). Older versions load some of them
 # and give wrong answers.
-_REFUSED = {
+_UNSUPPORTED_FEATURES = {
     "use_dora": "DoRA",
     "modules_to_save": "whole layers of its own (modules_to_save)",
     "lora_bias": "a bias of its own (lora_bias)",
@@ -88,7 +88,7 @@ def _check_features(config: Mapping[str, Any], source: str) -> None:
             f"The adapter {source} is {kind[:40]}, and engines serve LoRA.",
             hint="Choose a LoRA adapter.",
         )
-    features = [name for field, name in _REFUSED.items() if config.get(field)]
+    features = [name for field, name in _UNSUPPORTED_FEATURES.items() if config.get(field)]
     if str(config.get("bias") or "none") != "none":
         features.append("trained biases")
     if str(config.get("init_lora_weights", True)).lower() not in _PLAIN_INITS:
@@ -137,7 +137,7 @@ def check_base(adapter: Adapter, spec: ModelSpec) -> None:
         whole = sizes.get(f"{layer.module}.weight")
         if (
             whole is not None
-            and whole.dtype in _FLOATING
+            and whole.dtype in _FLOAT_DTYPES
             and whole.shape != (layer.outputs, layer.inputs)
         ):
             shape = " x ".join(map(str, whole.shape))

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from gateway.domain import ModelSpec
-from gateway.models.default_lengths import DEFAULTS, OUTER
+from gateway.models.default_lengths import DEFAULTS, OUTER_LENGTHS
 from gateway.models.families import text_config
 from gateway.models.families.config import Fields
 
@@ -37,7 +37,7 @@ _FIELDS = (
     "seq_len",
     "max_trained_positions",
 )
-_ORDERED = (
+_ORDERED_FIELDS = (
     "max_sequence_length",
     "seq_length",
     "max_seq_len",
@@ -45,10 +45,10 @@ _ORDERED = (
     "max_position_embeddings",
 )
 # Both engines take this length where no field names one.
-_UNNAMED = 2048
-_ENDLESS = 10**12
+_DEFAULT_LENGTH = 2048
+_ENDLESS_LENGTH = 10**12
 # Kinds of RoPE whose factor is part of the length already.
-_SCALED = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
+_SCALED_ROPE_KINDS = {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 # Positions begin after that of the padding token, which shortens the context. Source:
 # vllm/model_executor/models/roberta.py.
 _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
@@ -74,10 +74,12 @@ def context_limit(
     named_lengths = _lengths(text, family)
     if not named_lengths:
         return ContextLimit(
-            _UNNAMED, "the engine's default; no file names a limit", FIRST_LENGTH not in traits
+            _DEFAULT_LENGTH,
+            "the engine's default; no file names a limit",
+            FIRST_LENGTH not in traits,
         )
     if FIRST_LENGTH in traits:
-        ordered = [named_lengths[field] for field in _ORDERED if field in named_lengths]
+        ordered = [named_lengths[field] for field in _ORDERED_FIELDS if field in named_lengths]
         limit = ordered[0] if ordered else min(named_lengths.values())
     else:
         limit = named_lengths.get(_OVERRIDE) or min(named_lengths.values())
@@ -113,8 +115,8 @@ def _lengths(text: text_config.Text, family: str) -> dict[str, ContextLimit]:
     inner = text.inner
     kind = inner.get("model_type") if isinstance(inner.get("model_type"), str) else family
     default_lengths = DEFAULTS.get(str(kind), {})
-    if text.nested and family in OUTER:
-        kind, default_lengths = family, OUTER[family]
+    if text.nested and family in OUTER_LENGTHS:
+        kind, default_lengths = family, OUTER_LENGTHS[family]
     defaults = {field: length for field, length in default_lengths.items() if field not in inner}
     lengths = _configured_limits(Fields(inner, text.fields.source))
     lengths |= {
@@ -130,7 +132,7 @@ def _configured_limits(fields: Fields) -> dict[str, ContextLimit]:
         field: ContextLimit(fields.integer(field), f"{field} in config.json")
         for field, value in lengths.items()
         # Tokenizers write such a number where they know no limit.
-        if not (isinstance(value, int) and value > _ENDLESS)
+        if not (isinstance(value, int) and value > _ENDLESS_LENGTH)
     }
 
 
@@ -164,7 +166,7 @@ def _scale(limit: ContextLimit, fields: Fields, traits: Collection[str]) -> Cont
         original = layer_block.get("original_max_position_embeddings")
         if kind == "yarn" and YARN_SCALES in traits and type(original) is int and original > 0:
             return _times(ContextLimit(original, f"{name} in config.json"), factor, "")
-        if kind not in _SCALED and factor != 1.0:
+        if kind not in _SCALED_ROPE_KINDS and factor != 1.0:
             limit = _times(limit, factor, name)
             break
     return limit
@@ -181,7 +183,7 @@ def _number(value: object) -> float | None:
     """The value, if it is a number that a context can be multiplied with."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 < value < _MOST_TIMES else None
+    return float(value) if 0 < value < _MAX_FACTOR else None
 
 
-_MOST_TIMES = 10**6
+_MAX_FACTOR = 10**6

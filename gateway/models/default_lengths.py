@@ -144,7 +144,7 @@ _TYPES: dict[str, dict[int, str]] = {
     },
 }
 
-OUTER: dict[str, dict[str, int]] = {
+OUTER_LENGTHS: dict[str, dict[str, int]] = {
     "fun_asr_nano": {"max_position_embeddings": 40960},
     "glmasr": {"max_position_embeddings": 8192},
     "idefics2": {"max_position_embeddings": 32768},

@@ -20,9 +20,9 @@ _FUNCTIONS = {
     "minimax_m3_text": "swigluoai_uninterleave",
 }
 # Families whose class gives the experts its limit of the activation (`swiglu_limit`).
-_CLAMPED = {"deepseek_v4", "minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3_text"}
-# Families whose router always renormalizes. Those in _CONFIGURED follow `norm_topk_prob`.
-_RENORMALIZED = {
+_CLAMPED_FAMILIES = {"deepseek_v4", "minimax_m3_vl", "minimax_m3_vl_text", "minimax_m3_text"}
+# Families whose router always renormalizes. Those in _CONFIGURED_FAMILIES follow `norm_topk_prob`.
+_RENORMALIZED_FAMILIES = {
     "gpt_oss",
     "mixtral",
     "gemma4",
@@ -31,8 +31,15 @@ _RENORMALIZED = {
     "granitemoehybrid",
     "qwen3_5_moe_text",
 }
-_CONFIGURED = {"qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "deepseek_v2"}
-_GROUPED = {"deepseek_v3", "kimi_k2", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "nemotron_h"}
+_CONFIGURED_FAMILIES = {"qwen2_moe", "qwen3_moe", "qwen3_vl_moe_text", "deepseek_v2"}
+_GROUPED_FAMILIES = {
+    "deepseek_v3",
+    "kimi_k2",
+    "deepseek_v32",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "nemotron_h",
+}
 _ORIGINS = {
     "auto_round": "auto-round",
     "intel/auto-round": "auto-round",
@@ -64,7 +71,7 @@ def expert_traits(spec: ModelSpec, *, online: bool = False) -> ExpertTraits:
     family = str(config.get("model_type") or spec.config.get("model_type", ""))
     method = spec.quant.method.lower() if spec.quant else ""
     origin = "online" if online else _ORIGINS.get(method, method)
-    clamped = family in _CLAMPED and config.get("swiglu_limit") is not None
+    clamped = family in _CLAMPED_FAMILIES and config.get("swiglu_limit") is not None
     return ExpertTraits(
         family, origin, _function(config, family), _routing(config, family), clamped
     )
@@ -78,14 +85,14 @@ def _function(config: Mapping[str, Any], family: str) -> str:
 
 def _routing(config: Mapping[str, Any], family: str) -> str:
     normalized = config.get("norm_topk_prob")
-    if family in _GROUPED:
+    if family in _GROUPED_FAMILIES:
         return "deepseek" if normalized is not False and config.get("n_group") else ""
-    if family in _RENORMALIZED:
+    if family in _RENORMALIZED_FAMILIES:
         return "renormalize"
     if family == "minimax_m2":
         return "minimax" if config.get("scoring_func") == "sigmoid" else ""
     if family == "qwen3_next":
         return "default" if normalized is False else "renormalize"
-    if family in _CONFIGURED and config.get("scoring_func", "softmax") == "softmax":
+    if family in _CONFIGURED_FAMILIES and config.get("scoring_func", "softmax") == "softmax":
         return "renormalize" if normalized is True else "default"
     return ""

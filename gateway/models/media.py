@@ -95,7 +95,7 @@ _ARCHITECTURES: dict[tuple[str, ...], str] = {
     ("image?", "video?", "audio?"): ("Dots3NoteForCausalLM"),
     ("video",): ("LlavaNextVideoForConditionalGeneration"),
 }
-_BY_ARCHITECTURE = {
+_MEDIA_OF_ARCHITECTURE = {
     name: media for media, names in _ARCHITECTURES.items() for name in names.split()
 }
 
@@ -140,7 +140,7 @@ def media_of(config: Mapping[str, Any]) -> tuple[str, ...]:
         if any(block.get(field) is not None for block in blocks for field in fields)
     ]
     for name in names if isinstance(names, list) else ():
-        if isinstance(name, str) and (kinds := _BY_ARCHITECTURE.get(name)):
+        if isinstance(name, str) and (kinds := _MEDIA_OF_ARCHITECTURE.get(name)):
             return tuple(
                 kind for kind in _FIELDS if kind in kinds or (f"{kind}?" in kinds and kind in named)
             )

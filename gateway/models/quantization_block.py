@@ -25,7 +25,7 @@ _OLD_FILES: tuple[QuantPlace, ...] = ("quant_config.json", "quantize_config.json
 FILES = (FILE, *_OLD_FILES)
 _MODELOPT = "modelopt"
 # pydantic's parser takes 200 levels, others of engines take more. Published blocks have six.
-_MOST_LEVELS = 100
+_MAX_LEVELS = 100
 
 Files = Mapping[str, Mapping[str, Any]]
 
@@ -67,7 +67,7 @@ def _config_quant(place: QuantPlace, fields: Fields, files: Files) -> Quant:
         else {}
     )
     if FILE in files and _lacks_layers(block):
-        inner, place = _inner(files[FILE]), "quantization_config and hf_quant_config.json"
+        inner, place = _inner_block(files[FILE]), "quantization_config and hf_quant_config.json"
         field_names = {"quantized_layers": "quantized_layers", "exclude_modules": "ignore"}
         block = {**block, **{new: inner[old] for old, new in field_names.items() if old in inner}}
     return Quant(method=method, config={**experts, **block}, place=place)
@@ -83,7 +83,7 @@ def _lacks_layers(block: Mapping[str, Any]) -> bool:
 
 def _file_quant(file: Mapping[str, Any], source: str) -> Quant | None:
     """The quantization that FILE describes; None: it names no algorithm for weights."""
-    if _inner(file).get("quant_algo") is None and "quant_method" not in file:
+    if _inner_block(file).get("quant_algo") is None and "quant_method" not in file:
         return None
     method = file.get("quant_method", _MODELOPT)
     if not _is_plain(file) or not isinstance(method, str) or not WORD.fullmatch(method):
@@ -110,7 +110,7 @@ def _old_file_quant(name: QuantPlace, file: Mapping[str, Any]) -> Quant | None:
     return Quant(method=method, config=dict(file), place=name) if method else None
 
 
-def _inner(block: Mapping[str, Any]) -> Mapping[str, Any]:
+def _inner_block(block: Mapping[str, Any]) -> Mapping[str, Any]:
     """ModelOpt's own file has its fields one level deeper than config.json."""
     inner = block.get("quantization", block)
     return inner if isinstance(inner, Mapping) else block
@@ -130,7 +130,7 @@ def _is_plain(block: Mapping[str, Any]) -> bool:
         json.dumps(block, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError):
         return False
-    return not _nests(block, _MOST_LEVELS)
+    return not _nests(block, _MAX_LEVELS)
 
 
 def _nests(value: object, levels: int) -> bool:

@@ -33,7 +33,7 @@ _SPECULATORS: dict[str, DraftMethod] = {
 _BLOCKS = ("dflash", "dspark")  # draft a block of tokens in one pass
 _MAX_TOKENS = 64
 # Tables between the drafter's vocabulary and the target's. Engines load d2t only.
-_UNUSED = ("t2d",)
+_UNUSED_TABLES = ("t2d",)
 
 
 def read_drafter(
@@ -69,7 +69,7 @@ def read_drafter(
     groups: tuple[TensorGroup, ...] = ()
     if plain is None and tensors is not None:
         groups = tuple(
-            group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED)
+            group for group in group_tensors(tensors) if not group.name.endswith(_UNUSED_TABLES)
         )
     elif plain is None:
         groups = _shapes(layer, fields, method, attention, draft_vocab, size or hidden, len(layers))

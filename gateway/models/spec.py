@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from gateway.domain import Experts, ModelSpec, Task, TensorGroup
-from gateway.domain.model import GENERATING
+from gateway.domain.model import GENERATION_TASKS
 from gateway.errors import BadModel
 from gateway.models.context_limit import context_limit
 from gateway.models.families import text_config
 from gateway.models.families.blueprint import Blueprint
 from gateway.models.families.config import Fields, quote
-from gateway.models.families.field_names import EXPERTS_PER_TOKEN, HEADS, HIDDEN
+from gateway.models.families.field_names import EXPERTS_PER_TOKEN, HEADS, HIDDEN_SIZE
 from gateway.models.families.parts import ENCODERS
-from gateway.models.families.registry import NESTED, blueprint_of, with_defaults
+from gateway.models.families.registry import NESTED_FAMILIES, blueprint_of, with_defaults
 from gateway.models.quantization_block import quant_of
 from gateway.models.sharding import shard_of
 from gateway.models.task import task_of
@@ -44,8 +44,8 @@ TOKENIZER_CODE = "auto_map in tokenizer_config.json"
 # Layers that draft tokens. Engines build them for speculation only. Source:
 # get_spec_layer_idx_from_weight_name in vllm/model_executor/models/deepseek_v2.py, glm4_moe.py; the
 # mtp. prefix that qwen3_next.py and qwen3_5.py skip.
-_DRAFTING = re.compile(r"^(model\.)?mtp\.")
-_NUMBERED = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
+_DRAFT_LAYER = re.compile(r"^(model\.)?mtp\.")
+_LAYER_NUMBER = re.compile(r"^(?:model\.|language_model\.)*layers\.(\d+)\.")
 
 
 def read_model(
@@ -76,7 +76,7 @@ def read_model(
     limit = context_limit(config, source)
     # A tied head is the embedding, and pooling drops the head: engines load neither, even where a
     # file has one.
-    headless = task not in GENERATING or _has_tied_head(plan)
+    headless = task not in GENERATION_TASKS or _has_tied_head(plan)
     groups, drafts = _groups(tensors, fields, source, headless=headless)
     return ModelSpec(
         source=source,
@@ -94,7 +94,7 @@ def read_model(
             "task": task_source,
         },
         guessed=plan.guessed,
-        hidden=fields.integer(*HIDDEN),
+        hidden=fields.integer(*HIDDEN_SIZE),
         vocab=fields.integer("vocab_size"),
         attention=attention,
         experts=experts,
@@ -147,7 +147,7 @@ def group_tensors(tensors: Mapping[str, Tensor]) -> tuple[TensorGroup, ...]:
 
 def _text(top: Fields) -> Fields:
     """The config of the text model, nested or not."""
-    if top.word("model_type") in NESTED:
+    if top.word("model_type") in NESTED_FAMILIES:
         return Fields(top.mapping("text_config", top.config), top.source)
     return text_config.text_of(top).fields
 
@@ -162,8 +162,8 @@ def _draft_layers(fields: Fields) -> Callable[[str], bool]:
     numbered = bool(fields.config.get("num_nextn_predict_layers"))
 
     def drafts(name: str) -> bool:
-        layer = _NUMBERED.match(name) if numbered else None
-        return bool(_DRAFTING.match(name)) or (layer is not None and int(layer[1]) >= last)
+        layer = _LAYER_NUMBER.match(name) if numbered else None
+        return bool(_DRAFT_LAYER.match(name)) or (layer is not None and int(layer[1]) >= last)
 
     return drafts
 

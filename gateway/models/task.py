@@ -28,17 +28,19 @@ _ENDS: tuple[tuple[str, Task], ...] = (
     ("EmbeddingModel", "embed"),
     ("EmbedModel", "embed"),
 )
-_TRANSCRIBING = {
+_TRANSCRIPTION_ARCHITECTURES = {
     "CohereAsrForConditionalGeneration",
     "FireRedASR2ForConditionalGeneration",
     "FunASRForConditionalGeneration",
     "MossTranscribeDiarizeForConditionalGeneration",
     "WhisperForConditionalGeneration",
 }
-_EMBEDDING = {"ColQwen3", "ColQwen3_5", "HF_ColBERT", "Terratorch"}
+_EMBEDDING_ARCHITECTURES = {"ColQwen3", "ColQwen3_5", "HF_ColBERT", "Terratorch"}
 # Most architectures named ...Model have no head that generates; these have one. Source:
 # vllm/model_executor/models/registry.py.
-_GENERATING = re.compile(r"(LMHead|LM|Chat|ChatGLM|Aquila|Omni|Ultravox|Audio|MTP|Draft)Model$")
+_GENERATION_WORDS = re.compile(
+    r"(LMHead|LM|Chat|ChatGLM|Aquila|Omni|Ultravox|Audio|MTP|Draft)Model$"
+)
 _SOURCE = "architectures in config.json"
 
 
@@ -54,13 +56,14 @@ def task_of(config: Mapping[str, Any], *, encoder: bool, hint: Task | None) -> M
     """
     architectures = config.get("architectures")
     name = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
-    if name in _TRANSCRIBING:
+    if name in _TRANSCRIPTION_ARCHITECTURES:
         return ModelTask("transcribe", _SOURCE)
     task: Task | None = next((task for end, task in _ENDS if name.endswith(end)), None)
     if name.endswith("ForSequenceClassification"):
         task = classifying_task(config)
     if task is None and (
-        name in _EMBEDDING or (name.endswith("Model") and not _GENERATING.search(name))
+        name in _EMBEDDING_ARCHITECTURES
+        or (name.endswith("Model") and not _GENERATION_WORDS.search(name))
     ):
         task = "embed"
     if task is not None:

@@ -23,11 +23,11 @@ from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.planner.rehearsed_start import start_of
 
 # Plans and refusals of one engine version in one inquiry: its import is the main cost.
-_AT_ONCE = 4
+_MAX_QUESTIONS = 4
 # Relative difference of equal sizes: the rules take the fullest possible stage.
 _TOLERANCE = 0.005
 # Shorter requests decide no plan.
-_LEAST_LENGTH = 1024
+_MIN_LENGTH = 1024
 _PATH = re.compile(r"(?<![\w.:/])~?/(?:[\w.@+-]+/)*[\w.@+-]+")
 # Fields of config.json that decide how an engine builds the model. None names a file.
 _SHAPES = (
@@ -73,8 +73,8 @@ def open_questions(decision: Decision) -> tuple[OpenQuestions, ...]:
         if plans and plans[0] is None:
             break
         unanswered = [
-            *[question for question in plans if question is not None][:_AT_ONCE],
-            *refused.get(engine, [])[:_AT_ONCE],
+            *[question for question in plans if question is not None][:_MAX_QUESTIONS],
+            *refused.get(engine, [])[:_MAX_QUESTIONS],
         ]
         open_ones = tuple(dict.fromkeys(unanswered))
         begun = tuple((question, starts[question]) for question in open_ones if question in starts)
@@ -213,7 +213,7 @@ def _sizes(candidate: Candidate, answer: EngineAnswer) -> Iterator[tuple[str, st
     if not online and _differ(weights_bytes, answer.weights):
         yield "weights", f"{weights_bytes} bytes on a rank", f"{answer.weights} bytes on a rank"
     for length, needed_bytes in (
-        [(n, size) for n, size in answer.kv.needed if n >= _LEAST_LENGTH] if answer.kv else ()
+        [(n, size) for n, size in answer.kv.needed if n >= _MIN_LENGTH] if answer.kv else ()
     ):
         batched = answer.settled.max_num_batched_tokens if answer.settled else 0
         if _differ(forecast_bytes := cache.bytes_for(length, batched), needed_bytes):

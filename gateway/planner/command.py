@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 
 from gateway import variables
-from gateway.diagnosis.facts.peers import P2P_OFF
+from gateway.diagnosis.facts.peers import P2P_SWITCH
 from gateway.domain import Engine, Scalar
 from gateway.domain.value import served_name
 from gateway.domain.wish import NAME_PATTERN
@@ -23,7 +23,7 @@ from gateway.errors import BadFlag
 from gateway.planner.flags import GATEWAY_FLAGS, check_text, check_value, quiet_flags
 
 # Flags that no user gives, and plans have.
-_PLANNED = (
+_PLAN_FLAGS = (
     "speculative-config",
     "is-embedding",
     template.FLAG,
@@ -49,36 +49,56 @@ def check_command(
     whether the engine needs authentication. peers: addresses of first nodes that ranks of an engine
     over several nodes may meet; who answers there can run code in the engine.
     """
-    program = _expected_program(engine, argv, env)
+    arguments = _arguments(engine, argv, env)
     own_names = {engine.spelling.get(name, name): name for name in GATEWAY_FLAGS}
+    flags, own_flags = arguments[: -len(own_names)], arguments[-len(own_names) :]
+    flags = _without_adapters(engine, _without_node(engine, flags, peers), folder)
+    flags = _without_media_hosts(engine, flags)
+    for item in flags:
+        _check_flag(engine, item, own_names, folder)
+    _check_own_flags(engine, own_flags, own_names, (served_name(model), "0.0.0.0", str(port)))
+    _check_weights(_split(own_flags[0])[1] or "", folder)
+
+
+def _arguments(engine: Engine, argv: tuple[str, ...], env: Mapping[str, str]) -> tuple[str, ...]:
+    """The arguments behind the engine's program and its quiet flags. Raises BadFlag for another
+    program."""
+    program = _expected_program(engine, argv, env)
     skipping = expert_warmups.wrap_command(program, engine, ",".join(engine.expert_warmups))
     program = skipping if argv[: len(skipping)] == skipping else program
     if argv[: len(program)] != program:
         raise BadFlag(f"The command is not that of {engine.ref}.", param="argv")
     arguments, quiet = argv[len(program) :], quiet_flags(engine)
-    flags, ends = (
-        arguments[
-            len(quiet) if quiet and arguments[: len(quiet)] == quiet else 0 : -len(own_names)
-        ],
-        arguments[-len(own_names) :],
-    )
-    flags = _without_adapters(engine, _without_node(engine, flags, peers), folder)
-    flags = _without_media_hosts(engine, flags)
-    for item in flags:
-        _check_flag(engine, item, own_names, folder)
-    last = [_split(item) for item in ends]
-    if [own_names.get(name) for name, _ in last] != [*GATEWAY_FLAGS]:
+    return arguments[len(quiet) :] if arguments[: len(quiet)] == quiet else arguments
+
+
+def _check_own_flags(
+    engine: Engine,
+    own_flags: tuple[str, ...],
+    own_names: Mapping[str, str],
+    address: tuple[str, str, str],
+) -> None:
+    """Raise BadFlag unless a command ends with the gateway's own flags.
+
+    own_names: their names by the engine's spelling. address: name, host and port of the engine.
+    """
+    pairs = [_split(item) for item in own_flags]
+    if [own_names.get(name) for name, _ in pairs] != [*GATEWAY_FLAGS]:
         raise BadFlag(
             f"The command of {engine.ref} does not end with the model, its name, and where it"
             " listens.",
             param="argv",
         )
-    weights, name, host, listens = (value or "" for _, value in last)
-    if (name, host, listens) != (served_name(model), "0.0.0.0", str(port)):
+    _, *rest = (value or "" for _, value in pairs)
+    if tuple(rest) != address:
         raise BadFlag(
             f"The command of {engine.ref} has another name or address than its container.",
             param="argv",
         )
+
+
+def _check_weights(weights: str, folder: str) -> None:
+    """Raise BadFlag unless the path of the weights is below a folder."""
     check_text("--model", weights, param="argv")
     if not _is_below(weights, folder):
         raise BadFlag(f"The weights {weights[:80]!r} are not below {folder}.", param="argv")
@@ -195,7 +215,7 @@ def check_environment(engine: Engine, env: Mapping[str, str]) -> None:
         planned = (
             engine.env.get(name) == value
             or engine.eager_env.get(name) == value
-            or (name, value) == P2P_OFF
+            or (name, value) == P2P_SWITCH
         )
         # Its endpoints for development are behind a door then.
         planned |= (name, value) == engine_auth.DEV_MODE and engine.sleeps
@@ -213,7 +233,7 @@ def _check_flag(engine: Engine, item: str, planned_args: Mapping[str, str], fold
     if name not in engine.flags:
         raise BadFlag(f"{engine.ref} has no flag {item[:80]!r}.", param="argv")
     name = engine.flags[name].same_as or name
-    planned = name in _PLANNED or name in engine.api_switches
+    planned = name in _PLAN_FLAGS or name in engine.api_switches
     if name in planned_args or (engine.flags[name].ours and not planned):
         raise BadFlag(f"The flag --{name} is in no plan.", param="argv")
     if name == template.FLAG and not template.is_file_of(folder, text or ""):

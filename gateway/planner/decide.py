@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.domain import Decision, Engine, Hardware, Plan, Rejected, RuleGap, Wish
-from gateway.domain.sharing import UNSHARED
+from gateway.domain.sharing import NO_SHARING
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
@@ -31,12 +31,12 @@ from gateway.planner.flags import check_args
 from gateway.planner.overrides import apply_overrides
 from gateway.planner.parallel import without_engines
 from gateway.planner.search import Search, rejection
-from gateway.planner.sizes import LEAST_USEFUL, lacks, needed_tokens, wanted_context
+from gateway.planner.sizes import MIN_USEFUL, lacks, needed_tokens, wanted_context
 from gateway.planner.variants.shared_layouts import SharedLayouts
 from gateway.variables import engine_env
 
 # An engine version with published weaknesses wins by a context only if it is this times as long.
-_LONGER = 1.1
+_LONGER_CONTEXT_RATIO = 1.1
 
 
 def decide(
@@ -61,10 +61,10 @@ def decide(
         # Either the model itself is that large, or the claims of other models cause the loss.
         empty = without_engines(inputs.hardware, inputs.claims)
         solo = decide(
-            inputs.with_fields(hardware=empty, claims={}, sharing=UNSHARED), engines, rules
+            inputs.with_fields(hardware=empty, claims={}, sharing=NO_SHARING), engines, rules
         ).plans
         if solo and _losses(solo[0], inputs) < _losses(best_first[0], inputs):
-            rejected.insert(0, _crowded_out(best_first[0], solo[0]))
+            rejected.insert(0, _crowding_refusal(best_first[0], solo[0]))
             best_first = []
     return Decision(
         model=inputs.spec.source,
@@ -149,7 +149,7 @@ def rank_plans(
     wish = inputs.wish
     longest = wanted_context(inputs.spec, wish, {})
     context_wanted = _attainable_context(plans, order, longest)
-    useful = _attainable_context(plans, order, min(LEAST_USEFUL, longest))
+    useful = _attainable_context(plans, order, min(MIN_USEFUL, longest))
     cost, tokens_needed = gpu_discount(wish), needed_tokens(wish, inputs.spec)
     gpus = len(inputs.hardware.gpus) * inputs.alike_nodes
     restored = inputs.sharing.restored.fingerprint if inputs.sharing.restored is not None else None
@@ -173,7 +173,7 @@ def rank_plans(
             cost,
         )
         weak, age = order.get(str(plan.engine), (False, 0))
-        value = value / _LONGER if weak and goal == "context" else value
+        value = value / _LONGER_CONTEXT_RATIO if weak and goal == "context" else value
         rated = rating(value, Penalties(weak, plan.cost, age, count > 1))
         return (
             restored is not None and plan.fingerprint != restored,
@@ -208,7 +208,11 @@ def _attainable_context(
         weak, _ = order.get(str(plan.engine), (False, 0))
         longest[weak] = max(longest[weak], plan.max_model_len.value)
     sound = longest[False]
-    return sound if longest[True] and sound < context_wanted <= sound * _LONGER else context_wanted
+    return (
+        sound
+        if longest[True] and sound < context_wanted <= sound * _LONGER_CONTEXT_RATIO
+        else context_wanted
+    )
 
 
 def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
@@ -216,7 +220,7 @@ def _losses(plan: Plan, inputs: PlanningInput) -> tuple[bool, ...]:
     return lacks(plan, wanted_context(inputs.spec, inputs.wish, {}))[:2]
 
 
-def _crowded_out(plan: Plan, solo: Plan) -> Rejected:
+def _crowding_refusal(plan: Plan, solo: Plan) -> Rejected:
     weights = "weights halved to fp8 and " if plan.quantizes_weights else ""
     reason = (
         f"beside other models it would have {weights}{plan.max_model_len.value} tokens of context,"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from gateway.diagnosis.facts.peers import P2P_OFF
+from gateway.diagnosis.facts.peers import P2P_SWITCH
 from gateway.domain import (
     Choice,
     Decision,
@@ -324,7 +324,7 @@ def changes(plan: Plan) -> str:
         words += ["no graphs, small batch"] if plan.enforce_eager.source == "fact" else []
     words += [f"without {', '.join(plan.drops)}"] if plan.drops else []
     words += ["no custom all-reduce"] if plan.custom_all_reduce.source == "fact" else []
-    words += ["no peer-to-peer access"] if plan.env.get(P2P_OFF[0]) == P2P_OFF[1] else []
+    words += ["no peer-to-peer access"] if plan.env.get(P2P_SWITCH[0]) == P2P_SWITCH[1] else []
     return ", ".join(words)
 
 
@@ -359,24 +359,24 @@ def more_of(best: Plan | None, neighbour: Plan, goal: Goal) -> tuple[float | Non
             for speed in (best.speed, neighbour.speed)
         )
         gain = round(theirs / mine - 1, 3) if mine else None
-    if gain is not None and abs(gain) >= _LEAST_GAIN:
+    if gain is not None and abs(gain) >= _MIN_GAIN:
         words.insert(0, f"{abs(gain):.0%} {'more' if gain > 0 else 'fewer'} tokens/s")
     return gain, ", ".join(words) or "nothing that counts"
 
 
 # A smaller gain is within the error of an estimate.
-_LEAST_GAIN = 0.03
-_MOST_MISSING = 3
+_MIN_GAIN = 0.03
+_MAX_MISSING_ROWS = 3
 
 
 def not_here(decision: Decision) -> list[str]:
     """The gains of engines that cannot start here, best first, without useless ones."""
     first = not decision.plans
     worth = [row for row in decision.engines if not row.here and row.gives not in ("", "no plan")]
-    worth = [row for row in worth if first or (row.gain or 0) >= _LEAST_GAIN]
+    worth = [row for row in worth if first or (row.gain or 0) >= _MIN_GAIN]
     worth.sort(key=lambda row: -(row.gain or 0))
     lines = []
-    for row in worth[:_MOST_MISSING]:
+    for row in worth[:_MAX_MISSING_ROWS]:
         cure = f"`{row.do}`: " if row.do.startswith("fitserve") else f"{row.do}: " if row.do else ""
         lines.append(f"{row.engine}: {row.why}; {cure}{row.gives}")
     return lines

@@ -44,7 +44,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 # Flag of another engine -> the planner's name of it, which is vLLM's.
-_OF_OTHERS = {
+_FOREIGN_SPELLINGS = {
     "context-length": "max-model-len",
     "ctx-size": "max-model-len",
     "num-ctx": "max-model-len",
@@ -270,7 +270,7 @@ def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[
         name = option.removeprefix("--").replace("_", "-")
         if name not in engine.flags:
             mistake = f"{engine.ref} has no flag {option[:80]!r}"
-            likely = engine.spelling.get(name) or _OF_OTHERS.get(name)
+            likely = engine.spelling.get(name) or _FOREIGN_SPELLINGS.get(name)
             raise BadFlag(
                 (
                     f"{mistake}; here it is {likely}."

@@ -54,7 +54,7 @@ class ObservedRefusals:
         )
 
 
-NOTHING_SEEN = ObservedRefusals()
+NO_REFUSALS = ObservedRefusals()
 
 
 @lru_cache(
@@ -69,7 +69,7 @@ def layer_kernels(
     experts: ExpertTraits | None = None,
     moe_backend: str | None = None,
     variables: frozenset[str] = frozenset(),
-    refusals: ObservedRefusals = NOTHING_SEEN,
+    refusals: ObservedRefusals = NO_REFUSALS,
 ) -> tuple[LayerKernel, ...]:
     """A row for each kind of layer.
 
@@ -114,7 +114,7 @@ def _experts(
 ) -> LayerKernel:
     sizes = per_rank(layer, rank.expert_parts)
     if sizes is None:
-        return _plain(
+        return _refused_row(
             layer,
             None,
             None,
@@ -124,7 +124,7 @@ def _experts(
     k, n = sizes
     first = layer.name.endswith(".w13")
     if not traits.function:
-        return _plain(
+        return _refused_row(
             layer, k, n, "unknown", "the function between the experts' products is not known here"
         )
     gated = not traits.function.endswith("_no_mul")
@@ -187,19 +187,21 @@ def _row(
     scheme = layer.scheme
     k, n = per_rank(layer, parts(layer, rank)) or (None, None)
     if not isinstance(scheme, Scheme):
-        return _plain(layer, k, n, "unknown", scheme.reason)
+        return _refused_row(layer, k, n, "unknown", scheme.reason)
     if k is None or n is None:
         reason = f"{layer.n} outputs and {layer.k} inputs cannot be cut for {rank.tp} ranks"
-        return _plain(layer, k, n, "none", reason)
+        return _refused_row(layer, k, n, "none", reason)
     if scheme.kind == "unquantized":
         return _unquantized_kernel(layer.name, layer.count, k, n)
     if layer.experts:
-        return _plain(layer, k, n, "unknown", "kernels of experts are not known here")
+        return _refused_row(layer, k, n, "unknown", "kernels of experts are not known here")
     if rules.linear is None:
-        return _plain(layer, k, n, "unknown", "kernels of this engine version are not known here")
+        return _refused_row(
+            layer, k, n, "unknown", "kernels of this engine version are not known here"
+        )
     origin = traits.origin if traits else ""
     if reason := indivisible_scale(layer, scheme, k, n) or _cut_group(scheme, origin, k):
-        return _plain(layer, k, n, "none", reason)
+        return _refused_row(layer, k, n, "none", reason)
     shape = LinearShape(
         k,
         n,
@@ -255,7 +257,9 @@ def _parts(layer: Linear, tp: int) -> tuple[int, ...]:
     )
 
 
-def _plain(layer: Linear, k: int | None, n: int | None, status: str, reason: str) -> LayerKernel:
+def _refused_row(
+    layer: Linear, k: int | None, n: int | None, status: str, reason: str
+) -> LayerKernel:
     scheme = describe(layer.scheme) if isinstance(layer.scheme, Scheme) else "unknown"
     refused = (Refusal(kernel="", reason=reason),)
     fields = {

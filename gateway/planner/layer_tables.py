@@ -31,7 +31,7 @@ def kernel_table(rows: tuple[LayerKernel, ...]) -> LayerTable:
             [f"{'it would crash: ' if row.status == 'crash' else ''}{row.note}"] if row.note else []
         )
         texts += [f"padded to {row.padded_to[0]} x {row.padded_to[1]}"] if row.padded_to else []
-        kernel = _short(row.kernel or _STATUS[row.status])
+        kernel = _short_name(row.kernel or _STATUS[row.status])
         kernel += _note_reference(texts + passed_over(row.refused), notes)
         display.append(
             (f"{row.layer.removeprefix(f'{under}.')} x{row.count}", size, row.scheme, kernel)
@@ -66,7 +66,7 @@ def passed_over(refused: tuple[Refusal, ...]) -> list[str]:
     """`Machete, CutlassW4A8: why`, one line for each reason."""
     reasons: dict[str, list[str]] = {}
     for refusal in refused:
-        reasons.setdefault(refusal.reason, []).append(_short(refusal.kernel))
+        reasons.setdefault(refusal.reason, []).append(_short_name(refusal.kernel))
     return [f"{', '.join(names)}: {reason}".removeprefix(": ") for reason, names in reasons.items()]
 
 
@@ -80,7 +80,7 @@ def _note_reference(texts: list[str], notes: list[str]) -> str:
     return f" ({notes.index(note) + 1})"
 
 
-def _short(kernel: str) -> str:
+def _short_name(kernel: str) -> str:
     return kernel.removesuffix("LinearKernel").removesuffix("MoEMethod")
 
 

@@ -9,7 +9,7 @@ from gateway.domain import Decision, EngineRef, Rejected, Value
 
 # Refusals that say more about the number of GPUs than about the engine; told only where there is
 # nothing else to tell.
-_OF_THE_COUNT = ("no_device", "illegal_parallelism")
+_COUNT_VERDICTS = ("no_device", "illegal_parallelism")
 
 
 class Cell(Value):
@@ -54,7 +54,7 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
         elif refused := [
             rejection for rejection in decision.rejected if str(rejection.engine) == engine
         ]:
-            worst = _telling(refused)
+            worst = _main_refusal(refused)
             cells_found.append(
                 Cell(
                     **place,
@@ -69,13 +69,13 @@ def cells(decision: Decision, engines: Iterable[str]) -> list[Cell]:
     return cells_found
 
 
-def _telling(refused: list[Rejected]) -> Rejected:
+def _main_refusal(refused: list[Rejected]) -> Rejected:
     """The refusal with the most ranks that is not about their number: nothing smaller helped
     either."""
     return max(
         refused,
         key=lambda rejection: (
-            rejection.verdict not in _OF_THE_COUNT,
+            rejection.verdict not in _COUNT_VERDICTS,
             rejection.tensor_parallel,
             rejection.pipeline_parallel,
         ),

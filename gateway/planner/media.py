@@ -18,19 +18,19 @@ from gateway.planner.flags import spell_flags
 
 # The flags of a user that leave media out.
 _LIMITS = ("limit-mm-per-prompt", "limit-mm-data-per-request")
-_TEXT_ALONE = "language-model-only"
+_TEXT_ONLY_FLAG = "language-model-only"
 
 
 def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     """Refuse an engine version that would drop media which the user did not give up."""
-    spec, named = inputs.spec, _by_flag_name(inputs.wish.args)
+    spec, named = inputs.spec, _flag_values(inputs.wish.args)
     media = _media(spec, rules)
     if not media or not engine.text_only:
         return
     source = engine.sources.get("text_only", f"profile {engine.ref}")
     opens = f"{engine.ref} opens local files that a request names as an image, video or sound"
     for flag, value in engine.text_only.items():
-        if flag in named and _plain(named[flag]) != _plain(value):
+        if flag in named and _normalize(named[flag]) != _normalize(value):
             reason = (
                 f"{opens}; without --arg {flag} and with --text-only this model is served as text"
                 " only, and vLLM serves it with media"
@@ -48,7 +48,7 @@ def gate_media(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
 
 def without_media(inputs: PlanningInput, engine: Engine, rules: EngineRules, plan: Plan) -> Plan:
     """The plan with the media that it drops, and the flags that make its engine refuse them."""
-    media, named = _media(inputs.spec, rules), _by_flag_name(inputs.wish.args)
+    media, named = _media(inputs.spec, rules), _flag_values(inputs.wish.args)
     missing = {flag: value for flag, value in engine.text_only.items() if flag not in named}
     drops = media if media and engine.text_only else _given_up(media, named)
     if not drops:
@@ -82,9 +82,9 @@ def _media(spec: ModelSpec, rules: EngineRules) -> tuple[str, ...]:
 
 def _given_up(media: tuple[str, ...], named: Mapping[str, Scalar]) -> tuple[str, ...]:
     """The kinds of media that flags of the user leave out."""
-    if _plain(named.get(_TEXT_ALONE)) is True:
+    if _normalize(named.get(_TEXT_ONLY_FLAG)) is True:
         return media
-    limits = [_plain(named.get(flag)) for flag in _LIMITS]
+    limits = [_normalize(named.get(flag)) for flag in _LIMITS]
     return tuple(
         kind
         for kind in media
@@ -92,7 +92,7 @@ def _given_up(media: tuple[str, ...], named: Mapping[str, Scalar]) -> tuple[str,
     )
 
 
-def _by_flag_name(args: Mapping[str, Scalar]) -> dict[str, Scalar]:
+def _flag_values(args: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {name.removeprefix("--").replace("_", "-"): value for name, value in args.items()}
 
 
@@ -100,7 +100,7 @@ def _words(media: tuple[str, ...]) -> str:
     return f"{', '.join(media[:-1])} and {media[-1]}" if len(media) > 1 else media[0]
 
 
-def _plain(value: Scalar | None) -> object:
+def _normalize(value: Scalar | None) -> object:
     """The value in one form for users and profiles."""
     try:
         return json.loads(value.lower()) if isinstance(value, str) else value

@@ -17,7 +17,7 @@ from gateway.models.task import classifying_task
 _CONFIG = "hf-overrides"
 _PLACE = f"config.json or --{_CONFIG}"
 # Fields of a ModelSpec that follow from config.json alone.
-_FROM_CONFIG = (
+_CONFIG_FIELDS = (
     *("architecture", "model_type", "task", "dtype", "max_position", "open_limit", "guessed"),
     *("hidden", "vocab", "attention", "experts", "config"),
 )
@@ -79,7 +79,7 @@ def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
             param="args",
         ) from None
     changed = spec.evolve(
-        **{name: getattr(read, name) for name in _FROM_CONFIG},
+        **{name: getattr(read, name) for name in _CONFIG_FIELDS},
         quant=read.quant or spec.quant,
         sources={
             "config": _PLACE,

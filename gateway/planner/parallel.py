@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from gateway.domain import AttentionGroup, Gpu, Hardware, ModelSpec
+from gateway.domain import AttentionGroup, Gpu, Hardware, ModelSpec, TensorGroup
 from gateway.engines.common.layers.built_model import (
     BuiltModel,
     is_in_tower,
@@ -16,7 +16,7 @@ from gateway.engines.common.layers.built_model import (
 from gateway.engines.common.planning_input import PlanningInput, available_bytes, room_bytes
 
 # Groups are compared one by one, and 12 GPUs have at most 924 of one size.
-_CONSIDERED = 12
+_MAX_GPUS = 12
 
 
 def illegal(
@@ -31,19 +31,9 @@ def illegal(
     """
     if tp * dp == 1:
         return None
-    for group in built.attention:
-        if group.kind in ("vision", "recurrent"):
-            continue
-        if group.heads % tp:
-            return f"{group.heads} attention heads cannot be shared by {tp} GPUs", None
-        if group.kind != "mla" and group.kv_heads % tp and tp % group.kv_heads:
-            return (
-                f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs",
-                None,
-            )
-    vocab = padded_vocab(spec.vocab)
-    if vocab % tp:
-        return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs", None
+    refusal = _heads_refusal(built, tp) or _vocab_refusal(spec, tp)
+    if refusal:
+        return refusal, None
     for layer in built.linears:
         parts = tp * dp if layer.experts else tp
         if per_rank(layer, parts) is None and not (ep and layer.experts) and not built.guessed:
@@ -54,19 +44,41 @@ def illegal(
             )
     if built.is_known:
         return None
-    for tensor in built.other_tensors:
-        fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")
-        if fused and spec.experts and spec.experts.intermediate % tp:
-            return (
-                f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs",
-                tensor.name,
-            )
-        rows, columns = (tensor.shape[0], tensor.shape[1]) if len(tensor.shape) == 2 else (0, 0)
-        if tensor.shard in ("column", "expert_column") and rows % tp:
-            return f"{tensor.name} has {rows} rows, which {tp} GPUs cannot split", tensor.name
-        if tensor.shard in ("row", "expert_row") and columns % tp:
-            return f"{tensor.name} has {columns} columns, which {tp} GPUs cannot split", tensor.name
-    return None
+    refusals = ((_tensor_refusal(spec, tensor, tp), tensor) for tensor in built.other_tensors)
+    return next(((refusal, tensor.name) for refusal, tensor in refusals if refusal), None)
+
+
+def _heads_refusal(built: BuiltModel, tp: int) -> str:
+    """Why `tp` ranks cannot share the attention heads; "": they can."""
+    for group in built.attention:
+        if group.kind in ("vision", "recurrent"):
+            continue
+        if group.heads % tp:
+            return f"{group.heads} attention heads cannot be shared by {tp} GPUs"
+        if group.kind != "mla" and group.kv_heads % tp and tp % group.kv_heads:
+            return f"{group.kv_heads} KV heads can be neither split over nor repeated on {tp} GPUs"
+    return ""
+
+
+def _vocab_refusal(spec: ModelSpec, tp: int) -> str:
+    """Why `tp` ranks cannot share the vocabulary; "": they can."""
+    vocab = padded_vocab(spec.vocab)
+    if vocab % tp == 0:
+        return ""
+    return f"the vocabulary ({vocab} rows with padding) cannot be split over {tp} GPUs"
+
+
+def _tensor_refusal(spec: ModelSpec, tensor: TensorGroup, tp: int) -> str:
+    """Why `tp` ranks cannot share a tensor of a model whose class is unknown; "": they can."""
+    fused = len(tensor.shape) == 3 and tensor.shard.startswith("expert")
+    if fused and spec.experts and spec.experts.intermediate % tp:
+        return f"experts of size {spec.experts.intermediate} cannot be split over {tp} GPUs"
+    rows, columns = tensor.shape if len(tensor.shape) == 2 else (0, 0)
+    if tensor.shard in ("column", "expert_column") and rows % tp:
+        return f"{tensor.name} has {rows} rows, which {tp} GPUs cannot split"
+    if tensor.shard in ("row", "expert_row") and columns % tp:
+        return f"{tensor.name} has {columns} columns, which {tp} GPUs cannot split"
+    return ""
 
 
 def tower_heads(built: BuiltModel, tp: int) -> int:
@@ -112,7 +124,7 @@ def _groups(
 ) -> Iterable[tuple[int, ...]]:
     """The groups of so many of these GPUs that may be the best: where each two are linked alike,
     those with the most room alone."""
-    order = sorted(gpus, key=lambda index: (-room[index], index))[: max(_CONSIDERED, size)]
+    order = sorted(gpus, key=lambda index: (-room[index], index))[: max(_MAX_GPUS, size)]
     if len(order) < size or (
         size > 1 and len(set(map(links.__getitem__, combinations(order, 2)))) > 1
     ):

@@ -23,7 +23,7 @@ from gateway.domain.release import release
 from gateway.engines.common import sleep_mode
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.chat import template
-from gateway.engines.common.chat.parsers import NO_PARSER, REASONING, TOOLS
+from gateway.engines.common.chat.parsers import NO_PARSER, REASONING_FLAG, TOOLS_FLAG
 from gateway.engines.common.lora.adapter_flags import capacity_flags
 from gateway.planner.copies import copies
 from gateway.planner.flags import spell_flags
@@ -33,7 +33,7 @@ from gateway.planner.proposal.plan_warnings import plan_warnings, replacement_re
 from gateway.planner.sizes import Batch, Sizes
 
 # Flags whose value follows from the answer, or which are asked about alone.
-_FROM_THE_ANSWER = (
+_ANSWER_FLAGS = (
     "max-model-len",
     "gpu-memory-utilization",
     "kv-cache-memory-bytes",
@@ -41,7 +41,7 @@ _FROM_THE_ANSWER = (
 )
 
 # Advisories that a sentence names.
-_MOST_NAMED = 3
+_MAX_ADVISORIES = 3
 
 
 def propose(candidate: Candidate, sizes: Sizes, env: dict[str, str]) -> Plan:
@@ -133,7 +133,7 @@ def question(candidate: Candidate, batch: Batch, env: Mapping[str, str]) -> Ques
         candidate, failing_links(candidate.inputs.facts, candidate.engine, candidate.gpus)
     )
     flags = {**_flags(candidate, batch, None, reduce=reduce.value), **candidate.args}
-    asked_flags = {name: value for name, value in flags.items() if name not in _FROM_THE_ANSWER}
+    asked_flags = {name: value for name, value in flags.items() if name not in _ANSWER_FLAGS}
     if not (spec := candidate.inputs.spec).generates:
         # Of positions that a model keeps for itself the engine counts all, and refuses a batch that
         # is smaller than its longest request.
@@ -206,10 +206,14 @@ def _parser_flags(
     """The flags of templates and parsers. A question leaves them out, because they change no
     computation."""
     reading_flags: dict[str, Scalar] = (
-        {TOOLS: tools.value, "enable-auto-tool-choice": True} if tools.value != NO_PARSER else {}
+        {TOOLS_FLAG: tools.value, "enable-auto-tool-choice": True}
+        if tools.value != NO_PARSER
+        else {}
     )
     reading_flags |= {template.FLAG: template.file_name(used.digest)} if used.digest else {}
-    return reading_flags | ({REASONING: reasoning.value} if reasoning.value != NO_PARSER else {})
+    return reading_flags | (
+        {REASONING_FLAG: reasoning.value} if reasoning.value != NO_PARSER else {}
+    )
 
 
 def _sleep_flags(candidate: Candidate, mode: Choice[bool]) -> dict[str, Scalar]:
@@ -226,8 +230,12 @@ def advice(engine: Engine) -> str:
     advisories = engine.advisories
     if not advisories:
         return ""
-    ids = ", ".join(advisory.id for advisory in advisories[:_MOST_NAMED])
-    rest = f" and {len(advisories) - _MOST_NAMED} more" if len(advisories) > _MOST_NAMED else ""
+    ids = ", ".join(advisory.id for advisory in advisories[:_MAX_ADVISORIES])
+    rest = (
+        f" and {len(advisories) - _MAX_ADVISORIES} more"
+        if len(advisories) > _MAX_ADVISORIES
+        else ""
+    )
     fixes = [advisory.fixed_in for advisory in advisories if advisory.fixed_in]
     cure = f"from {max(fixes, key=release)} on it has none of them" if fixes else ""
     if len(fixes) < len(advisories):

@@ -17,7 +17,7 @@ from gateway.domain import Engine, Method, MethodRule, Quant
 from gateway.engines.common.refusal import Refused
 
 # The words with which engines refuse; tests compare them with the engines' answers.
-MISMATCH, UNKNOWN, DEPRECATED, CAPABILITY, DTYPE, ONLINE = (
+MISMATCH, UNKNOWN, DEPRECATION, CAPABILITY, DTYPE, ONLINE = (
     "mismatch",
     "unknown",
     "deprecated",
@@ -76,7 +76,7 @@ def resolve(
             f"{engine.ref} refuses the quantization method {method}, which is deprecated, without"
             " --allow-deprecated-quantization"
         )
-        raise MethodRefused(DEPRECATED, reason, f"profile {engine.ref}")
+        raise MethodRefused(DEPRECATION, reason, f"profile {engine.ref}")
     if quant is None and limits.online is None:
         reason = (
             f"--quantization {method} needs weights that are quantized so, and config.json names no"

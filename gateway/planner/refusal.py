@@ -9,14 +9,14 @@ from gateway.domain.plan import RAM
 from gateway.domain.units import gib, plural
 
 # Verdicts on layouts or versions, which say little where another layout or version got further.
-_EARLY = (
+_EARLY_VERDICTS = (
     "illegal_parallelism",
     "no_device",
     "driver_too_old",
     "unsupported_platform",
     "unsupported_architecture",
 )
-_MOST_HOLDERS = 4
+_MAX_HOLDERS = 4
 
 
 def held_by(holders: Iterable[Holding], machine: Hardware) -> tuple[Holding, ...]:
@@ -56,7 +56,7 @@ def _distance(refusal: Rejected) -> int:
     """How far a candidate was from a plan: memory is counted last."""
     if refusal.verdict == "no_memory":
         return 0
-    return 2 + _EARLY.index(refusal.verdict) if refusal.verdict in _EARLY else 1
+    return 2 + _EARLY_VERDICTS.index(refusal.verdict) if refusal.verdict in _EARLY_VERDICTS else 1
 
 
 def _lacks_room(fitting: WouldFit) -> bool:
@@ -80,7 +80,7 @@ def cure(decision: Decision) -> str:
     if fitting is not None and fitting.change:
         return f"{fitting.change}."
     if decision.holders:
-        holders_text = "; ".join(holding.words for holding in decision.holders[:_MOST_HOLDERS])
+        holders_text = "; ".join(holding.words for holding in decision.holders[:_MAX_HOLDERS])
         names = dict.fromkeys(holding.model for holding in decision.holders)
         stops = "; ".join(f"fitserve stop {name}" for name in names)
         advice = f"{holders_text}. Without that there is a plan: `{stops}`."

@@ -8,16 +8,16 @@ from gateway.domain import EngineAnswer, Plan, StartSettings
 from gateway.planner.flags import MEMORY_FLAGS
 
 # Flags whose values are files, or settings that name files.
-_OF_FILES = ("--chat-template=", "--speculative-", "--lora-", "--tokenizer-path=")
+_FILE_FLAGS = ("--chat-template=", "--speculative-", "--lora-", "--tokenizer-path=")
 # The engine gives no reason for a crash: what to do.
-_CRASHED = (
+_CRASH_HINT = (
     "The engine's code crashes there before it loads weights. Compare config.json with the"
     " published file, leave out options of your own, or allow another engine version (`--engine`)."
 )
 # Stages of a start whose refusals follow from the sizes of the plan.
-_OF_SIZES = ("parser", "configuration", "", "cache", "graphs")
+_SIZE_STAGES = ("parser", "configuration", "", "cache", "graphs")
 # Flags of memory: whether the cache holds a request and its states is known by the answer's bytes.
-_OF_MEMORY = tuple(f"--{flag}=" for flag in MEMORY_FLAGS)
+_MEMORY_PREFIXES = tuple(f"--{flag}=" for flag in MEMORY_FLAGS)
 # Flags whose smaller values no engine refuses where it takes a larger one.
 _LIMITS = {
     *("--max-num-seqs", "--max-running-requests", "--max-model-len", "--context-length"),
@@ -27,7 +27,7 @@ _LIMITS = {
 
 def start_of(plan: Plan) -> StartSettings:
     """The start of the plan, as an inquiry can rehearse it: other files are not there."""
-    argv = (word for word in plan.argv if not word.startswith(_OF_FILES))
+    argv = (word for word in plan.argv if not word.startswith(_FILE_FLAGS))
     return StartSettings(argv=tuple(sorted(argv)), kv_bytes=plan.memory.kv_bytes)
 
 
@@ -40,9 +40,9 @@ def start_refusal(plan: Plan, answer: EngineAnswer) -> str:
     if start is None or not start.refused:
         return ""
     is_same_start = start.asked is not None and start.asked.argv == start_of(plan).argv
-    if (start.crashed or start.stage in _OF_SIZES) and not is_same_start:
+    if (start.crashed or start.stage in _SIZE_STAGES) and not is_same_start:
         return ""
-    return f"{start.refused} at {start.place}. {_CRASHED}" if start.crashed else start.refused
+    return f"{start.refused} at {start.place}. {_CRASH_HINT}" if start.crashed else start.refused
 
 
 def is_proven(plan: Plan, answer: EngineAnswer) -> bool:
@@ -68,7 +68,7 @@ def missing_stages(plan: Plan, answer: EngineAnswer) -> tuple[str, ...]:
     if answer.start is None:
         return ()
     files = dict.fromkeys(
-        word.partition("=")[0] for word in plan.argv if word.startswith(_OF_FILES)
+        word.partition("=")[0] for word in plan.argv if word.startswith(_FILE_FLAGS)
     )
     later = ("pipeline stages after the first",) if plan.pipeline_parallel.value > 1 else ()
     return (*answer.start.left_out, *later, *(f"{name}: its file" for name in files))
@@ -81,6 +81,6 @@ def _settings(argv: Sequence[str]) -> tuple[dict[str, int], list[str]]:
         name, _, value = word.partition("=")
         if name in _LIMITS and value.isdecimal():
             limits[name] = int(value)
-        elif not word.startswith(_OF_MEMORY):
+        elif not word.startswith(_MEMORY_PREFIXES):
             rest.append(word)
     return limits, sorted(rest)

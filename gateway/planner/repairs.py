@@ -21,10 +21,10 @@ from gateway.engines.common.variant import Variant
 # A trait of engine versions that hold all weights in 16 bits before they quantize the first:
 # SGLang, load_weights_and_postprocess in srt/model_loader/loader.py:697 of 0.5.10.post1, :1028 of
 # 0.5.23.
-QUANTIZES_LATE = "quantizes_late"
+LATE_QUANTIZATION_TRAIT = "quantizes_late"
 
 # Changes of one variant; more would be a search for its own sake.
-_MOST_CHANGES = 3
+_MAX_CHANGES = 3
 
 
 class _RefusedVariant(FrozenRecord, frozen=True):
@@ -67,7 +67,7 @@ def repairs(
 
     args: flags that the user set. The search tries each variant, so a useless repair is refused.
     """
-    if variant.changes >= _MOST_CHANGES:
+    if variant.changes >= _MAX_CHANGES:
         return
     refused = _RefusedVariant(variant, refusal, engine, rules, max_gpus, args, quantized)
     backend = "moe-backend" if refused.concerns_experts else "linear-backend"
@@ -195,7 +195,7 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
         yield from _half_cache(
             variant, engine, args, f"the context asked for does not fit otherwise: {why}"
         )
-    if _near(refusal):
+    if _is_near(refusal):
         yield from smaller(variant, engine, args, why)
     flag = "pipeline-parallel-size"
     stages_help = variant.pp * variant.dp == 1 and not (variant.small or variant.eager)
@@ -205,7 +205,9 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
                 "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
             )
     halved = (
-        not refused.quantized and engine.device == "cuda" and QUANTIZES_LATE not in engine.traits
+        not refused.quantized
+        and engine.device == "cuda"
+        and LATE_QUANTIZATION_TRAIT not in engine.traits
     )
     if halved and not variant.quantization and "quantization" not in args:
         yield variant.with_change(
@@ -223,7 +225,7 @@ def longer_variants(
 ) -> Iterator[Variant]:
     """Variants that differ in one thing, which may have a longer context than this one, whose
     `context` is less than `context_wanted`."""
-    if context >= context_wanted or variant.changes >= _MOST_CHANGES:
+    if context >= context_wanted or variant.changes >= _MAX_CHANGES:
         return
     why = f"{context} tokens of context fit otherwise"
     yield from smaller(variant, engine, args, why)
@@ -299,7 +301,7 @@ def _stages(refusal: Refused, most: int) -> list[int]:
     return sorted({stages for stages in (least, least + 1, most) if 2 <= stages <= most})
 
 
-def _near(refusal: Refused) -> bool:
+def _is_near(refusal: Refused) -> bool:
     """The weights have room, so that less beside them may help. Of what a start showed to be too
     much, "conservative" is less."""
     memory = refusal.evidence.memory

@@ -147,9 +147,9 @@ class Search:
             try:
                 plan = self._planner.plan(variant)
             except Refused as refusal:
-                self._queue.add(self._after_refusal(variant, refusal))
+                self._queue.add(self._follow_refusal(variant, refusal))
             else:
-                self._queue.add(self._after_plan(variant, plan))
+                self._queue.add(self._follow_plan(variant, plan))
 
     def _first_variants(self) -> list[Variant]:
         """The variants without changes; before them the variants of a plan to restore."""
@@ -195,7 +195,7 @@ class Search:
             why = f"the layers are shared by {span.nodes} nodes"
             yield variant.with_change("pp", layout.pp, why, "planner") if layout.pp > 1 else variant
 
-    def _after_plan(self, variant: Variant, plan: Plan) -> list[Variant]:
+    def _follow_plan(self, variant: Variant, plan: Plan) -> list[Variant]:
         """Keep the plan if it reaches more than a plan with fewer changes; the variants to try."""
         if self._has_same_kernels(variant, plan.kernels, plan.attention):
             return []
@@ -225,7 +225,7 @@ class Search:
         self._reached.update(dict.fromkeys(changed, max(reach, former_reach)))
         return changed
 
-    def _after_refusal(self, variant: Variant, refusal: Refused) -> list[Variant]:
+    def _follow_refusal(self, variant: Variant, refusal: Refused) -> list[Variant]:
         """Keep the refusal of an unchanged variant; the variants that may cure it."""
         evidence, engine, gpus = refusal.evidence, self.engine, self._max_gpus
         if self._has_same_kernels(variant, evidence.kernels, evidence.attention):

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from gateway.domain import Cap, Choice, Memory, ModelSpec, Plan, Scalar, Wish
-from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
+from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrency
 
 # A context that serves most chats and agents. Of plans that all load, a plan with a shorter context
 # ranks behind a plan with this context. Only a preference: `least_context` is the hard limit.
 COMFORTABLE_CONTEXT = 32768
 # A context below this and below the wished one is no reason to keep the weights as they are.
-LEAST_USEFUL = 4096
+MIN_USEFUL = 4096
 # By which part of what it needs beside its KV cache a budget that is cut to the need is larger.
-UNSURE = 20
+UNCERTAINTY_PARTS = 20
 
 
 def context_limit(spec: ModelSpec, wish: Wish) -> int:
@@ -35,7 +35,7 @@ def wanted_context(spec: ModelSpec, wish: Wish, args: Mapping[str, Scalar]) -> i
     return min(longest, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
 
 
-def lacks(plan: Plan, context_wanted: int, useful: int = LEAST_USEFUL) -> tuple[bool, ...]:
+def lacks(plan: Plan, context_wanted: int, useful: int = MIN_USEFUL) -> tuple[bool, ...]:
     """Whether it lacks a context of any use, the weights as they are, the context that was wished
     for; smaller is better."""
     context = plan.max_model_len.value
@@ -44,7 +44,7 @@ def lacks(plan: Plan, context_wanted: int, useful: int = LEAST_USEFUL) -> tuple[
 
 def needed_tokens(wish: Wish, spec: ModelSpec) -> int:
     """Tokens of KV cache that suffice: few concurrent requests use their whole context."""
-    return wanted_context(spec, wish, {}) * min(LONG_AT_ONCE, concurrency(wish))
+    return wanted_context(spec, wish, {}) * min(LONG_REQUESTS_MAX, concurrency(wish))
 
 
 class Batch(NamedTuple):

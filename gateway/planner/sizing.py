@@ -19,7 +19,7 @@ from gateway.models.workload import Workload
 from gateway.planner.flags import CACHE_BYTES
 from gateway.planner.sizes import (
     COMFORTABLE_CONTEXT,
-    UNSURE,
+    UNCERTAINTY_PARTS,
     Batch,
     Sizes,
     context_limit,
@@ -30,10 +30,10 @@ from gateway.planner.starts import KEPT_BACK
 from gateway.planner.stateful_requests import stateful_requests, within_states
 
 # Two starts of the same plan use memory alike to about so much.
-_STEADY = 64 * MIB
+_NOISE_BYTES = 64 * MIB
 # No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a
 # batch.
-_LEAST_TOKENS = 2048
+_MIN_TOKENS = 2048
 _GRAPHS = bool_choice(False, "CUDA graphs are faster", "planner")
 # Of a plan that is short of memory.
 _FEW_SEQS = 16
@@ -189,7 +189,7 @@ def _needed_budget(footprint: Footprint, batch: Batch, bounds: Budget) -> Budget
         kv_bytes = max(kv_bytes, concurrency(inputs.wish) * cache.bytes_for(usual, batched))
     count = (
         used_bytes
-        + used_bytes // UNSURE
+        + used_bytes // UNCERTAINTY_PARTS
         + kv_bytes
         + min(gpu.total_bytes or 0 for gpu in candidate.gpus) // KEPT_BACK
     )
@@ -360,8 +360,8 @@ def _correct_memory(footprint: Footprint, memory: Memory, batch: Batch) -> Memor
         activation_bytes=max(0, memory.activation_bytes + used_bytes - estimate),
         kv_bytes=kv,
         kv_tokens=kv // per_token if per_token else 0,
-        low=exact[-1] - _STEADY if exact else memory.low,
-        high=exact[-1] + _STEADY if exact else max(used_bytes, memory.high),
+        low=exact[-1] - _NOISE_BYTES if exact else memory.low,
+        high=exact[-1] + _NOISE_BYTES if exact else max(used_bytes, memory.high),
         # A failure that needed more is believed before a start that went well.
         measured_bytes=exact[-1] if exact and exact[-1] >= corrected_bytes else None,
     )
@@ -480,17 +480,17 @@ def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     value, reason, source = candidate.rules.default_tokens(candidate)
     variant = candidate.variant
-    fewer = (variant.conservative or variant.small) and value > _LEAST_TOKENS
+    fewer = (variant.conservative or variant.small) and value > _MIN_TOKENS
     if fewer and all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
         fewer = False  # it reads a whole input at once
     if fewer and variant.conservative:
         value, reason, source = (
-            max(_LEAST_TOKENS, value // 4),
+            max(_MIN_TOKENS, value // 4),
             "a smaller batch, because the plan with the usual one failed",
             "fact",
         )
-    if fewer and variant.small and value > _LEAST_TOKENS:
-        value, (reason, source) = _LEAST_TOKENS, variant.reasons["small"]
+    if fewer and variant.small and value > _MIN_TOKENS:
+        value, (reason, source) = _MIN_TOKENS, variant.reasons["small"]
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing
     # is left beside them.
     drafted = candidate.speculation.slots * seqs

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from gateway.domain import Attempt
 
 # Difference of two readings of unchanged memory.
-_STEADY = 256 * MIB
+_NOISE_BYTES = 256 * MIB
 # CUDA's context: memory beside its share that an engine has before it compares the free memory.
-_FIRST = 512 * MIB
+_CONTEXT_BYTES = 512 * MIB
 # Disturbed starts in a row that cost nothing; later ones are failures like any other.
-_EXCUSED = 3
+_MAX_EXCUSES = 3
 
 Stage = Literal["loads", "warms", "stands", "ends"]
 _WORDS: Mapping[Stage, str] = {
@@ -53,10 +53,10 @@ _WORDS: Mapping[Stage, str] = {
 }
 # Engines in these stages block no start: graphs and workspaces are small, and complete before the
 # next engine has imported its code.
-_HARMLESS = ("warms", "stands")
+_HARMLESS_STAGES = ("warms", "stands")
 
 # Logs round measured bytes to hundredths of a GiB.
-_ROUNDED = 16 * MIB
+_ROUNDING_BYTES = 16 * MIB
 # A plan with at most this part of its GPUs shares them, and so does a plan with a cap.
 _SHARED_PART = 0.85
 # An engine with a KV cache in bytes leaves one of this many parts of its GPU free: estimates were
@@ -136,7 +136,7 @@ def cache_bytes(plan: Plan) -> int | None:
     if not plan.gpus or not memory.kv_bytes_per_token:
         return None
     if plan.grade == "verified" and memory.measured_bytes is not None:
-        count = memory.budget_bytes - memory.measured_bytes - _ROUNDED
+        count = memory.budget_bytes - memory.measured_bytes - _ROUNDING_BYTES
     elif plan.cap is None and memory.promised_bytes > _SHARED_PART * memory.gpu_bytes:
         return None
     else:
@@ -172,11 +172,11 @@ def blocked_by(
         engine
         for engine in running
         if engine.instance != start.instance
-        and (engine.stage in _HARMLESS or time_s - engine.since < limit_s)
+        and (engine.stage in _HARMLESS_STAGES or time_s - engine.since < limit_s)
     ]
     for engine in neighbours:
         side_by_side = start.sized and engine.sized and engine.stage == "loads"
-        if engine.stage in _HARMLESS or side_by_side:
+        if engine.stage in _HARMLESS_STAGES or side_by_side:
             continue
         if shared := engine.gpus & start.gpus:
             return Blocked(engine.model, _WORDS[engine.stage], min(shared))
@@ -233,7 +233,7 @@ def undisturbed_attempts(history: Iterable[Attempt]) -> Iterator[Attempt]:
     row = 0
     for attempt in history:
         row = row + 1 if attempt.failure is not None and attempt.failure.disturbed else 0
-        if not 0 < row <= _EXCUSED:
+        if not 0 < row <= _MAX_EXCUSES:
             yield attempt
 
 
@@ -268,14 +268,14 @@ def memory_change(before: Mapping[str, MemoryReading], after: Mapping[str, Memor
     for uuid, old in before.items():
         for pid, used_bytes in (old.processes or {}).items():
             new = (after[uuid].processes or {}).get(pid, 0) if uuid in after else used_bytes
-            if used_bytes is not None and new is not None and abs(new - used_bytes) > _STEADY:
+            if used_bytes is not None and new is not None and abs(new - used_bytes) > _NOISE_BYTES:
                 return f"process {pid} on GPU {old.index} had {gib(used_bytes)} and has {gib(new)}"
     return ""
 
 
 def memory_shortage(plan: Plan, readings: Mapping[str, MemoryReading]) -> str:
     """Why the free memory is too little for a start of the plan; "" if it is not."""
-    needed_bytes = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _FIRST)
+    needed_bytes = plan.memory.budget_bytes + min(plan.memory.beside_bytes, _CONTEXT_BYTES)
     short = min(readings.values(), key=lambda reading: reading.free, default=None)
     if short is None or short.free >= needed_bytes:
         return ""

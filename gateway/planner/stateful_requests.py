@@ -17,15 +17,15 @@ from gateway.domain.units import gib, plural
 from gateway.engines.common.candidate import Footprint
 
 # The size of a KV cache is an estimate. It lacks this part of what the rest may need beyond its own
-# estimate. In 33 measured starts, all on GPUs of _MEASURED, it lacked a thirtieth at most
+# estimate. In 33 measured starts, all on _MEASURED_CAPABILITIES, it lacked a thirtieth at most
 # (engines/vllm/memory.py). Elsewhere the whole band is kept back, and this part of the states at
 # least: on 12.0 there were 939 state blocks of Qwen3.8-27B in FP8 where 1,122 were expected, and
 # 556 of up to 760 in 16 bits (github.com/vllm-project/recipes/pull/831).
-_UNSURE = 4
-_MEASURED = ("9.0",)
-_KEPT_BACK_ELSEWHERE = 3
+_UNCERTAINTY_PARTS = 4
+_MEASURED_CAPABILITIES = ("9.0",)
+_RESERVE_PARTS_ELSEWHERE = 3
 # At most this part of the states is kept back.
-_MOST_KEPT_BACK = 2
+_MAX_RESERVE_PARTS = 2
 # Many requests are planned in steps, so that readings of free memory that differ a little give the
 # same plan.
 _STEPS = ((64, 8), (16, 4))
@@ -116,12 +116,12 @@ def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
         return None
     unsure = max(0, memory.high - rules.used_bytes(footprint, memory))
     gpus = footprint.candidate.gpus
-    if gpus and gpus[0].capability in _MEASURED:
-        unsure //= _UNSURE
+    if gpus and gpus[0].capability in _MEASURED_CAPABILITIES:
+        unsure //= _UNCERTAINTY_PARTS
     else:
-        unsure = max(unsure, memory.kv_bytes // _KEPT_BACK_ELSEWHERE)
+        unsure = max(unsure, memory.kv_bytes // _RESERVE_PARTS_ELSEWHERE)
     sure = cache.states(max(0, memory.kv_bytes - unsure)) // per_request
-    sure = _round_down(max(1, sure, expected // _MOST_KEPT_BACK))
+    sure = _round_down(max(1, sure, expected // _MAX_RESERVE_PARTS))
     return _States(sure, expected, states, memory.kv_bytes)
 
 

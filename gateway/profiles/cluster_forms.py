@@ -19,7 +19,7 @@ from gateway.errors import BadRequest
 _TERM = r"(?:(\d{1,4})x)?\(([^()]+)\)"
 _FORM = re.compile(rf"{_TERM}(?:\+{_TERM})*")
 _MACHINES = re.compile(r"(\d{1,4})x([^()]+)")
-_MOST_NODES = 1024
+_MAX_NODES = 1024
 _BITS = re.compile(r"(\d+(?:\.\d+)?)(g|m)bit", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms)")
 _RDMA = {"roce": "roce", "infiniband": "infiniband", "tcp": "none"}
@@ -41,9 +41,9 @@ def machines_of(form: str, snapshot: Callable[[str], Hardware | None]) -> list[H
             return None
     else:
         return None
-    if not 0 < sum(count for count, _ in terms) <= _MOST_NODES:
+    if not 0 < sum(count for count, _ in terms) <= _MAX_NODES:
         raise BadRequest(
-            f"{form} has no machine, or more than {_MOST_NODES}.",
+            f"{form} has no machine, or more than {_MAX_NODES}.",
             hint="Name fewer machines.",
             param="hardware",
         )

@@ -21,7 +21,7 @@ _SWITCHED_LINKS = 18
 _SWITCHED_FORM = "SXM"
 # Of the cards whose figure is known the driver keeps at most this part.
 _DRIVER_SHARE = 0.03
-_LEAST_RAM = 64 << 30
+_MIN_RAM_BYTES = 64 << 30
 
 
 def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardware]) -> Hardware:
@@ -39,7 +39,7 @@ def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardw
             param="hardware",
         )
     machines = sorted(snapshots, key=lambda machine: len(machine.gpus))
-    like = _most_like(cards, machines)
+    like = _similar_machine(cards, machines)
     notes = ["A typical machine with these cards, not a reading of this host"]
     notes += other_meanings(terms)
     known_gpus = {gpu.name: gpu for machine in machines for gpu in machine.gpus}
@@ -63,7 +63,7 @@ def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardw
         notes.append("links: as in the machines that fitserve knows with these cards, else unknown")
     memory = sum(gpu.total_bytes or 0 for gpu in gpus)
     if like is None or len(like.gpus) < len(cards):
-        ram = max(_LEAST_RAM, memory, like.ram_total_bytes if like else 0)
+        ram = max(_MIN_RAM_BYTES, memory, like.ram_total_bytes if like else 0)
         notes.append("RAM is an assumption: that of a known machine, or all memory of the GPUs")
     else:
         ram = like.ram_total_bytes
@@ -90,7 +90,7 @@ def other_meanings(terms: Iterable[Term]) -> list[str]:
     ]
 
 
-def _most_like(cards: Sequence[Card], machines: Sequence[Hardware]) -> Hardware | None:
+def _similar_machine(cards: Sequence[Card], machines: Sequence[Hardware]) -> Hardware | None:
     """The smallest known machine with one of these cards that has as many, else the largest."""
     names = {card.name for card in cards}
     having = [machine for machine in machines if names & {gpu.name for gpu in machine.gpus}]

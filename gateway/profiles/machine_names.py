@@ -13,7 +13,7 @@ from gateway.domain import Value
 from gateway.engines.common.kernels.cards import Card
 from gateway.errors import BadRequest
 
-_MOST_GPUS, _MOST_LETTERS = 64, 200
+_MAX_GPUS, _MAX_LETTERS = 64, 200
 _COUNT_BEFORE = re.compile(r"(\d{1,3})\s*[x*]\s*")
 _COUNT_BEHIND = re.compile(r"\s*[x*]\s*(\d{1,3})$")
 _WORD = re.compile(r"[a-z0-9]+")
@@ -48,28 +48,28 @@ def terms_of(
     preference: the more, the sooner a card is taken of several that the words fit.
     Raises BadRequest for cards of other makers, and for a count beyond a machine.
     """
-    if len(text) > _MOST_LETTERS:
+    if len(text) > _MAX_LETTERS:
         return None
     terms = []
     for part in text.lower().split("+"):
         counts, words = _split_counts(part.strip())
-        candidates = _fitting(words, cards)
+        candidates = _fitting_cards(words, cards)
         if not candidates:
             _refuse_other_makers(text)
             return None
         best = min(
             candidates,
             key=lambda card: (
-                _compact(card.name.lower()) != _compact(words),
+                _compact_name(card.name.lower()) != _compact_name(words),
                 -preference(card),
                 len(_words(card)),
             ),
         )
         alternatives = tuple(card.name for card in candidates if card is not best)
         terms.append(Term(count=math.prod(counts), card=best, alternatives=alternatives))
-    if not 0 < sum(term.count for term in terms) <= _MOST_GPUS:
+    if not 0 < sum(term.count for term in terms) <= _MAX_GPUS:
         raise BadRequest(
-            f"{text} has no GPU, or more than {_MOST_GPUS}.",
+            f"{text} has no GPU, or more than {_MAX_GPUS}.",
             hint="Name the GPUs of one machine; several machines are written 2x(8xh100).",
             param="hardware",
         )
@@ -97,9 +97,9 @@ def _covers(words: frozenset[str], text: str, card: Card) -> bool:
     return any(text.startswith(word) and _covers(words, text[len(word) :], card) for word in words)
 
 
-def _fitting(text: str, cards: Sequence[Card]) -> list[Card]:
+def _fitting_cards(text: str, cards: Sequence[Card]) -> list[Card]:
     """The cards whose names hold all words of the text, which may be written together."""
-    compact = _compact(text)
+    compact = _compact_name(text)
     if not compact or _MEMORY.fullmatch(compact):
         return []
     return [
@@ -116,7 +116,7 @@ def _words(card: Card) -> frozenset[str]:
     return words | {"sxm" for word in words if word.startswith("sxm")}
 
 
-def _compact(text: str) -> str:
+def _compact_name(text: str) -> str:
     """The text's letters and digits without makers' words."""
     letters = "".join(_WORD.findall(text))
     for word, meaning in _MEANINGS.items():

@@ -217,7 +217,7 @@ class Profiles(ProfileTables):
             engine_ref.startswith(f"{kind}==") for engine_ref in self.engine_files
         ):
             raise NotFound(
-                f"There is no profile for the engine {ref}.", hint=_nearest(ref, self._refs)
+                f"There is no profile for the engine {ref}.", hint=_nearest_hint(ref, self._refs)
             )
         # The architectures are unknown: new versions have more.
         return derive_profile(self.nearest(ref), version).evolve(architectures=())
@@ -420,7 +420,7 @@ class Profiles(ProfileTables):
         return {name: value for document in documents for name, value in document.items()}
 
 
-def _nearest(ref: str, choices: Iterable[str]) -> str:
+def _nearest_hint(ref: str, choices: Iterable[str]) -> str:
     """A hint that names the nearest version of the kind, else the most similar name."""
     refs = list(choices)
     same_kind = [

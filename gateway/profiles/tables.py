@@ -190,7 +190,7 @@ class ProfileTables:
     def pace(self) -> SpeedKnowledge:
         """How fast GPUs and engines are; of the table of what engines reach a user's file wins over
         ours."""
-        path = self._nearest("speed.yaml")
+        path = self._nearest_file("speed.yaml")
         return SpeedKnowledge(self.cards, validate(path, SpeedTable, self.document(path)))
 
     @cached_property
@@ -218,7 +218,7 @@ class ProfileTables:
         """Error numbers of NVIDIA's driver; a user's file wins over ours."""
         from gateway.domain.hardware import XidTable  # not before it is needed: a plan does without
 
-        path = self._nearest("xids.yaml")
+        path = self._nearest_file("xids.yaml")
         return validate(path, XidTable, self.document(path))
 
     @cached_property
@@ -306,7 +306,7 @@ class ProfileTables:
         return CodeHistory(
             tuple(paths),
             lambda version: read(paths[version]),
-            lambda: read(self._nearest(f"engine_history/{kind}.all")),
+            lambda: read(self._nearest_file(f"engine_history/{kind}.all")),
         )
 
     def _versions(self) -> dict[str, tuple[str, ...]]:
@@ -324,7 +324,7 @@ class ProfileTables:
             validate(path, model, entry) for path in paths for entry in self.document(path) or ()
         )
 
-    def _nearest(self, name: str) -> Path:
+    def _nearest_file(self, name: str) -> Path:
         """The file of the first folder that has it. Raises SettingsError."""
         for root in self.roots:
             if (path := root / name).is_file():

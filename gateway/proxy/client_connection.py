@@ -194,7 +194,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         current = self._current
         if current is None:
             if self._turns:
-                self._next()
+                self._start_next()
         elif self._unsent and isinstance(current, Exchange):
             self._send_list(current)
         else:
@@ -339,7 +339,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._current = None
         whole = request.upload.whole
         if request.keep_alive and whole:
-            self._next()
+            self._start_next()
         else:
             self._close(discard=not whole)
 
@@ -348,7 +348,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if request is self._current:
             self._abort()
 
-    def _next(self) -> None:
+    def _start_next(self) -> None:
         """Starts the next request, writes a pending refusal, or waits. The next request waits for a
         client that still receives the answer before."""
         if self._turns and self.is_write_paused:

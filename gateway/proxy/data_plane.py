@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from gateway.proxy import refusals
-from gateway.proxy.access.auth import ANYONE, Keys
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys
 from gateway.proxy.access.media_hosts import MediaHosts
 from gateway.proxy.access.origins import Origins
 from gateway.proxy.access.rate_limits import RateLimiter
 from gateway.proxy.bodies.body_budget import BodyBudget
-from gateway.proxy.limits import LEAVING_S, SWEEP_S, ConnectionLimiter, Limits
+from gateway.proxy.limits import DRAIN_TIMEOUT_S, SWEEP_S, ConnectionLimiter, Limits
 from gateway.proxy.meter import Meter
 from gateway.proxy.routing.in_flight import RequestsInFlight, oldest
 from gateway.proxy.routing.models_list import ModelsList
@@ -75,7 +75,7 @@ class DataPlane:
         are closed, or after `within_s`."""
         for listener in server.servers:
             listener.close()
-        self.draining, self.keep_alive_s = True, min(self.keep_alive_s, LEAVING_S)
+        self.draining, self.keep_alive_s = True, min(self.keep_alive_s, DRAIN_TIMEOUT_S)
         for connection in list(self.connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
@@ -122,7 +122,7 @@ class DataPlane:
         """Ends the requests whose keys may no longer send them."""
         self._checked = table = self.keys.table
         for exchange in [connection.exchange for connection in self.connections]:
-            if exchange is None or exchange.key is ANYONE:
+            if exchange is None or exchange.key is ANONYMOUS_KEY:
                 continue
             key = table.keys.get(exchange.key.digest)
             if (

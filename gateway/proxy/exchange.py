@@ -19,12 +19,32 @@ body came and the request is still here; SMALL_BYTES of it are kept until then. 
 gets an error or 503. A dying engine is handled alike: its connection closes before the answer, or
 its answer reports its end (DYING). So a request that kills its engine kills two at most.
 
-Each request that was counted at a replica is removed there once, by `_release`. Callers:
+Each request that was counted at a replica is removed there once, by `_release`.
 
-    the client's connection     start, abandon, pause, resume, sweep, cancel, stop
-    `QueueWait`                 ask, refuse, fail
-    the pool                    send_request, unreachable
-    the engine's connection     head, first_byte, then end or take_failure; or take_answer alone
+    caller                    method                 in state          next state
+    the client's connection   start                  reading           connecting, queued, asked
+                              abandon, cancel, stop  any               done
+                              pause, resume, sweep   any               the same, or a retry
+    `QueueWait`               ask                    queued            connecting, asked
+                              refuse, fail           queued            done
+    the pool                  send_request           connecting        asked
+                              unreachable            connecting        a retry, or done
+    the engine's connection   head                   asked             answering
+                              first_byte, after head answering         the same, or a retry
+                              end, after head        answering         done
+                              take_answer alone      asked             done, or a retry
+                              take_failure           asked, answering  done, or a retry
+
+A retry is connecting, queued or asked. NEXT_STATES has all changes; a test holds every request of
+the tests to it. Fields with a time of their own:
+
+    call, content_type, model, started, received    since `start`
+    _wait                                           while queued
+    replica, counted                                from `ask` to `_release`
+    _dial                                           while connecting
+    _upstream                                       since asked, also when done
+    _retry_body                                     from asked to the first byte of the answer
+    _quiet_since                                    since the first sweep
 """
 
 from __future__ import annotations
@@ -45,7 +65,7 @@ from gateway.proxy.bodies.body_budget import SMALL_BYTES, no_room
 from gateway.proxy.client_answer import ClientAnswer
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.engine_request import engine_request
-from gateway.proxy.heads import MOST_HOPS, RequestHead, hops, whole_answer
+from gateway.proxy.heads import MAX_HOPS, RequestHead, hops, whole_answer
 from gateway.proxy.meter import UNTOLD, TokenUsage, usage
 from gateway.proxy.queue_wait import QueueWait
 from gateway.proxy.routing.table import Call, RoutedReplica
@@ -60,11 +80,22 @@ log = logging.getLogger(__name__)
 State = Literal["reading", "queued", "connecting", "asked", "answering", "done"]
 Outcome = Literal["", "answered", "left", "broken", "cancelled", "refused", "unreachable"]
 
+_UNANSWERED_STATES: tuple[State, ...] = ("connecting", "queued", "asked")
+# The states that may follow each state. A retry goes back to one without an answer.
+NEXT_STATES: dict[State, tuple[State, ...]] = {
+    "reading": (*_UNANSWERED_STATES, "done"),
+    "queued": ("connecting", "asked", "done"),
+    "connecting": (*_UNANSWERED_STATES, "done"),
+    "asked": ("answering", *_UNANSWERED_STATES, "done"),
+    "answering": (*_UNANSWERED_STATES, "done"),
+    "done": (),
+}
+
 # Text of vLLM's answers between the death of its engine core and the end of its server. Source:
 # ENGINE_DEAD_MESSAGE (0.18.0 to 0.33.0, v1/engine/exceptions.py).
-DYING = b"EngineCore encountered an issue"
+DEATH_NOTICE = b"EngineCore encountered an issue"
 _DYING_STATUS = 500
-_UNAUTHORIZED = 401
+_UNAUTHORIZED_STATUS = 401
 _SERVER_ERROR = 500
 _RESPONSE_ID = re.compile(rb'"id"\s*:\s*"(resp_[\w-]{1,120})"')
 
@@ -175,10 +206,10 @@ class Exchange:
         replica = routes.pick(route, self.call)
         if (
             b"via" in self.request_head.headers
-            and hops(self.request_head.headers) >= MOST_HOPS
+            and hops(self.request_head.headers) >= MAX_HOPS
             and any(candidate.remote for candidate in route.replicas)
         ):
-            raise refusals.loops(route.name, MOST_HOPS)
+            raise refusals.loops(route.name, MAX_HOPS)
         if self.key.limit is not None:
             self.answer.permit = plane.limiter.admit(self.key, endpoint.shape, self.started)
         if unknown_hosts:
@@ -438,7 +469,7 @@ class Exchange:
         if not (200 <= status < 300 or 400 <= status < 600) or status == 205:
             self.fail(refusals.no_answer(status))
             return
-        if status == _UNAUTHORIZED:
+        if status == _UNAUTHORIZED_STATUS:
             self.fail(
                 refusals.missing_authorization(
                     key=self.replica is not None and self.replica.key is not None
@@ -455,7 +486,7 @@ class Exchange:
     def first_byte(self, data: bytes) -> None:
         plane = self.plane
         if self.answer.head_withheld and self._upstream is not None:
-            if DYING in data and self._retry_after_death():
+            if DEATH_NOTICE in data and self._retry_after_death():
                 return
             self.keep_alive = self.answer.begin(self._upstream, keep_alive=self.keep_alive)
         self._retry_body = b""
@@ -507,7 +538,7 @@ class Exchange:
         self, upstream: UpstreamConnection, status: int, forwarded_headers: bytes, body: bytes
     ) -> None:
         """Handles an answer in one piece with a known head, like `head`, `first_byte` and `end`."""
-        if status == _DYING_STATUS and DYING in body and self._retry_after_death():
+        if status == _DYING_STATUS and DEATH_NOTICE in body and self._retry_after_death():
             return
         answer = self.answer
         answer.status = status

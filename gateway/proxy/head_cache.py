@@ -18,10 +18,10 @@ from gateway.proxy.heads import Headers, RequestHead, client_lines
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*([0-9]{1,9})\r\n", re.IGNORECASE).search
 # Headers with a new value in each request, or that announce more than a head and a body.
-_CHANGING = frozenset(
+_VARYING_HEADERS = frozenset(
     {b"x-request-id", b"traceparent", b"tracestate", b"expect", b"transfer-encoding"}
 )
 
@@ -86,7 +86,7 @@ def remember(data: bytes, exchange: Exchange, keys: object) -> KnownRequestHead 
         places is None
         or not exchange.keep_alive
         or not exchange.answer.accepts_chunked
-        or not _CHANGING.isdisjoint(exchange.request_head.headers)
+        or not _VARYING_HEADERS.isdisjoint(exchange.request_head.headers)
     ):
         return None
     return KnownRequestHead(exchange.request_head, keys, data, places)
@@ -109,7 +109,7 @@ def remember_answer(
 
 def _find(data: bytes, length: bytes | None) -> Places | None:
     end = data.find(b"\r\n\r\n") + 4
-    match = _LENGTH(data, 0, min(end, _MOST_BYTES))
+    match = _LENGTH(data, 0, min(end, _MAX_BYTES))
     if match is None or match[1] != length or int(match[1]) != len(data) - end:
         return None
     return *match.span(1), end

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 Headers = tuple[tuple[bytes, bytes], ...]
 
 VALUE_BYTES = 512  # of a header that is passed on
-_PLAIN = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
+_PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % VALUE_BYTES).fullmatch
 _LENGTH = re.compile(rb"[0-9]{1,18}").fullmatch
 # A request that has passed so many fitserve gateways is refused, because they may be endpoints of
 # each other.
-MOST_HOPS = 4
+MAX_HOPS = 4
 # Entry of a fitserve gateway in `Via` (RFC 9110, section 7.6.3), added once to a request for a
 # remote engine.
 _PSEUDONYM = b"1.1 fitserve"
 _EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\ncache-control: no-cache\r\n"
-_PASSED = (b"accept", b"traceparent", b"tracestate")
+_FORWARDED_HEADERS = (b"accept", b"traceparent", b"tracestate")
 
 
 class RequestHead:
@@ -75,8 +75,8 @@ def request_lines(headers: dict[bytes, bytes]) -> bytes:
     return b"".join(
         [
             b"%b: %b\r\n" % (name, headers[name])
-            for name in _PASSED
-            if name in headers and _PLAIN(headers[name])
+            for name in _FORWARDED_HEADERS
+            if name in headers and _PLAIN_VALUE(headers[name])
         ]
     )
 
@@ -129,7 +129,7 @@ class AnswerHead:
 def client_lines(headers: Headers) -> tuple[bytes, bool]:
     """The header lines for the client, and whether an event stream follows. Cached, because engines
     send the same few sets."""
-    plain = [(name, value) for name, value in headers if _PLAIN(value)]
+    plain = [(name, value) for name, value in headers if _PLAIN_VALUE(value)]
     events = any(
         name == b"content-type" and value[:17].lower() == b"text/event-stream"
         for name, value in plain

@@ -5,7 +5,7 @@
     the head of a request comes in                 HEAD_S              408, closed
     the head grows                                 HEAD_BYTES          431, closed
     a body comes in                                BODY_S, and 1 s for 408, closed
-                                                   LEAST_BYTES_S each
+                                                   MIN_BYTES_S each
     a body comes in, wrapped in far more bytes     max_wire_bytes      400, closed
     the client takes no byte of its answer         STALL_S             closed
     the connection is kept, without a request      Limits.keep_alive_s closed
@@ -41,7 +41,7 @@ FIRST_BYTE_S = 10.0
 HEAD_S = 10.0
 HEAD_BYTES = 32 * 1024
 BODY_S = 30.0
-LEAST_BYTES_S = 4096
+MIN_BYTES_S = 4096
 STALL_S = 120.0
 LINGER_S = 5.0
 # Bytes of a refused request that are discarded beyond the length that it announced.
@@ -49,15 +49,15 @@ DISCARDED_BYTES = 256 * 1024
 SWEEP_S = 0.5
 # Seconds that a replaced gateway keeps a connection without a request. Clients close theirs after 5
 # s (httpx) or more.
-LEAVING_S = 15.0
+DRAIN_TIMEOUT_S = 15.0
 # Bytes that may wait in the kernel for a slow client, beside the bytes that are on their way.
 UNSENT_BYTES = 128 * 1024
 # Requests that may wait behind the request that is being answered on the same connection. All came
 # in one read; the connection is not read further.
-PIPELINED = 16
+MAX_PIPELINED_REQUESTS = 16
 # Connections beyond the limit that receive a refusal, each for LINGER_S. Further connections are
 # closed at once.
-REFUSED = 64
+MAX_REFUSED_CONNECTIONS = 64
 
 _HOST = re.compile(rb"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 # The headers that the gateway reads. Headers in _SINGLE_HEADERS decide about access or framing, so
@@ -81,8 +81,8 @@ _READ = _SINGLE_HEADERS | {
     b"transfer-encoding",
     b"via",
 }
-_ESTABLISHED = 1
-_AT_ONCE = struct.pack("ii", 1, 0)
+_TCP_ESTABLISHED = 1
+_RESET_LINGER = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +191,14 @@ def has_peer_closed(transport: asyncio.BaseTransport) -> bool:
     connection = _socket(transport)
     return (
         connection is not None
-        and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED
+        and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_ESTABLISHED
     )
 
 
 def refusal_capacity(connections: int) -> int:
     """The number of connections beyond `connections` that receive a refusal. Each takes a file
     until its client closes."""
-    return min(REFUSED, 1 + connections // 8)
+    return min(MAX_REFUSED_CONNECTIONS, 1 + connections // 8)
 
 
 Place = Literal["in", "refused", "out", "twin"]
@@ -228,7 +228,7 @@ class Stall:
             self._unsent, self._since = unsent, time
         if time - self._since <= STALL_S:
             return False
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_LINGER)
         return True
 
 

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _COMMENT = b": waiting\n\n"
 # Endpoints whose answers with `"stream": true` are events.
-_STREAMED = frozenset({"chat", "completions", "responses", "messages"})
+_STREAM_ENDPOINTS = frozenset({"chat", "completions", "responses", "messages"})
 
 
 class QueueWait:
@@ -69,4 +69,4 @@ class QueueWait:
 
     @property
     def _streams(self) -> bool:
-        return self.call.streams and self._exchange.endpoint.name in _STREAMED
+        return self.call.streams and self._exchange.endpoint.name in _STREAM_ENDPOINTS

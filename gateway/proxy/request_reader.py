@@ -117,7 +117,7 @@ class RequestReader:
         if not connection.reading_paused:
             latest = connection.plane.loop.time() + limits.BODY_S
             connection.deadline = (
-                latest if first else min(connection.deadline + count / limits.LEAST_BYTES_S, latest)
+                latest if first else min(connection.deadline + count / limits.MIN_BYTES_S, latest)
             )
         self._wire = 0 if first else self._wire + count
         if self._wire > limits.max_wire_bytes(self._size):
@@ -183,14 +183,14 @@ class RequestReader:
         self._ignores_upgrade = upgrade is not None and upgrade != b"websocket"
         if self._ignores_upgrade:
             return
-        endpoint = endpoints.USUAL.get((method, self.url))
+        endpoint = endpoints.USUAL_ENDPOINTS.get((method, self.url))
         shape: Shape = "openai" if endpoint is None else endpoint.shape
         id_ = None
         request: Exchange | AsgiRequest
         try:
             if upgrade is not None:
                 raise refusals.no_websockets()
-            if connection.pipelined_count >= limits.PIPELINED:
+            if connection.pipelined_count >= limits.MAX_PIPELINED_REQUESTS:
                 raise refusals.too_many_ahead()
             version = self._parser.get_http_version()
             headers = limits.read_head(self.url, self.headers, version, self._received)

@@ -21,8 +21,8 @@ from types import TracebackType
 RESPONSES = 32 * 1024
 FAILED_LOGINS = 2 * 1024
 # Row of an account: bucket of requests, bucket of tokens, and current requests by worker.
-MOST_WORKERS = 64
-ROW_BYTES = 32 + 4 * MOST_WORKERS
+MAX_WORKERS = 64
+ROW_BYTES = 32 + 4 * MAX_WORKERS
 ROWS = 16 * 1024
 
 _SLOTS_PER_SET = 8

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 BARE_BYTES = 64 * 1024
 HEADER_LINES = 128
 # Interim answers, which have no body. The parser expects a body for other 1xx.
-_INFORMATIONAL = frozenset({100, 102, 103})
+_INTERIM_STATUSES = frozenset({100, 102, 103})
 # llhttp reads no body of these (RFC 9112, 6.3).
-_BODILESS = (204, 304)
+_BODILESS_STATUSES = (204, 304)
 RECEIVE_BYTES = 128 * 1024
 # The tail of an answer holds the usage block: of an event stream it is in one of the last events.
 TAIL_BYTES = 4096
 TAIL_PIECES = 4
-TO_CLIENT = frozenset(
+CLIENT_HEADERS = frozenset(
     {b"content-type", b"content-encoding", b"content-disposition", b"cache-control", b"retry-after"}
 )
 # From this size on, two writes cost less than a copy.
@@ -275,7 +275,7 @@ class UpstreamConnection(asyncio.Protocol):
         if not self._in_head:
             return  # a trailer, which is not used
         name = name.lower()
-        if name in TO_CLIENT and len(value) <= VALUE_BYTES:
+        if name in CLIENT_HEADERS and len(value) <= VALUE_BYTES:
             self.headers += ((name, value),)
         elif name == b"content-length":
             self.length = value
@@ -286,7 +286,7 @@ class UpstreamConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         status = self._parser.get_status_code()
-        if self.exchange is not None and status not in _INFORMATIONAL:
+        if self.exchange is not None and status not in _INTERIM_STATUSES:
             self.exchange.head(self, status)
 
     def on_chunk_header(self) -> None:
@@ -309,5 +309,5 @@ class UpstreamConnection(asyncio.Protocol):
         if status and not self.over:
             self.over = True
             # Such an answer has no body. Where it states one, that may come behind it.
-            is_followed = status in _BODILESS and self.sized and self.length != b"0"
+            is_followed = status in _BODILESS_STATUSES and self.sized and self.length != b"0"
             self._reusable = not is_followed and self._parser.should_keep_alive()

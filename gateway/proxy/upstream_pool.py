@@ -24,7 +24,7 @@ IDLE_S = 4.0
 # Seconds that an idle connection is kept open, although it is reused for IDLE_S only. While it is
 # open, other connections are reused that were idle for less time by _MARGIN_S. A crowd that left
 # gives its descriptors back soon, and a new connection to an engine costs less than a millisecond.
-KEPT_S = 20.0
+SPARE_CONNECTION_LIFE_S = 20.0
 _MARGIN_S = 1.0
 
 
@@ -104,7 +104,7 @@ class UpstreamPool:
         self._idle = [
             connection for connection in self._idle if not connection.transport.is_closing()
         ]
-        while self._idle and time - self._idle[0].idle_since >= KEPT_S:
+        while self._idle and time - self._idle[0].idle_since >= SPARE_CONNECTION_LIFE_S:
             self._idle.pop(0).drop()
         if self._idle:
             self._good_s = max(self._good_s, time - self._idle[0].idle_since - _MARGIN_S)

@@ -130,7 +130,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with _running(app, front, host):
+        async with _run_parts(app, front, host):
             yield
 
     api = FastAPI(
@@ -159,7 +159,9 @@ def _add_routes(api: FastAPI) -> Scopes:
 
 
 @contextlib.asynccontextmanager
-async def _running(app: GatewayApp, front: Front, host: Host | None = None) -> AsyncIterator[None]:
+async def _run_parts(
+    app: GatewayApp, front: Front, host: Host | None = None
+) -> AsyncIterator[None]:
     """Runs the parts of a gateway. The routes reach them at `app.api.state.gateway`."""
     gateway = app.api.state.gateway = await build_parts(app, front, host)
     lifetime = Lifetime(gateway)

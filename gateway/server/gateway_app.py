@@ -18,7 +18,7 @@ from gateway.keys import Scope as KeyScope
 from gateway.logging import Logger
 from gateway.proxy.access.answer_rate import AnswerRate
 from gateway.proxy.access.auth import Key
-from gateway.proxy.access.origins import EXPOSED, METHODS
+from gateway.proxy.access.origins import EXPOSED_HEADERS, METHODS
 from gateway.proxy.access.scopes import Scopes
 from gateway.proxy.api.endpoints import is_inference
 from gateway.proxy.api.protocol import request_id, send_error
@@ -56,7 +56,7 @@ class GatewayApp:
                 allow_origins=tuple(plane.origins.named),
                 allow_methods=METHODS,
                 allow_headers=("*",),
-                expose_headers=EXPOSED,
+                expose_headers=EXPOSED_HEADERS,
             )
         self.api = api
         self.plane = plane

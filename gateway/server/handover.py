@@ -35,8 +35,8 @@ from gateway.version import __version__
 log = Logger("fitserve.handover")
 
 _PROTOCOL = 1
-_MOST_FILES = 128
-_MOST_BYTES = 256 * 1024
+_MAX_FILES = 128
+_MAX_BYTES = 256 * 1024
 # Seconds for the end of the old control loop, and for the adoption of engines by the new gateway.
 _RELEASE_S = 60.0
 _ADOPT_S = 30.0
@@ -104,7 +104,7 @@ def request_takeover(data: Path) -> Takeover:
     end.settimeout(_RELEASE_S)
     try:
         end.connect(short_path(path_of(data)))
-        answer, files, _, _ = socket.recv_fds(end, _MOST_BYTES, _MOST_FILES)
+        answer, files, _, _ = socket.recv_fds(end, _MAX_BYTES, _MAX_FILES)
         offer = json.loads(answer)
         if offer["protocol"] != _PROTOCOL or len(files) < 2:
             raise ValueError(  # noqa: TRY301 - reported like an unreadable answer
@@ -132,7 +132,7 @@ def _line(end: socket.socket) -> bytes:
     """A line from the socket. Raises OSError."""
     line = b""
     while not line.endswith(b"\n"):
-        piece = end.recv(_MOST_BYTES)
+        piece = end.recv(_MAX_BYTES)
         if not piece:
             raise ConnectionError("it closed the connection")
         line += piece

@@ -26,12 +26,12 @@ class LockWatch:
         self._descriptor = descriptor
         self._lost = lost
         self._look_s = look_s
-        self._work = SupervisedTask(self._look, "the watch of the data folder's lock")
+        self._work = SupervisedTask(self._check_lock, "the watch of the data folder's lock")
 
     async def close(self) -> None:
         await self._work.close()
 
-    async def _look(self) -> float | None:
+    async def _check_lock(self) -> float | None:
         if await asyncio.to_thread(has_lock, self._data, self._descriptor):
             return self._look_s
         await self._lost()

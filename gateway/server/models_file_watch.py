@@ -30,7 +30,7 @@ log = Logger("fitserve.models_file")
 # A check is one system call; the file is read only after a change.
 _CHECK_S = 1.0
 _RETRY_S = 10.0
-_INCOMPLETE = "some steps could not be done yet"
+_INCOMPLETE_PROBLEM = "some steps could not be done yet"
 _OK = 400
 
 
@@ -67,7 +67,7 @@ class ModelsFileWatch:
         except OSError as error:
             self._report(f"The file of models {self._path} cannot be read: {error.strerror}.")
             return _RETRY_S
-        if current == self._applied and self._problem != _INCOMPLETE:
+        if current == self._applied and self._problem != _INCOMPLETE_PROBLEM:
             return _CHECK_S
         if current != self._stable and self._was_read:
             # The author may still be writing the file.
@@ -76,15 +76,15 @@ class ModelsFileWatch:
         self._stable, self._was_read, problem = current, True, ""
         try:
             if not await self._apply(await self._contents.result()):
-                problem = _INCOMPLETE
+                problem = _INCOMPLETE_PROBLEM
         except (FitserveError, OSError) as error:
             problem = str(error)
         self._applied = current
         self._report(problem)
-        return _RETRY_S if problem == _INCOMPLETE else _CHECK_S
+        return _RETRY_S if problem == _INCOMPLETE_PROBLEM else _CHECK_S
 
     def _report(self, problem: str) -> None:
-        if problem not in ("", _INCOMPLETE, self._problem):
+        if problem not in ("", _INCOMPLETE_PROBLEM, self._problem):
             log.error("the models file was not applied", file=str(self._path), problem=problem)
         self._problem = problem
 

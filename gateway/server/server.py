@@ -33,12 +33,12 @@ log = Logger("fitserve")
 
 # Seconds to wait for orphaned workers. Workers check their signals ten times a second, then close
 # their sockets.
-_ORPHANED_S = 30.0
+_ORPHAN_TIMEOUT_S = 30.0
 # Open files without any client: 20 at rest, and more while engines are started and inspected.
 _OWN_FILES = 32
-_LEAST_CONNECTIONS = 8
+_MIN_CONNECTIONS = 8
 # Seconds after the grace time for the end of other parts.
-_LAST_S = 30
+_FINAL_TIMEOUT_S = 30
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -74,8 +74,8 @@ def limit_connections(settings: Settings) -> Settings:
         connections > 0 and 2 * connections + refusal_capacity(connections) > allowed - _OWN_FILES
     ):
         connections -= 1
-    if connections < min(_LEAST_CONNECTIONS, settings.max_connections):
-        minimum = _OWN_FILES + 2 * _LEAST_CONNECTIONS + refusal_capacity(_LEAST_CONNECTIONS)
+    if connections < min(_MIN_CONNECTIONS, settings.max_connections):
+        minimum = _OWN_FILES + 2 * _MIN_CONNECTIONS + refusal_capacity(_MIN_CONNECTIONS)
         raise SettingsError(
             f"This process may open {allowed} files, but needs at least {minimum}.",
             hint=(
@@ -147,7 +147,7 @@ def _listen(settings: Settings) -> socket.socket:
     """The listening socket, after orphaned workers have released the port. Raises SettingsError."""
     from gateway.proxy.workers.orphaned_workers import end_orphaned_workers
 
-    deadline = time.monotonic() + _ORPHANED_S
+    deadline = time.monotonic() + _ORPHAN_TIMEOUT_S
     while True:
         orphans = end_orphaned_workers(settings.data)
         try:
@@ -197,7 +197,7 @@ def _end(server: uvicorn.Server, settings: Settings) -> None:
     """Stops the server like SIGTERM. The kernel ends the process if that hangs, because the cause
     of the failure may also block the end."""
     server.should_exit = True
-    signal.alarm(math.ceil(settings.stop_grace_s) + _LAST_S)
+    signal.alarm(math.ceil(settings.stop_grace_s) + _FINAL_TIMEOUT_S)
 
 
 def _take_over(settings: Settings) -> Takeover:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 # Seconds of rest for each second of rendering, so that inference has most of the event loop.
-_REST = 4.0
+_REST_FACTOR = 4.0
 
 
 class SharedAnswer:
@@ -39,7 +39,7 @@ class SharedAnswer:
                 body = await self._render()
             finally:
                 ended = time.monotonic()
-                self._free_at = ended + _REST * (ended - began)
+                self._free_at = ended + _REST_FACTOR * (ended - began)
         if body != self._body:
             self._body = body
         return self._body

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 
-_FIRST = 3
+_FIRST_DESCRIPTOR = 3
 
 
 def opened_sockets() -> list[socket.socket]:
@@ -20,7 +20,7 @@ def opened_sockets() -> list[socket.socket]:
     if process != str(os.getpid()) or not count.isdecimal():
         return []
     sockets = []
-    for number in range(_FIRST, _FIRST + int(count)):
+    for number in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(count)):
         os.set_inheritable(number, False)
         sockets.append(socket.socket(fileno=number))
     return sockets

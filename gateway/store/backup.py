@@ -38,7 +38,7 @@ _DATABASE, _MANIFEST = "fitserve.db", "manifest.json"
 _FILES = ("installation", "models-file.json")
 _FOLDER = "learned"
 # The files that a restore replaces: the database, its journals, and files with the same content.
-_REPLACED = (
+_REPLACED_FILES = (
     _DATABASE,
     f"{_DATABASE}-wal",
     f"{_DATABASE}-shm",
@@ -49,25 +49,25 @@ _REPLACED = (
     _FOLDER,
 )
 # A hundred times a backup of thousands of models with all their attempts.
-_LARGEST = 8 * 1024**3
+_MAX_BACKUP_BYTES = 8 * 1024**3
 # All files beside the database, and their number: a hundred times those of all known images.
-_MOST_LEARNED_BYTES = 256 * 1024**2
-_MOST_FILES = 10_000
+_MAX_LEARNED_BYTES = 256 * 1024**2
+_MAX_FILES = 10_000
 # Room on the disk that a restore leaves to the engines' logs.
 _SPARE_BYTES = 64 * 1024**2
 _PIECE = 1024 * 1024
-_MOST_AROUND = 64 * 1024
+_MAX_HEADER_BYTES = 64 * 1024
 # The year 9999.
-_LAST_S = 253_402_300_800.0
-_STRUCK = "0" * 64
+_MAX_TIME_S = 253_402_300_800.0
+_REVOKED_DIGEST = "0" * 64
 # No backup takes so long. An older draft was left by a killed one.
-_LEFT_S = 24 * 3600
+_DRAFT_AGE_S = 24 * 3600
 
 
 class _Manifest(msgspec.Struct):
     fitserve: Annotated[str, msgspec.Meta(max_length=100)]
     database: int
-    made_at: Annotated[float, msgspec.Meta(ge=0, lt=_LAST_S)]
+    made_at: Annotated[float, msgspec.Meta(ge=0, lt=_MAX_TIME_S)]
 
 
 class _ArchiveEntry(tarfile.TarInfo):
@@ -76,7 +76,7 @@ class _ArchiveEntry(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         entry = super().frombuf(buf, encoding, errors)
-        if entry.type not in tarfile.REGULAR_TYPES and entry.size > _MOST_AROUND:
+        if entry.type not in tarfile.REGULAR_TYPES and entry.size > _MAX_HEADER_BYTES:
             raise tarfile.ReadError("the names in it are too long")
         return entry
 
@@ -135,7 +135,7 @@ def restore_backup(
     try:
         manifest = _unpack(archive, draft)
         _check_installation(data, draft, archive)
-        counts = _sound(draft / _DATABASE, archive)
+        counts = _check_database(draft / _DATABASE, archive)
         confirm()
         former_folder = _set_aside(data)
         for path in sorted(draft.iterdir()):
@@ -151,7 +151,7 @@ def _remove_drafts(data: Path) -> None:
     """Remove drafts of killed backups and restores."""
     for path in [*data.glob("backup-*.db*"), *data.glob("restore-*")]:
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _LEFT_S:
+            if time.time() - path.stat().st_mtime > _DRAFT_AGE_S:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -191,7 +191,7 @@ def _revocations(file: Path) -> Iterator[tuple[str, float]]:
     """Name and creation time of each key that is marked as revoked."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         for key in json.loads(file.read_bytes()):
-            if key["digest"] == _STRUCK:
+            if key["digest"] == _REVOKED_DIGEST:
                 yield key["grant"]["name"], key["created_at"]
 
 
@@ -216,7 +216,7 @@ def _unpack(archive: Path, draft: Path) -> _Manifest:
                 if content is None or (manifest is None) != (entry.name == _MANIFEST):
                     raise _no_backup(archive, f"{entry.name[:100]!r} does not belong in one")
                 if manifest is None:
-                    manifest = msgspec.json.decode(content.read(_MOST_AROUND), type=_Manifest)
+                    manifest = msgspec.json.decode(content.read(_MAX_HEADER_BYTES), type=_Manifest)
                     _check_version(manifest)
                 else:
                     _write_out(content, draft / entry.name, archive)
@@ -260,7 +260,11 @@ class _Room:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files, self._learned, self._bytes_left = _MOST_FILES, _MOST_LEARNED_BYTES, _LARGEST
+        self._files, self._learned, self._bytes_left = (
+            _MAX_FILES,
+            _MAX_LEARNED_BYTES,
+            _MAX_BACKUP_BYTES,
+        )
 
     def take(self, entry: tarfile.TarInfo) -> bool:
         """Whether an archive may have the entry. Raises StoreError where the disk is too small."""
@@ -312,7 +316,7 @@ def _check_installation(data: Path, draft: Path, archive: Path) -> None:
             )
 
 
-def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
+def _check_database(database: Path, archive: Path) -> tuple[int, int, int]:
     """Upgrade a database. Returns its numbers of models, keys and facts.
 
     Raises BadRequest for a damaged database, StoreError.
@@ -335,7 +339,7 @@ def _sound(database: Path, archive: Path) -> tuple[int, int, int]:
 
 def _set_aside(data: Path) -> Path | None:
     """Move the former files into a folder, and return it. Records of running engines stay known."""
-    present = [data / name for name in _REPLACED if (data / name).exists()]
+    present = [data / name for name in _REPLACED_FILES if (data / name).exists()]
     if not present:
         return None
     former_folder = data / f"before-restore-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"

@@ -26,7 +26,7 @@ from gateway.logging import Logger
 log = Logger("fitserve.store")
 
 _FOREIGN_ACCESS = 0o077
-_SHARED = ("models", "engines")
+_SHARED_FOLDERS = ("models", "engines")
 # Longest wait for the lock of a dead owner, and its rest between two tries.
 _DEATH_S = 10.0
 _LOCK_POLL_S = 0.05
@@ -196,7 +196,7 @@ def _inside(data: Path) -> Iterator[os.DirEntry[str]]:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink() or (
-                    entry.name in _SHARED and Path(entry.path).parent == data
+                    entry.name in _SHARED_FOLDERS and Path(entry.path).parent == data
                 ):
                     continue
                 if entry.is_dir(follow_symlinks=False):

@@ -27,10 +27,10 @@ from gateway.disk_fault import ROOM_BYTES, disk_fault, unwritten
 from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.store import database_files
-from gateway.store.mirror import DAMAGED, UNDAMAGED, Mirror
+from gateway.store.mirror import DAMAGE_CODES, HARMLESS_CODES, Mirror
 from gateway.store.recorded_connection import RecordedConnection, Statement, transaction
 from gateway.store.schema import ADDITIONS, KEYS, SCHEMA, UPGRADES, VERSION
-from gateway.store.seals import SEALED, Sums, broken_seal, seal_changes, seal_sums
+from gateway.store.seals import SEALED_COLUMNS, Sums, broken_seal, seal_changes, seal_sums
 
 log = Logger("fitserve.store")
 
@@ -191,7 +191,7 @@ class Database:
                 factory=RecordedConnection,
             )
             try:
-                self._open()
+                self._open_database()
             except BaseException:
                 self.connection.close()
                 raise
@@ -208,7 +208,7 @@ class Database:
             if isinstance(self.connection, RecordedConnection):
                 self.connection.statements = None
 
-    def _open(self) -> None:
+    def _open_database(self) -> None:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=FULL")
         self.connection.execute("PRAGMA wal_autocheckpoint=1")
@@ -254,7 +254,7 @@ class Database:
 
     def _seal_all(self) -> None:
         with transaction(self.connection) as db:
-            for table, columns in SEALED.items():
+            for table, columns in SEALED_COLUMNS.items():
                 db.execute(f"UPDATE {table} SET seal=seal_of({columns})")  # noqa: S608
 
     def _execute(self, statements: str) -> None:
@@ -287,14 +287,14 @@ class Database:
                 if isinstance(error, UnicodeDecodeError)
                 else getattr(error, "sqlite_errorcode", None)
             )
-            if doing == "opened" and code is not None and code & 0xFF not in UNDAMAGED:
+            if doing == "opened" and code is not None and code & 0xFF not in HARMLESS_CODES:
                 raise self._damage(str(error)) from None
             if (
                 doing != "opened"
                 and self._mirror is not None
                 and self._mirror.damage is None
                 and code is not None
-                and code & 0xFF in DAMAGED
+                and code & 0xFF in DAMAGE_CODES
             ):
                 self._mirror.note_damage(str(error))
             if doing == "written":

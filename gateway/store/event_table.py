@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from gateway.domain.facts import EVENT_KINDS, Event
 from gateway.store.database import Database
 
-MOST_EVENTS = 10_000
-KEPT_S = 90 * 86400.0
+MAX_EVENTS = 10_000
+EVENT_LIFE_S = 90 * 86400.0
 _COLUMNS = "id, at, kind, model, replica, attempt, words, data"
 _INSERT = f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608
 _SELECT = f"SELECT {_COLUMNS} FROM events"  # noqa: S608
@@ -54,7 +54,7 @@ class EventTable:
                     json.dumps(stored.data),
                 )
                 db.execute(_INSERT, row)
-            oldest = number - MOST_EVENTS, now_s - KEPT_S
+            oldest = number - MAX_EVENTS, now_s - EVENT_LIFE_S
             db.execute("DELETE FROM events WHERE id <= ? OR at < ?", oldest)
             db.execute("INSERT OR REPLACE INTO meta VALUES ('newest_event', ?)", (str(number),))
         return added

@@ -25,9 +25,9 @@ _INSPECTION_SHARE = 0.01
 # A damaged file is replaced once it was not written for so long.
 _REST_S = 10.0
 # Changes that a mirror may lack before it is made anew.
-_MOST_PENDING = 1000
+_MAX_PENDING = 1000
 # Primary result codes that do not mean damage to the file.
-UNDAMAGED = frozenset(
+HARMLESS_CODES = frozenset(
     (
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_CANTOPEN,
@@ -41,7 +41,7 @@ UNDAMAGED = frozenset(
     )
 )
 # Primary result codes of a file that is no sound database any more.
-DAMAGED = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
+DAMAGE_CODES = frozenset((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB))
 
 
 class Mirror:
@@ -67,7 +67,7 @@ class Mirror:
         """Give the mirror the statements of a change. The change is on the disk already."""
         self._stamp, self._changed = database_files.stamp(self.path), True
         self._pending.append(statements)
-        if self.connection is None or len(self._pending) > _MOST_PENDING:
+        if self.connection is None or len(self._pending) > _MAX_PENDING:
             self._make(source)
             return
         try:
@@ -186,7 +186,7 @@ class Mirror:
                 return problem if problem != "ok" else broken_seal(file)
         except sqlite3.Error as error:
             code = error.sqlite_errorcode & 0xFF
-            return str(error) if code not in UNDAMAGED else None
+            return str(error) if code not in HARMLESS_CODES else None
         except UnicodeDecodeError as error:
             return str(error)
 

@@ -37,7 +37,7 @@ def open_store(path: Path) -> Store:
     try:
         return Store(path)
     except OtherVersion as error:
-        return _in_memory(path, error.message.rstrip("."))
+        return _memory_store(path, error.message.rstrip("."))
     except Damaged as error:
         return _set_aside(path, error.message.rstrip("."))
     except StoreError as error:
@@ -48,10 +48,10 @@ def open_store(path: Path) -> Store:
             log.error("changes are refused until this is repaired", problem=problem)
             return store  # noqa: TRY300
         except OtherVersion as error:
-            return _in_memory(path, error.message.rstrip("."))
+            return _memory_store(path, error.message.rstrip("."))
         except StoreError as error:
             return _set_aside(path, error.message.rstrip("."))
-    return _in_memory(path, problem, returns=not path.exists())
+    return _memory_store(path, problem, returns=not path.exists())
 
 
 def installation_id(path: Path, store: Store) -> str:
@@ -118,7 +118,7 @@ def _set_aside(path: Path, problem: str) -> Store:
             f"{problem} and was set aside as {damaged_path}; restore a backup, or restart to begin"
             " with the running engines"
         )
-    return _in_memory(path, problem)
+    return _memory_store(path, problem)
 
 
 def _from_mirror(path: Path, problem: str) -> Store | None:
@@ -140,7 +140,7 @@ def _from_mirror(path: Path, problem: str) -> Store | None:
     return store
 
 
-def _in_memory(path: Path, problem: str, *, returns: bool = False) -> Store:
+def _memory_store(path: Path, problem: str, *, returns: bool = False) -> Store:
     log.error("changes are refused until this is repaired; engines keep running", problem=problem)
     return Store(path, copy=_memory(), problem=problem, returns=returns)
 

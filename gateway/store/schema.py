@@ -65,7 +65,7 @@ CREATE TABLE usage (
 _ABILITIES = "ALTER TABLE attempts ADD COLUMN abilities TEXT"
 
 # The sleep of an engine: its beginning and the freed memory.
-_ASLEEP = "ALTER TABLE attempts ADD COLUMN asleep TEXT"
+_SLEEP = "ALTER TABLE attempts ADD COLUMN asleep TEXT"
 
 # Seconds of each phase of the start.
 _PHASES = "ALTER TABLE attempts ADD COLUMN phases TEXT"
@@ -144,7 +144,7 @@ UPGRADES = {
     8: _RESIDENCE,
     9: _EVENTS,
     10: _USAGE,
-    11: _ASLEEP,
+    11: _SLEEP,
     12: _CLAIMS,
     13: _PHASES,
     14: _STARTS,
@@ -161,7 +161,7 @@ ADDITIONS = (
     _RESIDENCE,
     _EVENTS,
     _USAGE,
-    _ASLEEP,
+    _SLEEP,
     _PHASES,
     _STARTS,
     _ESTIMATES,

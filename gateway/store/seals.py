@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 
-SEALED = {
+SEALED_COLUMNS = {
     "models": "name, wish, created_at, deleting, forgiven_at, generation, change, stopped, used_at",
     "attempts": (
         "id, model, replica, state, plan, fingerprint, port, started_at, ready_at, ended_at,"
@@ -23,7 +23,7 @@ Sums = list[tuple[int, float]]
 def seal_changes(connection: sqlite3.Connection) -> None:
     """Have the connection seal each row that it adds or changes."""
     connection.create_function("seal_of", -1, seal_of, deterministic=True)
-    for table, columns in SEALED.items():
+    for table, columns in SEALED_COLUMNS.items():
         new = f"seal_of(new.{columns.replace(', ', ', new.')})"
         sealed = f"UPDATE {table} SET seal={new} WHERE rowid=new.rowid"  # noqa: S608
         for name, event in (("added", "INSERT"), ("changed", f"UPDATE OF {columns}")):
@@ -34,7 +34,7 @@ def seal_changes(connection: sqlite3.Connection) -> None:
 
 def broken_seal(connection: sqlite3.Connection) -> str | None:
     """The table with a row that is not as it was written, in words; None: there is none."""
-    for table, columns in SEALED.items():
+    for table, columns in SEALED_COLUMNS.items():
         query = f"SELECT 1 FROM {table} WHERE seal IS NOT seal_of({columns}) LIMIT 1"  # noqa: S608
         if connection.execute(query).fetchone():
             return f"a row of {table} is not as it was written"
@@ -44,7 +44,7 @@ def broken_seal(connection: sqlite3.Connection) -> str | None:
 def seal_sums(connection: sqlite3.Connection) -> Sums:
     """Number and sum of the seals of each table, which two equal databases share."""
     query = "SELECT count(*), total(seal) FROM"
-    return [connection.execute(f"{query} {table}").fetchone() for table in SEALED]
+    return [connection.execute(f"{query} {table}").fetchone() for table in SEALED_COLUMNS]
 
 
 def seal_of(*values: object) -> int:

@@ -12,7 +12,7 @@ from gateway.domain import MeasuredStart
 from gateway.domain.base import ValidationError
 from gateway.store.database import Database
 
-MOST_STARTS = 500
+MAX_STARTS = 500
 
 
 class StartTable:
@@ -24,7 +24,7 @@ class StartTable:
     def add(self, start: MeasuredStart) -> None:
         with self._database.change() as db:
             added = db.execute("INSERT INTO starts (start) VALUES (?)", (start.model_dump_json(),))
-            db.execute("DELETE FROM starts WHERE id <= ?", ((added.lastrowid or 0) - MOST_STARTS,))
+            db.execute("DELETE FROM starts WHERE id <= ?", ((added.lastrowid or 0) - MAX_STARTS,))
 
     def rows(self) -> list[MeasuredStart]:
         """The starts, oldest first."""

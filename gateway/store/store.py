@@ -16,7 +16,7 @@ from pathlib import Path
 from gateway.disk_fault import disk_fault
 from gateway.domain import Abilities, Asleep, Attempt, Bench, Change, Fact, Failure, Plan, Wish
 from gateway.domain.grant import Grant
-from gateway.domain.running import MOST_ENDED_ATTEMPTS
+from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.errors import Conflict, NotFound, StoreError
 from gateway.logging import Logger
 from gateway.store.database import Database
@@ -27,7 +27,7 @@ from gateway.store.usage_table import UsageTable
 log = Logger("fitserve.store")
 
 # Runs of `fitserve bench` kept per model.
-_KEEP_BENCHES = 50
+_MAX_BENCHES = 50
 
 
 class Store:
@@ -234,7 +234,7 @@ class Store:
             db.execute(
                 "DELETE FROM attempts WHERE model=? AND state IN ('failed', 'stopped') AND id NOT"
                 " IN (SELECT id FROM attempts WHERE model=? ORDER BY id DESC LIMIT ?)",
-                (model, model, MOST_ENDED_ATTEMPTS),
+                (model, model, MAX_ENDED_ATTEMPTS),
             )
             number = int(cursor.lastrowid or 0)
         return Attempt(
@@ -384,7 +384,7 @@ class Store:
             db.execute(
                 "DELETE FROM benches WHERE model=? AND id NOT IN (SELECT id FROM benches WHERE"
                 " model=? ORDER BY id DESC LIMIT ?)",
-                (bench.model, bench.model, _KEEP_BENCHES),
+                (bench.model, bench.model, _MAX_BENCHES),
             )
             _learn_speeds(db, facts)
 

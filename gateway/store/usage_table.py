@@ -10,7 +10,7 @@ from gateway.store.database import Database
 
 KEPT_DAYS = 400
 # Beyond this number the oldest days are removed.
-_MOST_ROWS = 500_000
+_MAX_ROWS = 500_000
 
 Part = Literal["day", "key", "model"]
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -40,7 +40,7 @@ class UsageTable:
             if newest is None or today > newest:
                 db.execute("DELETE FROM usage WHERE day <= ?", (today - KEPT_DAYS,))
                 oldest = db.execute(
-                    "SELECT day FROM usage ORDER BY day DESC LIMIT 1 OFFSET ?", (_MOST_ROWS,)
+                    "SELECT day FROM usage ORDER BY day DESC LIMIT 1 OFFSET ?", (_MAX_ROWS,)
                 ).fetchone()
                 if oldest is not None:
                     db.execute("DELETE FROM usage WHERE day <= ?", oldest)

@@ -13,9 +13,9 @@ import yaml
 
 Keys = tuple[str | int, ...]
 # No models file is deeper.
-_DEEPEST = 12
+_MAX_DEPTH = 12
 # Values with aliases counted at each use: a few lines of nested aliases can exceed any memory.
-_MOST_VALUES = 200_000
+_MAX_VALUES = 200_000
 
 
 class Position(NamedTuple):
@@ -61,18 +61,14 @@ def read(text: str) -> Document:
         places: dict[Keys, Position] = {}
         mistakes = (
             list(_walk(node, (), places))
-            if node is not None and _values(node, {}) <= _MOST_VALUES
+            if node is not None and _values(node, {}) <= _MAX_VALUES
             else []
         )
         if node is not None and not places:
             return Document(
                 None,
                 {},
-                [
-                    Mistake(
-                        _place(node), f"with its aliases this is more than {_MOST_VALUES} values"
-                    )
-                ],
+                [Mistake(_place(node), f"with its aliases this is more than {_MAX_VALUES} values")],
             )
         data = loader.construct_document(node) if node is not None and not mistakes else None
     except yaml.MarkedYAMLError as error:
@@ -103,7 +99,7 @@ def read(text: str) -> Document:
 def _values(node: yaml.Node, counts: dict[int, int]) -> int:
     """The number of values in a node, aliases counted at each use; a cycle is too many."""
     if (count := counts.get(id(node))) is None:
-        counts[id(node)] = _MOST_VALUES + 1
+        counts[id(node)] = _MAX_VALUES + 1
         inner = (
             [child for pair in node.value for child in pair]
             if isinstance(node, yaml.MappingNode)
@@ -120,7 +116,7 @@ def _values(node: yaml.Node, counts: dict[int, int]) -> int:
 def _walk(node: yaml.Node, keys: Keys, places: dict[Keys, Position]) -> Iterator[Mistake]:
     place = _place(node)
     places.setdefault(keys, place)
-    if len(keys) > _DEEPEST:
+    if len(keys) > _MAX_DEPTH:
         yield Mistake(place, "this is nested too deeply")
     elif isinstance(node, yaml.SequenceNode):
         for number, entry in enumerate(node.value):

@@ -26,11 +26,11 @@ from gateway.wishes.model_request import ModelRequest
 from gateway.wishes.references import References, Unresolved, texts
 
 _EXTENSION_PREFIX = "x-"
-_MOST_PROBLEMS = 20
+_MAX_PROBLEMS = 20
 # Of its characters: reading YAML takes a second for some 200,000 of them.
-_LONGEST = 4 * 1024 * 1024
+_MAX_CHARACTERS = 4 * 1024 * 1024
 # Fields that hold other fields.
-_NESTED: dict[str, set[str]] = {
+_NESTED_FIELDS: dict[str, set[str]] = {
     "policy": set(Policy.model_fields),
     "chat_template": set(ChatTemplate.model_fields),
 }
@@ -49,8 +49,10 @@ class ModelsFile(NamedTuple):
 def load(path: Path) -> ModelsFile:
     """The wishes of a models file. Raises BadRequest with all mistakes: file, line, column."""
     try:
-        text = read_file(path, 4 * _LONGEST + 1).decode("utf-8-sig")
-        why = f"it is longer than {_LONGEST} characters" if len(text) > _LONGEST else ""
+        text = read_file(path, 4 * _MAX_CHARACTERS + 1).decode("utf-8-sig")
+        why = (
+            f"it is longer than {_MAX_CHARACTERS} characters" if len(text) > _MAX_CHARACTERS else ""
+        )
     except (OSError, UnicodeDecodeError) as error:
         text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
     if why:
@@ -70,10 +72,10 @@ def load(path: Path) -> ModelsFile:
                 mistakes += outcome
         mistakes += _name_mistakes(document, wishes)
     if mistakes:
-        lines = [mistake.words(path) for mistake in sorted(mistakes)[:_MOST_PROBLEMS]]
+        lines = [mistake.words(path) for mistake in sorted(mistakes)[:_MAX_PROBLEMS]]
         rest_line = (
-            [f"... and {len(mistakes) - _MOST_PROBLEMS} more"]
-            if len(mistakes) > _MOST_PROBLEMS
+            [f"... and {len(mistakes) - _MAX_PROBLEMS} more"]
+            if len(mistakes) > _MAX_PROBLEMS
             else []
         )
         raise BadRequest(
@@ -242,7 +244,9 @@ def _field_mistakes(
         words = messages.setdefault(place, [])
         if problem["type"] == "extra_forbidden":
             field_names = (
-                _NESTED.get(str(problem["loc"][0]), set()) if len(problem["loc"]) > 1 else _FIELDS
+                _NESTED_FIELDS.get(str(problem["loc"][0]), set())
+                if len(problem["loc"]) > 1
+                else _FIELDS
             )
             words.append(_unknown_key(str(field), field_names))
         else:
@@ -301,7 +305,7 @@ def _unknown_key(key: str, keys: set[str]) -> str:
     # A near key of a model may mean something else; of the whole file, there is one key.
     if foreign and ("source" in keys or not near):
         return f"there is no key `{key}`: {foreign}"
-    for parent, nested in _NESTED.items():
+    for parent, nested in _NESTED_FIELDS.items():
         if plain in nested and parent in keys:
             return f"`{plain}` stands below `{parent}`: write `{parent}: {{{plain}: ...}}`"
     return f"there is no key `{key}`" + (

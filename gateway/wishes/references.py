@@ -18,7 +18,7 @@ from gateway.wishes.document import Keys
 
 _REFERENCE = re.compile(r"\$\{(env|file):([^}]*)\}")
 # A chat template is the longest that a model takes.
-_LONGEST = 1024 * 1024
+_MAX_CHARACTERS = 1024 * 1024
 
 
 class Unresolved(Exception):
@@ -62,7 +62,7 @@ class References:
         else:
             try:
                 path = self.folder / Path(name).expanduser()
-                text = read_file(path, 4 * _LONGEST).decode()[:_LONGEST]
+                text = read_file(path, 4 * _MAX_CHARACTERS).decode()[:_MAX_CHARACTERS]
                 value = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n")
             except UnicodeDecodeError:
                 raise Unresolved(f"{path} cannot be read: it is no text") from None

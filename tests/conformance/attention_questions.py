@@ -248,7 +248,7 @@ def _answer(q: Question) -> list[Any]:
             None,
         ]
     selector: Any = importlib.import_module("vllm.v1.attention.selector")
-    asked = fit(
+    asked_fit = fit(
         selector.AttentionSelectorConfig, head_size=q.head_dim, dtype=dtype,
         kv_cache_dtype=q.kv_dtype,
         block_size=q.block_size, use_mla=q.kind == "mla", has_sink=q.sinks, use_sparse=q.sparse,
@@ -262,7 +262,7 @@ def _answer(q: Question) -> list[Any]:
         found, bad = fit(
             platform.get_valid_backends,
             device_capability=platform.get_device_capability(),
-            attn_selector_config=asked,
+            attn_selector_config=asked_fit,
             num_heads=q.heads if q.kind == "mla" else None,
         )
         backends = [
@@ -275,7 +275,7 @@ def _answer(q: Question) -> list[Any]:
         )
     try:
         path = platform.get_attn_backend_cls(
-            forced, attn_selector_config=asked, num_heads=q.heads if q.kind == "mla" else None
+            forced, attn_selector_config=asked_fit, num_heads=q.heads if q.kind == "mla" else None
         )
     except ValueError as error:
         if "No valid attention backend found" in str(error) or "is not valid for" in str(error):

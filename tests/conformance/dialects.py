@@ -127,14 +127,14 @@ def continuation(text: str, answer: dict[str, Any], names: str) -> str | None:
     jinja2: Any = importlib.import_module("jinja2")
     for content in (answer["content"], None):
         for arguments in (ARGUMENTS, json.dumps(ARGUMENTS)):
-            said = json.loads(json.dumps({**answer, "content": content}))
-            for call in said.get("tool_calls", []):
+            document = json.loads(json.dumps({**answer, "content": content}))
+            for call in document.get("tool_calls", []):
                 call["function"]["arguments"] = arguments
             try:
                 asked, prompted, whole = (
                     render(text, ASKED),
                     render(text, ASKED, prompt=True),
-                    render(text, [*ASKED, said]),
+                    render(text, [*ASKED, document]),
                 )
             except (jinja2.TemplateError, TypeError, ValueError):
                 continue

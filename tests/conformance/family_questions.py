@@ -97,7 +97,7 @@ def _pattern(path: str) -> str:
 
 
 def _attention(model: Any) -> list[list[Any]]:
-    found: collections.Counter[tuple[Any, ...]] = collections.Counter()
+    counts: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for path, module in model.named_modules():
         if (
             hasattr(module, "head_size")
@@ -112,8 +112,8 @@ def _attention(model: Any) -> list[list[Any]]:
                 getattr(module, "sliding_window", None),
                 shares,
             )
-            found[_pattern(path), *sizes] += 1
-    return [[name, count, *rest] for (name, *rest), count in sorted(found.items(), key=str)]
+            counts[_pattern(path), *sizes] += 1
+    return [[name, count, *rest] for (name, *rest), count in sorted(counts.items(), key=str)]
 
 
 def _answer(model: str) -> dict[str, Any]:
@@ -122,9 +122,9 @@ def _answer(model: str) -> dict[str, Any]:
     attention: list[list[Any]] = []
     for tp in TENSOR_PARALLEL:
         try:
-            with make_questions(model, tp) as found:
-                ranks[tp] = _shapes(found)
-                attention = attention or _attention(found)
+            with make_questions(model, tp) as found_questions:
+                ranks[tp] = _shapes(found_questions)
+                attention = attention or _attention(found_questions)
         except Exception as error:  # an engine's refusal is an answer
             if tp == 1:
                 raise RuntimeError(f"{model} cannot be built") from error

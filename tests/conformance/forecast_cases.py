@@ -22,10 +22,10 @@ QUANTIZATIONS = ("none", "fp8")
 
 @cache
 def family_configs() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = json.loads(
+    document: dict[str, dict[str, Any]] = json.loads(
         Path(__file__).with_name("family_configs.json").read_text()
     )
-    return found
+    return document
 
 
 def cases() -> list[tuple[str, str]]:

@@ -75,10 +75,10 @@ def file_text(module: ModuleType, version: str, answers: Mapping[str, list[Any]]
 
 def read(text: str) -> dict[str, list[Any]]:
     """For every machine its answers, in the order of the questions."""
-    kept = json.loads(text)
+    document = json.loads(text)
     return {
-        machine: [kept["table"][number] for number in numbers]
-        for machine, numbers in kept["answers"].items()
+        machine: [document["table"][number] for number in numbers]
+        for machine, numbers in document["answers"].items()
     }
 
 

@@ -34,10 +34,10 @@ def _answer(one: Groups) -> Any:
     command += ["--dtype=bfloat16", "--max-model-len=512", "--enforce-eager"]
     command += ["--enable-expert-parallel"] if one.whole else []
     try:
-        said = vllm_answers.answer_of(files, command)
+        answer = vllm_answers.answer_of(files, command)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
-    return {"weights": said["weights"], "experts": experts_of(said)}
+    return {"weights": answer["weights"], "experts": experts_of(answer)}
 
 
 def experts_of(said: dict[str, Any]) -> list[str]:

@@ -35,9 +35,11 @@ class Kept(NamedTuple):
         with Path(f"{folder}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # others want it too, and wait until it is whole
             if not folder.is_dir():
-                known = tomllib.loads((ROOT / "tests/conformance/engine/wheels.toml").read_text())
+                document = tomllib.loads(
+                    (ROOT / "tests/conformance/engine/wheels.toml").read_text()
+                )
                 ref = f"{engine}=={version}"
-                pin = f"{ref} {known[ref]['wheel']}" if ref in known else ""
+                pin = f"{ref} {document[ref]['wheel']}" if ref in document else ""
                 if not pin:
                     sys.exit(
                         f"{engine} {version} has no section in"

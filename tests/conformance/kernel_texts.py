@@ -65,16 +65,18 @@ def kernels_as(ref: str, near: str, profiles: Profiles) -> dict[str, tuple[str, 
     Only kernels that the rules of both describe count. Of several versions with this code, the
     latest one before `ref` counts, or else the first one after it.
     """
-    kept = read_texts()
-    texts, base = (kept.get(_version(name), {}) for name in (ref, near))
-    others = sorted((name for name in profiles.engine_files if _version(name) in kept), key=_order)
+    kept_texts = read_texts()
+    texts, base = (kept_texts.get(_version(name), {}) for name in (ref, near))
+    others = sorted(
+        (name for name in profiles.engine_files if _version(name) in kept_texts), key=_order
+    )
     before = [name for name in others if _order(name) < _order(ref)]
     result: dict[str, list[str]] = {}
     for kernel, digest in texts.items():
         if base.get(kernel, digest) == digest or kernel not in _described_kernels(profiles, near):
             continue
         for other in (*reversed(before), *others[len(before) :]):
-            if kept[_version(other)].get(kernel) == digest and kernel in _described_kernels(
+            if kept_texts[_version(other)].get(kernel) == digest and kernel in _described_kernels(
                 profiles, other
             ):
                 result.setdefault(other, []).append(kernel)

@@ -127,14 +127,14 @@ def _answer(made: Any) -> dict[str, Any]:
     kept_specs = specs(made)
     plans = planner()
     groups = groups_of(plans, made, kept_specs)
-    kept = collections.Counter(
+    counts = collections.Counter(
         (type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values()
     )
     answer: dict[str, Any] = {
         "preferred": preferred if recurrent else made.cache_config.block_size,
         "mode": made.cache_config.mamba_cache_mode,
         "cache": made.cache_config.cache_dtype,
-        "layers": [[*key, count] for key, count in sorted(kept.items())],
+        "layers": [[*key, count] for key, count in sorted(counts.items())],
         "groups": [[group.kv_cache_spec.block_size, group.kv_cache_spec.page_size_bytes,
             len(group.layer_names)] for group in groups],
         "needed": [],

@@ -34,14 +34,14 @@ def _label(method: Any) -> str:
 
 def _layers(model: Any) -> list[list[Any]]:
     base: Any = importlib.import_module("vllm.model_executor.layers.linear").LinearBase
-    found: collections.Counter[tuple[str, int, int, str]] = collections.Counter()
+    counts: collections.Counter[tuple[str, int, int, str]] = collections.Counter()
     for path, module in model.named_modules():
         name = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
         method = getattr(module, "quant_method", None)
         if isinstance(module, base):
             size = getattr(module, "output_size_per_partition", None) or module.output_size
             inputs = getattr(module, "input_size_per_partition", None) or module.input_size
-            found[name, inputs, size, _label(getattr(module, "scheme", None) or method)] += 1
+            counts[name, inputs, size, _label(getattr(module, "scheme", None) or method)] += 1
         elif "moe" in type(method).__name__.lower():
             config = module.moe_config
             inner = (
@@ -51,9 +51,9 @@ def _layers(model: Any) -> list[list[Any]]:
             hidden = getattr(config, "hidden_dim_unpadded", None) or config.hidden_dim
             label = _label(method)
             name = name.removesuffix(".routed_experts")
-            found[f"{name}.w13", hidden, 2 * inner, label] += 1
-            found[f"{name}.w2", inner, hidden, label] += 1
-    return [[name, count, k, n, label] for (name, k, n, label), count in sorted(found.items())]
+            counts[f"{name}.w13", hidden, 2 * inner, label] += 1
+            counts[f"{name}.w2", inner, hidden, label] += 1
+    return [[name, count, k, n, label] for (name, k, n, label), count in sorted(counts.items())]
 
 
 def answers(version: str) -> list[dict[str, Any]]:

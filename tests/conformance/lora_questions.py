@@ -40,7 +40,8 @@ def answers(version: str) -> list[Any]:
     stand_in_for_packages()
     engine = Profiles().engine(f"vllm=={version}")
     return [
-        _parse(engine) if asked == PARSER else _is_supported(asked) for asked in questions(version)
+        _parse(engine) if question == PARSER else _is_supported(question)
+        for question in questions(version)
     ]
 
 
@@ -65,11 +66,11 @@ def _parse(engine: Engine) -> Any:
         *list_arguments(engine, PLACED),
         "--model=/models/m",
     ]
-    found = parser().parse_args(told)
+    args = parser().parse_args(told)
     return [
-        [[module.name, module.path] for module in found.lora_modules],
-        found.enable_lora,
-        found.max_lora_rank,
-        found.max_loras,
-        found.model,
+        [[module.name, module.path] for module in args.lora_modules],
+        args.enable_lora,
+        args.max_lora_rank,
+        args.max_loras,
+        args.model,
     ]

@@ -158,9 +158,11 @@ def questions(version: str) -> Iterator[Question]:
 
 def answers(version: str) -> list[list[str]]:
     """Ask the engine that this process has booted."""
-    known = importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS
+    quantization_methods = importlib.import_module(
+        "vllm.model_executor.layers.quantization"
+    ).QUANTIZATION_METHODS
     return [
-        _answer(q) if not q.user or q.user in known else ["refused", "parser"]
+        _answer(q) if not q.user or q.user in quantization_methods else ["refused", "parser"]
         for q in questions(version)
     ]
 

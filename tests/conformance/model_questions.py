@@ -55,9 +55,9 @@ def answers(version: str) -> list[dict[str, Any] | None]:
     capability: Any = importlib.import_module(
         "vllm.platforms"
     ).current_platform.get_device_capability()
-    here = f"{capability.major}.{capability.minor}"
+    text = f"{capability.major}.{capability.minor}"
     return [
-        _answer(model, quant) if asked == here else None
+        _answer(model, quant) if asked == text else None
         for model, quant, asked in questions(version)
     ]
 
@@ -118,8 +118,8 @@ def rows_of(layers: dict[int, dict[str, tuple[str, int, int]]]) -> list[str]:
 
 def _alike(values: Iterable[Any]) -> list[str]:
     """One where all are alike."""
-    told = [str(value) for value in values]
-    return told[:1] if len(set(told)) == 1 else told
+    texts = [str(value) for value in values]
+    return texts[:1] if len(set(texts)) == 1 else texts
 
 
 def layers_of(whole: Any, made: Any) -> dict[str, tuple[str, int, int]]:
@@ -136,13 +136,13 @@ def _attention(whole: Any, made: Any) -> str:
 
 
 def _kv(made: Any) -> str:
-    kept = specs(made)
-    if not kept:
+    kept_specs = specs(made)
+    if not kept_specs:
         return ""
     plans = planner()
-    groups = groups_of(plans, made, kept)
+    groups = groups_of(plans, made, kept_specs)
     made.model_config.max_model_len = 16
-    cache = plan_cache(plans, made, kept, groups, _KV_BYTES)
+    cache = plan_cache(plans, made, kept_specs, groups, _KV_BYTES)
     size = block_bytes(groups)
     if cache.num_blocks != _KV_BYTES // size:
         raise RuntimeError(f"a block is not {size} bytes: {cache.num_blocks} are in {_KV_BYTES}")

@@ -113,14 +113,14 @@ def _others(model: Any) -> list[list[Any]]:
         if isinstance(module, base)
         or "moe" in type(getattr(module, "quant_method", None)).__name__.lower()
     }
-    found: collections.Counter[tuple[str, tuple[int, ...], str]] = collections.Counter()
+    counts: collections.Counter[tuple[str, tuple[int, ...], str]] = collections.Counter()
     for path, parameter in model.named_parameters():
         owner, _, last = path.rpartition(".")
         if owner not in linear or last == "e_score_correction_bias":
             name = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", path)
-            found[name, tuple(parameter.shape), _DTYPES[str(parameter.dtype)]] += 1
+            counts[name, tuple(parameter.shape), _DTYPES[str(parameter.dtype)]] += 1
     return [
-        [name, count, list(shape), dtype] for (name, shape, dtype), count in sorted(found.items())
+        [name, count, list(shape), dtype] for (name, shape, dtype), count in sorted(counts.items())
     ]
 
 

@@ -82,10 +82,11 @@ def reads(manager: Any, name: str, said: str, request: Any, count: int) -> bool:
             parser = made(Tokenizer(), request.tools)
         except TypeError:  # before parsers were told of the tools
             parser = made(Tokenizer())
-        found = parser.extract_tool_calls(said, request=request)
+        this_tool_calls = parser.extract_tool_calls(said, request=request)
         read = [
-            (call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls
+            (call.function.name, json.loads(call.function.arguments))
+            for call in this_tool_calls.tool_calls
         ]
-        return bool(found.tools_called) and read == [(NAME, ARGUMENTS)] * count
+        return bool(this_tool_calls.tools_called) and read == [(NAME, ARGUMENTS)] * count
     except Exception:  # a parser that cannot be made, or breaks on the text, does not read it
         return False

@@ -245,8 +245,12 @@ def _selection_answer(args: Any, q: Question) -> list[Any]:
 
 def _tower(q: Question) -> str | None:
     if q.model in ASKS_VISION_ATTENTION:
-        asked: Any = importlib.import_module("sglang.srt.layers.attention.vision").VisionAttention
-        return str(asked._determine_attention_backend(object.__new__(asked), None))
+        vision_attention: Any = importlib.import_module(
+            "sglang.srt.layers.attention.vision"
+        ).VisionAttention
+        return str(
+            vision_attention._determine_attention_backend(object.__new__(vision_attention), None)
+        )
     if q.model.startswith("gemma-4"):
         return str(
             importlib.import_module(

@@ -38,7 +38,7 @@ def _answer(version: str, one: Groups) -> Any:
     )
     command += [f"--ep-size={one.tp * one.dp}"] if one.whole else []
     try:
-        said = sglang_answers.answer_of(files, command)
+        answer = sglang_answers.answer_of(files, command)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
-    return {"weights": said["weights"], "experts": experts_of(said)}
+    return {"weights": answer["weights"], "experts": experts_of(answer)}

@@ -124,9 +124,11 @@ def questions(version: str) -> Iterator[Question]:
 def answers(version: str) -> list[str]:
     """Ask the engine that this process has booted. Questions that share a configuration are asked
     together."""
-    asked = list(questions(version))
+    asked_questions = list(questions(version))
     found: dict[Question, str] = {}
-    for _, group in itertools.groupby(sorted(asked, key=_configuration), key=_configuration):
+    for _, group in itertools.groupby(
+        sorted(asked_questions, key=_configuration), key=_configuration
+    ):
         some = list(group)
         try:
             config = _configure(some[0])
@@ -134,7 +136,7 @@ def answers(version: str) -> list[str]:
             found |= dict.fromkeys(some, sglang_layers.refusal_text("method", error))
             continue
         found |= {question: _answer(question, config) for question in some}
-    return [found[question] for question in asked]
+    return [found[question] for question in asked_questions]
 
 
 def _configuration(q: Question) -> tuple[str, str, int]:

@@ -91,19 +91,19 @@ def _answer(model: str, quant: str) -> list[Any]:
 def _of_rank(model: str, quant: str, tp: int) -> Any:
     files = {"config.json": json.dumps(config_of(model, quant)).encode()}
     try:
-        said = sglang_answers.answer_of(files, argv(model, quant, tp))
+        answer = sglang_answers.answer_of(files, argv(model, quant, tp))
     except Exception as error:  # an engine's refusal is an answer
         return words(error)[:160]
-    kv = said["kv"]
+    kv = answer["kv"]
     return {
-        "layers": [_layer(row) for row in said["kernels"]],
+        "layers": [_layer(row) for row in answer["kernels"]],
         "attention": [
             " ".join(str(row[name]) for name in ("kind", "head_dim", "backend", "layers"))
-            for row in said["attention"]
+            for row in answer["attention"]
         ],
-        "weights": said["weights"],
+        "weights": answer["weights"],
         "kv": [kv["block_bytes"], kv["fixed"], *kv["needed"][-1]],
-        "fraction": round(said["settled"]["static_fraction"], 6),
+        "fraction": round(answer["settled"]["static_fraction"], 6),
     }
 
 

@@ -26,8 +26,8 @@ def questions(version: str) -> list[str]:
 
 def answers(version: str) -> list[Any]:
     registry: Any = importlib.import_module("sglang.srt.models.registry")
-    known = registry.ModelRegistry.models
-    return [_has_stages(known.get(architecture)) for architecture in questions(version)]
+    models = registry.ModelRegistry.models
+    return [_has_stages(models.get(architecture)) for architecture in questions(version)]
 
 
 def _has_stages(made: Any) -> bool | None:

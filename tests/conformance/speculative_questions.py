@@ -197,9 +197,9 @@ def _answer(question: Question) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         if question.drafter:
             Path(folder, "config.json").write_text(json.dumps(DRAFTERS[question.drafter]))
-        given = config_of(question, folder if question.drafter else None)
+        config = config_of(question, folder if question.drafter else None)
         try:
-            with build_from_config(target, question.tp, speculative_config=given) as (made, model):
+            with build_from_config(target, question.tp, speculative_config=config) as (made, model):
                 return _taken_layers(made, model)
         except Exception as error:
             message = re.sub(r"/\S+|0x[0-9a-f]+", "...", str(error))[:160]

@@ -41,10 +41,10 @@ def _answer(one: Stages) -> Any:
     vllm_model.prepare()
     try:
         with folder_of(files) as folder:
-            given = vllm_model.arguments_of(
+            arguments = vllm_model.arguments_of(
                 folder, [*argv(one, "pipeline-parallel-size", "max-model-len"), "--enforce-eager"]
             )
-            return [_stage_bytes(given, stage) for stage in range(one.count)]
+            return [_stage_bytes(arguments, stage) for stage in range(one.count)]
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
 

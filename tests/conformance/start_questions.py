@@ -31,8 +31,8 @@ def answers(version: str) -> list[dict[str, Any] | None]:
     capability: Any = importlib.import_module(
         "vllm.platforms"
     ).current_platform.get_device_capability()
-    here = f"{capability.major}.{capability.minor}"
-    return [_answer(start) if start[2] == here else None for start in questions(version)]
+    text = f"{capability.major}.{capability.minor}"
+    return [_answer(start) if start[2] == text else None for start in questions(version)]
 
 
 def _answer(start: Start) -> dict[str, Any]:
@@ -45,8 +45,12 @@ def _answer(start: Start) -> dict[str, Any]:
         "--enforce-eager",
     ]
     try:
-        said = vllm_answers.answer_of(files, argv)
+        answer = vllm_answers.answer_of(files, argv)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)[:200]}
-    backends = sorted({row["backend"] for row in said["attention"]})
-    return {"dtype": said["settled"]["dtype"], "attention": backends, "weights": said["weights"]}
+    backends = sorted({row["backend"] for row in answer["attention"]})
+    return {
+        "dtype": answer["settled"]["dtype"],
+        "attention": backends,
+        "weights": answer["weights"],
+    }

@@ -42,13 +42,13 @@ def answer(choice: MoeChoice) -> list[Any]:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    asked = list(questions(version))
-    shapes = [shape_of(question) for question in asked]
+    asked_questions = list(questions(version))
+    shapes = [shape_of(question) for question in asked_questions]
     wrong, unknown = [], set()
     for machine, answers in golden(moe_questions, version).items():
         capability, _, packages = machine.partition(" ")
         installed = frozenset[str]() if packages == "none" else None
-        for question, shape, theirs in zip(asked, shapes, answers, strict=True):
+        for question, shape, theirs in zip(asked_questions, shapes, answers, strict=True):
             ours = answer(
                 choose_moe(RULES[version], shape, capability, installed, question.forced or None)
             )
@@ -68,6 +68,14 @@ def test_the_golden_answers_are_many_and_of_every_kind() -> None:
     ]
     assert sum(map(len, versions)) > 50_000
     assert (
-        len({(one[0], one[1]) for answers in versions for one in answers if one != ["none"]}) > 60
+        len(
+            {
+                (each_answer[0], each_answer[1])
+                for answers in versions
+                for each_answer in answers
+                if each_answer != ["none"]
+            }
+        )
+        > 60
     )
     assert all(["none"] in answers for answers in versions)

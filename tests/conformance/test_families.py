@@ -65,9 +65,9 @@ def built_model(question: tuple[str, dict[str, Any], Any], version: str) -> Buil
 def test_a_rank_holds_as_many_bytes_as_the_engine_builds(
     version: str, question: Any, answer: dict[str, Any]
 ) -> None:
-    found = built_model(question, version)
+    found_built_model = built_model(question, version)
     for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
-        assert rank_bytes(found, tp) == expected, tp
+        assert rank_bytes(found_built_model, tp) == expected, tp
 
 
 @pytest.mark.parametrize(("version", "question", "answer"), QUESTIONS)

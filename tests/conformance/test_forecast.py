@@ -96,11 +96,11 @@ def rows_apart(theirs: Counter[Any], mine: Counter[Any]) -> tuple[int, int, str]
 def nameless(rows: Counter[tuple[str, int, int, str]]) -> Counter[Any]:
     """Layers by size and kernel: a name decides nothing of a plan. Routers and convolutions are
     layers here and parameters there."""
-    found: Counter[Any] = Counter()
+    counts: Counter[Any] = Counter()
     for (name, k, n, kernel), count in rows.items():
         if not (kernel == "torch" and name.endswith(_EITHER)):
-            found[k, n, kernel] += count
-    return found
+            counts[k, n, kernel] += count
+    return counts
 
 
 def judge(family: str, quant: str, place: int, answer: dict[str, Any]) -> Verdict:
@@ -150,12 +150,12 @@ def near(one: Verdict) -> bool:
 
 
 def test_the_forecast_from_config_alone_is_what_the_engine_builds() -> None:
-    found = figure(verdicts())
-    assert found["weights within 0.5 %"] >= 0.99
-    assert found["kernels wrong"] <= 0.02
-    assert found["backends wrong"] <= 0.02
-    assert found["guessed"] <= 0.02
-    assert found["refused"] == 0
+    found_figure = figure(verdicts())
+    assert found_figure["weights within 0.5 %"] >= 0.99
+    assert found_figure["kernels wrong"] <= 0.02
+    assert found_figure["backends wrong"] <= 0.02
+    assert found_figure["guessed"] <= 0.02
+    assert found_figure["refused"] == 0
 
 
 def test_what_is_no_guess_has_the_weights_of_the_engine() -> None:

@@ -70,21 +70,21 @@ def test_no_file_is_left_of_what_is_no_longer_asked() -> None:
 
 
 def test_of_every_engine_that_is_asked_the_wheel_and_what_is_beside_it_are_written_down() -> None:
-    known = tomllib.loads((CONFORMANCE / "engine/wheels.toml").read_text())
+    document = tomllib.loads((CONFORMANCE / "engine/wheels.toml").read_text())
     asked = {f"{golden.engine_of(module)}=={version}" for module, version in ASKED}
-    wrong = sorted((asked | NO_RULES) ^ set(known))
+    wrong = sorted((asked | NO_RULES) ^ set(document))
     assert not wrong, (
         f"sections of tests/conformance/engine/wheels.toml to add, or to remove: {', '.join(wrong)}"
     )
-    for section in known.values():
+    for section in document.values():
         assert re.fullmatch(r"(--hash=sha256:[0-9a-f]{64} ?)+", section["wheel"])
 
 
 def test_what_is_written_is_what_is_read() -> None:
-    kept = golden.path_of(sglang_linear_questions, SGLANG[-1])
+    kept_path = golden.path_of(sglang_linear_questions, SGLANG[-1])
     assert (
-        golden.file_text(sglang_linear_questions, SGLANG[-1], golden.read(kept.read_text()))
-        == kept.read_text()
+        golden.file_text(sglang_linear_questions, SGLANG[-1], golden.read(kept_path.read_text()))
+        == kept_path.read_text()
     )
 
 

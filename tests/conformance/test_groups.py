@@ -43,14 +43,16 @@ def forecast(ref: str, one: Groups) -> tuple[int, set[str]]:
     )
     built = build(spec, relevant_traits(spec, engine.traits))
     rank = Variant(tp=one.tp, dp=one.dp, ep=one.whole).rank("bfloat16", CAPABILITIES[0])
-    held = weights_bytes(built, rank, engine.traits)
-    assert held is not None
+    held_weights_bytes = weights_bytes(built, rank, engine.traits)
+    assert held_weights_bytes is not None
     rules = PROFILES.rules([engine])[ref]
     rows = layer_kernels(
         built.linears, rules, rank.computing, experts=expert_traits(spec, online=False)
     )
     experts = [layer.name for layer in built.linears if layer.experts]
-    return held, {(row.kernel or "").rpartition(" ")[2] for row in rows if row.layer in experts}
+    return held_weights_bytes, {
+        (row.kernel or "").rpartition(" ")[2] for row in rows if row.layer in experts
+    }
 
 
 @pytest.mark.parametrize(("module", "version"), ASKED)

@@ -31,11 +31,11 @@ def shape_of(q: Question) -> LinearShape:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    asked = list(questions(version))
-    shapes = [shape_of(question) for question in asked]
+    asked_questions = list(questions(version))
+    shapes = [shape_of(question) for question in asked_questions]
     wrong = []
     for machine, answers in golden(linear_questions, version).items():
-        for question, shape, theirs in zip(asked, shapes, answers, strict=True):
+        for question, shape, theirs in zip(asked_questions, shapes, answers, strict=True):
             ours = accepting(RULES[version], question, shape, machine)
             if ours != theirs:
                 wrong.append((machine, question, theirs, ours))

@@ -119,12 +119,13 @@ def test_the_parser_reads_what_the_template_writes(version: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_a_family_that_calls_tools_has_a_parser(family: str, ref: str) -> None:
-    found = [dialect for dialect in kept_dialects() if family in dialect.name]
-    assert found
+    found_dialects = [dialect for dialect in kept_dialects() if family in dialect.name]
+    assert found_dialects
     if ref.startswith("sglang") and family == "ByteDance-Seed":
         pytest.skip(f"SGLang {NEWEST_SGLANG} has no parser for Seed-OSS")
     assert NO_PARSER not in {
-        PROFILES.parsers.writing(spec(one)).tool_parser(PROFILES.engine(ref)).value for one in found
+        PROFILES.parsers.writing(spec(found_dialect)).tool_parser(PROFILES.engine(ref)).value
+        for found_dialect in found_dialects
     }
 
 

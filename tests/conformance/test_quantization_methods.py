@@ -45,11 +45,13 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_the_answers_are_of_every_kind(version: str) -> None:
-    given = {tuple(answer) for row in golden(method_questions, version).values() for answer in row}
-    assert {why for state, why in given if state == "refused"} >= {
+    state_pairs = {
+        tuple(answer) for row in golden(method_questions, version).values() for answer in row
+    }
+    assert {why for state, why in state_pairs if state == "refused"} >= {
         *("mismatch", "unknown", "deprecated", "dtype", "online", "block", "capability")
     }
-    assert len({method for state, method in given if state == "ok"}) > 12
+    assert len({method for state, method in state_pairs if state == "ok"}) > 12
 
 
 @pytest.mark.parametrize("version", VLLM)

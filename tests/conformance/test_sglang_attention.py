@@ -69,16 +69,16 @@ def test_recurrent_layers_and_towers_get_what_the_engine_gives_them(
     for question, answer in plain:
         if isinstance(answer, str):
             continue
-        found = rows(version, question.model, capability)
+        found_rows = rows(version, question.model, capability)
         recurrent, tower = answer[3], answer[5]
         if recurrent is not None:
             _, prefill, decode = recurrent
-            if found["recurrent"].backend != (
+            if found_rows["recurrent"].backend != (
                 prefill if prefill == decode else f"{prefill}/{decode}"
             ):
-                wrong.append((question, recurrent, found["recurrent"]))
-        if "vision" in found and found["vision"].backend != tower:
-            wrong.append((question, tower, found["vision"]))
+                wrong.append((question, recurrent, found_rows["recurrent"]))
+        if "vision" in found_rows and found_rows["vision"].backend != tower:
+            wrong.append((question, tower, found_rows["vision"]))
     assert len(plain) >= 40
     assert wrong == []
 

@@ -65,42 +65,42 @@ def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> P
     decided = decision(model, quant, capability, tp)
     plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
     refused = [rejection for rejection in decided.rejected if rejection.engine.version == version]
-    found: list[PlanOutcome] = [*plain, *refused]
-    return found[0]
+    plan_outcomes: list[PlanOutcome] = [*plain, *refused]
+    return plan_outcomes[0]
 
 
 def products_of(answer: dict[str, Any]) -> Counter[str]:
     """ "KERNEL KxN" of all layers that are quantized, and "KERNEL KxN EXPERTS" of experts."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in answer["layers"]:
         read = _ROW.fullmatch(row)
         assert read is not None, row
         kernel, size, count, experts = read.groups()
         if kernel != "torch":
-            found[f"{kernel} {size}{' experts' if experts else ''}"] += int(count)
-    return found
+            counts[f"{kernel} {size}{' experts' if experts else ''}"] += int(count)
+    return counts
 
 
 def products_ours(mine: PlanOutcome) -> Counter[str]:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in mine.kernels:
         if row.layer.endswith(".w13"):
             continue
         kernel = row.kernel or row.status
         if row.layer.endswith(".experts.w2"):
-            found[f"{kernel} {row.n}x{row.k} experts"] += row.count
+            counts[f"{kernel} {row.n}x{row.k} experts"] += row.count
         elif kernel != "torch":
-            found[f"{kernel} {row.k}x{row.n}"] += row.count
-    return found
+            counts[f"{kernel} {row.k}x{row.n}"] += row.count
+    return counts
 
 
 def attention_ours(mine: PlanOutcome) -> list[str]:
-    found: Counter[tuple[str, int, str]] = Counter()
+    counts: Counter[tuple[str, int, str]] = Counter()
     for row in mine.attention:
-        found[
+        counts[
             row.kind, 0 if row.kind == "recurrent" else row.head_dim, row.backend or row.status
         ] += row.layers
-    return [" ".join(map(str, (*row, count))) for row, count in sorted(found.items())]
+    return [" ".join(map(str, (*row, count))) for row, count in sorted(counts.items())]
 
 
 def differences(version: str, case: tuple[str, str, str], tp: int, answer: Any) -> list[str]:

@@ -44,13 +44,13 @@ def ours(version: str, question: Question) -> Speculation:
     spec = target(question.target, **changes)
     if question.drafter:
         named = drafter(question.drafter, spec if question.method != "draft_model" else None)
-        asked = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
+        asked_wish = wish(drafter="org/drafter", num_speculative_tokens=question.tokens)
         return speculation_of(
-            spec, named, asked, engine(version), RULES[version], attends, Rank(tp=question.tp)
+            spec, named, asked_wish, engine(version), RULES[version], attends, Rank(tp=question.tp)
         )
-    asked = wish(speculative=question.method, num_speculative_tokens=question.tokens)
+    asked_wish = wish(speculative=question.method, num_speculative_tokens=question.tokens)
     return speculation_of(
-        spec, None, asked, engine(version), RULES[version], attends, Rank(tp=question.tp)
+        spec, None, asked_wish, engine(version), RULES[version], attends, Rank(tp=question.tp)
     )
 
 
@@ -65,10 +65,13 @@ def test_every_answer_is_the_engines_own(version: str) -> None:
         elif answer[0] == "error":
             assert ours(version, question).method.value == "none", (question, answer)
         else:
-            found = ours(version, question)
-            assert [found.config["method"], found.config["num_speculative_tokens"]] == answer[:2], (
+            own_answer = ours(version, question)
+            assert [
+                own_answer.config["method"],
+                own_answer.config["num_speculative_tokens"],
+            ] == answer[:2], (
                 question,
-                found,
+                own_answer,
             )
         compared += 1
     assert compared > 40
@@ -117,6 +120,6 @@ def test_layers_that_draft_are_as_large_as_the_engine_builds_them(name: str) -> 
                 if name in ("deepseek-v3", "glm-4.5-air")
                 else 0
             )
-            found = drafting_bytes(spec, 1, Rank(tp=question.tp), build)
-            assert found is not None
-            assert found + head == pytest.approx(answer[3][0], rel=0.02), question
+            this_drafting_bytes = drafting_bytes(spec, 1, Rank(tp=question.tp), build)
+            assert this_drafting_bytes is not None
+            assert this_drafting_bytes + head == pytest.approx(answer[3][0], rel=0.02), question

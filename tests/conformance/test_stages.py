@@ -92,9 +92,9 @@ def ours(ref: str, one: Stages) -> list[list[int]] | None:
     found = []
     for part in range(one.count):
         stage = stage_model(built, layers, part, whole)
-        held = weights_bytes(stage, rank, engine.traits)
-        assert held is not None
-        found.append([held, sum(group.layers for group in stage.attention)])
+        held_weights_bytes = weights_bytes(stage, rank, engine.traits)
+        assert held_weights_bytes is not None
+        found.append([held_weights_bytes, sum(group.layers for group in stage.attention)])
     return found
 
 
@@ -176,7 +176,7 @@ def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_a
     has."""
     spec = read_model("m", None, case("seed-oss-36b", "awq"), None, None, (), None)
     engine = PROFILES.engine(f"vllm=={VLLM[-1]}")
-    known = {
+    joins = {
         ",".join(map(str, question.layers))
         for question in stage_questions.questions(VLLM[-1])
         if question.model == "seed-oss-36b"
@@ -195,4 +195,4 @@ def test_plans_for_unlike_gpus_deal_layers_out_in_ways_that_engines_were_asked_a
     dealt_out = [plan for plan in plans if stage_layers in plan.env]
     assert dealt_out
     assert all("--pipeline-parallel-size=2" in plan.argv for plan in dealt_out)
-    assert {plan.env[stage_layers] for plan in dealt_out} & known
+    assert {plan.env[stage_layers] for plan in dealt_out} & joins

@@ -144,15 +144,19 @@ def _sources(folder: Path, choices: dict[str, tuple[str, ...]]) -> Sources:
     (folder / "config").mkdir()
     (folder / "config/options.py").write_text(_OPTIONS)
     (folder / "checks.py").write_text(_CHECKS)
-    known = defaults(folder, "vllm", {"dtype"}, choices, {"checks.py"})
-    return Sources(folder, {"checks.py"}, {"dtype", "backend", "steps", "watermark"}, known)
+    known_defaults = defaults(folder, "vllm", {"dtype"}, choices, {"checks.py"})
+    return Sources(
+        folder, {"checks.py"}, {"dtype", "backend", "steps", "watermark"}, known_defaults
+    )
 
 
 def test_a_refusal_that_needs_an_option_of_no_plan_is_none_of_a_configuration(
     tmp_path: Path,
 ) -> None:
-    found = refusals(_sources(tmp_path, {}), {("checks.py", 2)})
-    assert [(one.text[18:-2], one.kind) for one in found] == [
+    found_refusals = refusals(_sources(tmp_path, {}), {("checks.py", 2)})
+    assert [
+        (found_refusal.text[18:-2], found_refusal.kind) for found_refusal in found_refusals
+    ] == [
         ("watermark", "option"),
         ("deep", "config"),  # the engine itself chooses it by the type
         ("pplx", "option"),
@@ -173,8 +177,8 @@ def test_errors_that_the_engine_takes_up_count_once_and_choices_of_the_parser_ar
 
 def test_what_the_engine_makes_of_an_option_is_one_of_its_values(tmp_path: Path) -> None:
     _sources(tmp_path, {})
-    known = defaults(tmp_path, "vllm", {"dtype"}, {}, {"checks.py"})
-    assert known == {"watermark": None, "backend": OneOf(("none", "deep")), "steps": 1}
+    known_defaults = defaults(tmp_path, "vllm", {"dtype"}, {}, {"checks.py"})
+    assert known_defaults == {"watermark": None, "backend": OneOf(("none", "deep")), "steps": 1}
 
 
 def test_a_start_is_planned_with_options_and_inner_fields_that_the_planner_has_words_for() -> None:
@@ -215,8 +219,8 @@ def test_values_that_types_refuse_and_contrary_conditions_lead_to_no_refusal(
 def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(_SOURCE)
     sources = Sources(tmp_path, {"engine.py"}, {"size", "dtype"}, {})
-    found = refusals(sources, {("engine.py", 2)})
-    assert [(one.function, one.kind) for one in found] == [
+    found_refusals = refusals(sources, {("engine.py", 2)})
+    assert [(found_refusal.function, found_refusal.kind) for found_refusal in found_refusals] == [
         ("start", "config"),
         ("start", "platform"),
         ("start", "elsewhere"),
@@ -225,7 +229,7 @@ def test_refusals_of_entered_and_called_functions_are_counted_by_kind(tmp_path: 
         ("Engine.load", "internal"),
         ("Engine.abstract", "abstract"),
     ]
-    assert found[0].place == "engine.py:4"
+    assert found_refusals[0].place == "engine.py:4"
 
 
 def test_a_reviewed_refusal_has_the_kind_of_its_row_and_names_a_counted_one(
@@ -234,9 +238,11 @@ def test_a_reviewed_refusal_has_the_kind_of_its_row_and_names_a_counted_one(
     (tmp_path / "engine.py").write_text(_SOURCE)
     sources = Sources(tmp_path, {"engine.py"}, {"size", "dtype"}, {})
     row = ReviewedRefusal("engine.py", "Engine.load", "'wanted'", "chosen", "no such value")
-    found = refusals(sources, {("engine.py", 2)}, [row])
-    assert [one.text for one in found if one.kind == "chosen"] == ["raise ValueError('wanted')"]
-    assert [one.kind for one in found].count("config") == 2
+    found_refusals = refusals(sources, {("engine.py", 2)}, [row])
+    assert [
+        found_refusal.text for found_refusal in found_refusals if found_refusal.kind == "chosen"
+    ] == ["raise ValueError('wanted')"]
+    assert [each_found_refusal.kind for each_found_refusal in found_refusals].count("config") == 2
     for left in (row._replace(words="state"), row._replace(function="start")):
         with pytest.raises(LookupError, match="no refusal of a configuration"):
             refusals(sources, {("engine.py", 2)}, [left])

@@ -158,9 +158,9 @@ def test_a_kept_structure_gives_the_bytes_that_the_engine_builds(
     spec = read_model(model, None, config, None, None, (), task, structure)
     found = build(spec.evolve(source=f"{model} by structure"), TRAITS[VERSION])
     for tp, expected in zip(TENSOR_PARALLEL, answer["bytes"], strict=True):
-        held = rank_bytes(found, tp)
-        assert (held is None) == (expected is None), tp
-        assert held is None or abs(held / expected - 1) < TOLERANCE, tp
+        held_rank_bytes = rank_bytes(found, tp)
+        assert (held_rank_bytes is None) == (expected is None), tp
+        assert held_rank_bytes is None or abs(held_rank_bytes / expected - 1) < TOLERANCE, tp
 
 
 def test_layers_count_up_to_the_one_that_a_field_names() -> None:
@@ -208,8 +208,8 @@ def test_every_zeroth_layer_is_none() -> None:
     listed = [row | {"name": n, "layers": term, "parts": ["8"]} for n, term in terms.items()]
     for step, counts in ((0, {"dense": 6}), (2, {"sparse": 3, "dense": 3, "other": 3})):
         config = Fields({"n": 6, "step": step}, "m")
-        found = structure_blueprint(json.dumps(structure | {"rows": listed}), config).linears
-        assert {layer.name: len(layer.numbers) for layer in found} == counts
+        linears = structure_blueprint(json.dumps(structure | {"rows": listed}), config).linears
+        assert {layer.name: len(layer.numbers) for layer in linears} == counts
 
 
 def test_layers_that_swap_their_kinds_keep_their_rows() -> None:
@@ -281,8 +281,8 @@ def test_an_absent_list_follows_from_another_field() -> None:
     structure = {"architecture": "A", "unknown": [], "fixed": {}, "aliases": {}, "absent": absent}
     text = json.dumps(structure | {"rows": rows})
     config = {"n": 6, "ratios": [0, 4, 4, 0, 0, 4], "kinds": []}
-    found = structure_blueprint(text, Fields(config, "m")).linears
-    assert [[*layer.numbers] for layer in found] == [[2, 5], [1, 2, 5]]
+    linears = structure_blueprint(text, Fields(config, "m")).linears
+    assert [[*layer.numbers] for layer in linears] == [[2, 5], [1, 2, 5]]
 
 
 def test_a_structure_of_one_tower_is_not_taken_for_another() -> None:
@@ -300,12 +300,12 @@ def test_a_structure_of_one_shape_holds_for_its_shape_and_any_vocabulary() -> No
     rows = made_up_engine(config)
     rows["embed.weight"] = {"what": "vocab", "rows": 300, "columns": 48}
     rows["model.layers.2.attn#attention"] = {"what": "attention", "kind": "unseen Other"}
-    found = one_shape(config, rows)
-    gate = next(row for row in found if row.name == "model.layers.*.gate")
+    found_shape = one_shape(config, rows)
+    gate = next(row for row in found_shape if row.name == "model.layers.*.gate")
     assert (gate.layers, gate.of, gate.sizes["shape.0"]) == ("i in (1, 2)", "3", "60")
     facts = Facts({}, {}, set(), {}, {}, {})
     fixed = {name: config[name] for name in ("hidden_size", "layer_types")}
-    text = document("MadeUp", "vllm==0", fixed, found, facts)
+    text = document("MadeUp", "vllm==0", fixed, found_shape, facts)
     structure = json.loads(text)
     assert structure["unknown"] == ["its attention"]
     plan = structure_blueprint(text, Fields({**config, "vocab_size": 320}, "config"))
@@ -330,10 +330,10 @@ def test_each_number_of_layers_of_one_part_is_a_field(monkeypatch: pytest.Monkey
         }
 
     monkeypatch.setattr(variations, "observe", observe)
-    asked = variations.Variations({})
-    asked.ask(config)
-    asked.vary()
-    rows = {row.name: row.of for row in learn(asked.observed)}
+    asked_variations = variations.Variations({})
+    asked_variations.ask(config)
+    asked_variations.vary()
+    rows = {row.name: row.of for row in learn(asked_variations.observed)}
     assert rows == {
         "model.encoder.layers.*.up": "encoder_layers",
         "model.decoder.layers.*.up": "decoder_layers",

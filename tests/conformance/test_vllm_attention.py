@@ -33,11 +33,13 @@ def query_of(q: Question) -> AttentionQuery:
 
 @pytest.mark.parametrize("version", VLLM)
 def test_every_answer_is_the_engines_own(version: str) -> None:
-    asked = list(questions(version))
-    queries = [None if question.kind == "gemma4" else query_of(question) for question in asked]
+    asked_questions = list(questions(version))
+    queries = [
+        None if question.kind == "gemma4" else query_of(question) for question in asked_questions
+    ]
     wrong = []
     for machine, answers in golden(attention_questions, version).items():
-        for question, query, theirs in zip(asked, queries, answers, strict=True):
+        for question, query, theirs in zip(asked_questions, queries, answers, strict=True):
             if query is None and machine.endswith(" none"):
                 continue  # a whole model is planned for what the image has
             ours = (
@@ -79,7 +81,7 @@ def answer(
 
 def gemma4(version: str, question: Question, machine: str) -> list[Any]:
     groups = (group("sliding", 256, window=1024), group("full", question.head_dim))
-    found = rows(
+    found_rows = rows(
         version,
         machine,
         *groups,
@@ -91,10 +93,12 @@ def gemma4(version: str, question: Question, machine: str) -> list[Any]:
     # tests/conformance/test_starts.py.
     made = [
         next((refusal.kernel for refusal in row.refused if refusal.at_start), row.backend)
-        for row in found
+        for row in found_rows
     ]
     return [
-        part for row, backend in zip(found, made, strict=True) for part in (backend, row.version)
+        part
+        for row, backend in zip(found_rows, made, strict=True)
+        for part in (backend, row.version)
     ]
 
 
@@ -106,6 +110,6 @@ def test_the_golden_answers_are_many_and_of_every_kind() -> None:
         for answer in row
     ]
     assert len(answers) > 15_000
-    assert len({one[0] for one in answers}) > 20
+    assert len({each_answer[0] for each_answer in answers}) > 20
     assert {one[1] for one in answers} == {None, 2, 3, 4}
     assert any(one[0] is None and one[2] == "" for one in answers)

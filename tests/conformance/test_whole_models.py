@@ -59,10 +59,10 @@ def outcome(version: str, model: str, quant: str, capability: str, tp: int) -> P
     here = [rejection for rejection in decided.rejected if rejection.engine.version == version]
     refused = [one for one in here if (one.tensor_parallel, one.pipeline_parallel) == (tp, 1)]
     plain = [plan for plan in decided.plans if plan.engine.version == version and plan.cost == 0]
-    found: list[PlanOutcome] = [
+    plan_outcomes: list[PlanOutcome] = [
         plan for plan in plain if (plan.tensor_parallel.value, plan.data_parallel.value) == (tp, 1)
     ]
-    return (found + refused or here)[0]
+    return (plan_outcomes + refused or here)[0]
 
 
 # What the engine says -> the verdicts that tell the same; the first whose words are in it.
@@ -93,7 +93,7 @@ def layers_of(
     """(name, inputs, outputs, kernel) -> how many, on one of ranks[position] ranks."""
     accepted = [tp for tp in ranks if str(tp) not in answer.get("refused", {})]
     place = accepted.index(ranks[position])
-    found: Counter[tuple[str, int, int, str]] = Counter()
+    counts: Counter[tuple[str, int, int, str]] = Counter()
     for row in answer["layers"]:
         name, kernels, sizes, count = row.split()
         kernel, k, n = (
@@ -101,21 +101,21 @@ def layers_of(
             for told in (one.split("|") for one in (kernels, *sizes.split("x")))
         )
         if not (name.endswith(".gate") and kernel == "torch" and model in FLOAT_ROUTERS):
-            found[name, int(k), int(n), NAMES.get(kernel, kernel)] += int(count)
-    return found
+            counts[name, int(k), int(n), NAMES.get(kernel, kernel)] += int(count)
+    return counts
 
 
 def layers_ours(outcome: PlanOutcome) -> Counter[tuple[str, int, int, str]]:
     """The same of a plan; the two products of experts are one layer of the engine."""
-    found: Counter[tuple[str, int, int, str]] = Counter()
+    counts: Counter[tuple[str, int, int, str]] = Counter()
     for row in outcome.kernels:
         if row.layer.endswith(".experts.w13"):
             continue
         k, n, name = row.k or 0, row.n or 0, row.layer
         if name.endswith(".experts.w2"):
             k, n, name = n, k, name.removesuffix(".w2")
-        found[name, k, n, row.kernel or row.status] += row.count
-    return found
+        counts[name, k, n, row.kernel or row.status] += row.count
+    return counts
 
 
 def attention_of(
@@ -126,25 +126,25 @@ def attention_of(
         if isinstance(answer["attention"], list)
         else answer["attention"]
     )
-    found: Counter[tuple[str, int, str, int | None]] = Counter()
+    counts: Counter[tuple[str, int, str, int | None]] = Counter()
     for row in told.split(", "):
         kind, head, backend, *rest = row.split()
         version, count = (int(rest[0]), int(rest[1])) if len(rest) == 2 else (None, int(rest[0]))
-        found[kind, int(head), backend, version] += count
-    return found
+        counts[kind, int(head), backend, version] += count
+    return counts
 
 
 def attention_ours(
     outcome: PlanOutcome, versions: set[tuple[str, int]]
 ) -> Counter[tuple[str, int, str, int | None]]:
-    found: Counter[tuple[str, int, str, int | None]] = Counter()
+    counts: Counter[tuple[str, int, str, int | None]] = Counter()
     for row in outcome.attention:
         if row.backend == "torch":  # for which the engine has no layer of attention
             continue
         head = 0 if row.kind == "recurrent" else row.head_dim
         version = row.version if (row.kind, head) in versions else None
-        found[row.kind, head, row.backend or row.status, version] += row.layers
-    return found
+        counts[row.kind, head, row.backend or row.status, version] += row.layers
+    return counts
 
 
 def per_token(told: str) -> int:
@@ -176,10 +176,10 @@ def ungrown(
             sizes |= {
                 (name, *grown): given for grown in ((width, own), (width, row.k), (row.n, own))
             }
-    found: Counter[tuple[str, int, int, str]] = Counter()
+    counts: Counter[tuple[str, int, int, str]] = Counter()
     for (name, k, n, kernel), count in theirs.items():
-        found[name, *sizes.get((name, k, n), (k, n)), kernel] += count
-    return found
+        counts[name, *sizes.get((name, k, n), (k, n)), kernel] += count
+    return counts
 
 
 def kept_scales(version: str, kernels: Sequence[LayerKernel], experts: int) -> int:
@@ -199,24 +199,24 @@ def built_alike(
 ) -> list[str]:
     """What the planner says otherwise of a model that the engine builds."""
     found = []
-    theirs, own = ungrown(layers_of(model, answer, position), mine), layers_ours(mine)
+    theirs, counts = ungrown(layers_of(model, answer, position), mine), layers_ours(mine)
     if version == "0.19.1" and model.startswith(
         "gemma-4"
     ):  # its towers are modules of transformers, whose layers are torch's
         towers = ("vision_tower.", "audio_tower.")
-        own = Counter(
+        counts = Counter(
             {
                 row: n
-                for row, n in own.items()
+                for row, n in counts.items()
                 if not (row[0].startswith(towers) and row[3] == "torch")
             }
         )
-    if theirs != own:
-        found.append(f"layers: theirs {dict(theirs - own)}, ours {dict(own - theirs)}")
-    told = attention_of(answer, position)
-    said = attention_ours(mine, {(kind, head) for kind, head, _, number in told if number})
-    if told != said:
-        found.append(f"attention: theirs {dict(told - said)}, ours {dict(said - told)}")
+    if theirs != counts:
+        found.append(f"layers: theirs {dict(theirs - counts)}, ours {dict(counts - theirs)}")
+    attention = attention_of(answer, position)
+    said = attention_ours(mine, {(kind, head) for kind, head, _, number in attention if number})
+    if attention != said:
+        found.append(f"attention: theirs {dict(attention - said)}, ours {dict(said - attention)}")
     weights, memory = answer["weights"][position], mine.memory
     assert memory is not None
     # Tiles that Marlin fills up while it loads are counted here, and not among what it loads into.
@@ -282,7 +282,12 @@ def compare_answers() -> tuple[list[str], list[str]]:
         for version, answer in told.items():
             wrong += differences(version, case, answer)
             outcomes = [outcome(version, *case, tp) for tp in TENSOR_PARALLEL]
-            rows = [row.layer for one in outcomes for row in one.kernels if row.status == "unknown"]
+            rows = [
+                row.layer
+                for each_outcome in outcomes
+                for row in each_outcome.kernels
+                if row.status == "unknown"
+            ]
             rows += [
                 row.kind for one in outcomes for row in one.attention if row.status == "unknown"
             ]

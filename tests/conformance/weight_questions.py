@@ -179,7 +179,7 @@ def answers(version: str) -> list[dict[str, list[int | None]]]:
 
 
 def _answer(model: str, quant: str, ranks: tuple[int, ...]) -> dict[str, list[int | None]]:
-    found: dict[str, list[int | None]] = collections.defaultdict(lambda: [None] * len(ranks))
+    defaultdict: dict[str, list[int | None]] = collections.defaultdict(lambda: [None] * len(ranks))
     for position, tp in enumerate(ranks):
         try:
             with build_from_config(config(model, quant), tp) as (_, made):
@@ -187,8 +187,8 @@ def _answer(model: str, quant: str, ranks: tuple[int, ...]) -> dict[str, list[in
         except Exception:  # an engine's refusal is an answer
             sums = collections.Counter()
         for name, size in sums.items():
-            found[name][position] = size
-    return dict(sorted(found.items()))
+            defaultdict[name][position] = size
+    return dict(sorted(defaultdict.items()))
 
 
 def _bytes(model: Any) -> collections.Counter[str]:

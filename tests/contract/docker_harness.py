@@ -102,8 +102,10 @@ class DockerHarness:
         return is_untouched
 
     def inspect(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.docker.inspect_container(container_name(name, self.instance))
-        return found
+        inspect_container: dict[str, Any] = self.docker.inspect_container(
+            container_name(name, self.instance)
+        )
+        return inspect_container
 
     def kill_engine(self, name: str) -> None:
         # By hands inside the container, because Docker's own would kill its init.
@@ -148,7 +150,7 @@ class DockerHarness:
         ours = self.docker.containers(
             all=True, quiet=True, filters={"label": f"fitserve.instance={self.instance}"}
         )
-        for container in [*(found["Id"] for found in ours), *self.strangers]:
+        for container in [*(our["Id"] for our in ours), *self.strangers]:
             with suppress(NotFound):
                 self.docker.remove_container(container, v=True, force=True)
         with suppress(NotFound):

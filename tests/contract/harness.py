@@ -76,16 +76,16 @@ async def find(host: Host, name: str) -> Instance | None:
 
 async def wait_for_exit(host: Host, name: str) -> Instance:
     """Wait until `list` shows the instance as exited."""
-    seen: list[Instance] = []
+    instances: list[Instance] = []
 
     async def is_exited() -> bool:
         instance = await find(host, name)
         if instance is not None and instance.state == "exited":
-            seen.append(instance)
-        return bool(seen)
+            instances.append(instance)
+        return bool(instances)
 
     await until(f"{name} is listed as exited", is_exited)
-    return seen[0]
+    return instances[0]
 
 
 async def get(instance: Instance, path: str) -> tuple[int, bytes]:

@@ -97,8 +97,8 @@ class PreparedHarness(ProcessHarness):
         """What the engine said of itself."""
         log = (self.data_dir / "logs" / f"{name}.log").read_text()
         line = next(line for line in log.splitlines() if line.startswith("DESCRIBED "))
-        found: dict[str, Any] = json.loads(line.removeprefix("DESCRIBED "))
-        return found
+        document: dict[str, Any] = json.loads(line.removeprefix("DESCRIBED "))
+        return document
 
     def views(self) -> tuple[PreparedView, ...]:
         """The prepared processes, as another program sees them."""

@@ -25,7 +25,7 @@ from gateway.domain import EngineRef, LaunchSpec, Mount
 from gateway.domain.units import GIB
 from gateway.engines.inquiry.document import document
 from gateway.errors import AgentRefusal, HostError
-from gateway.hosts.agent.calls import MOST_BYTES_OF_CALL
+from gateway.hosts.agent.calls import MAX_BYTES_OF_CALL
 from gateway.hosts.docker.container import container_name
 from tests.contract.agent_harness import ENGINE, AgentHarness, agent_harness
 from tests.contract.docker_harness import BASE_IMAGE
@@ -348,9 +348,9 @@ HOSTILE = [
     b'{"call":' * 10_000 + b"\n",
     b"9" * 100_000 + b"\n",
     b"\xff\xfe" * 1000 + b"\n",
-    b"x" * (MOST_BYTES_OF_CALL + 1),
+    b"x" * (MAX_BYTES_OF_CALL + 1),
     b"x" * (8 * 1024**2),
-    b'{"call": "follow", "name": "' + b"a" * (MOST_BYTES_OF_CALL * 4) + b'"}\n',
+    b'{"call": "follow", "name": "' + b"a" * (MAX_BYTES_OF_CALL * 4) + b'"}\n',
 ]
 
 
@@ -358,7 +358,7 @@ async def test_hostile_bytes_are_refused_and_the_agent_goes_on(harness: AgentHar
     for raw in HOSTILE:
         closing = (
             asyncio.ensure_future(say(harness, raw))
-            if raw.endswith(b"\n") or len(raw) > MOST_BYTES_OF_CALL
+            if raw.endswith(b"\n") or len(raw) > MAX_BYTES_OF_CALL
             else None
         )
         answers = await closing if closing is not None else []

@@ -103,7 +103,7 @@ async def test_engines_outlive_a_killed_program_and_are_listed_again(
 
     async def is_replaced() -> bool:
         await asyncio.to_thread(cluster.nodes.connect)
-        return bool(found := node.pids(program)) and not set(found) & set(killed)
+        return bool(found_pids := node.pids(program)) and not set(found_pids) & set(killed)
 
     if program != "ray::Relay":
         # The link makes an actor at its next call.

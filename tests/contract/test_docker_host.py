@@ -98,10 +98,10 @@ async def pause(harness: DockerHarness, name: str) -> None:
 
 
 def containers(harness: DockerHarness) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = harness.docker.containers(
+    found_containers: list[dict[str, Any]] = harness.docker.containers(
         all=True, filters={"label": f"fitserve.instance={harness.instance}"}
     )
-    return found
+    return found_containers
 
 
 # --- what a container is given, and what not ---
@@ -112,11 +112,11 @@ async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(
 ) -> None:
     spec = harness.make_spec(f"{harness.instance}-a").evolve(model="org/model", attempt=7)
     instance = await harness.host.start(spec)
-    found = harness.inspect(spec.name)
-    assert found["Name"] == f"/fitserve-{harness.instance}-{spec.name}"
+    container_state = harness.inspect(spec.name)
+    assert container_state["Name"] == f"/fitserve-{harness.instance}-{spec.name}"
     assert {
         name: value
-        for name, value in found["Config"]["Labels"].items()
+        for name, value in container_state["Config"]["Labels"].items()
         if name.startswith("fitserve.")
     } == {
         "fitserve.instance": harness.instance,
@@ -126,17 +126,17 @@ async def test_the_container_says_whose_it_is_and_is_never_restarted_by_docker(
         "fitserve.fingerprint": "f1",
         "fitserve.port": "8000",
     }
-    assert found["HostConfig"]["RestartPolicy"]["Name"] == "no"
-    assert found["HostConfig"]["LogConfig"] == {
+    assert container_state["HostConfig"]["RestartPolicy"]["Name"] == "no"
+    assert container_state["HostConfig"]["LogConfig"] == {
         "Type": "json-file",
         "Config": {"max-file": "2", "max-size": "64m"},
     }
-    assert not found["HostConfig"]["Privileged"]
-    assert not found["NetworkSettings"]["Ports"], "no port is published"
-    assert list(found["NetworkSettings"]["Networks"]) == [harness.network]
+    assert not container_state["HostConfig"]["Privileged"]
+    assert not container_state["NetworkSettings"]["Ports"], "no port is published"
+    assert list(container_state["NetworkSettings"]["Networks"]) == [harness.network]
     assert (
         instance.url
-        == f"http://{found['NetworkSettings']['Networks'][harness.network]['IPAddress']}:8000"
+        == f"http://{container_state['NetworkSettings']['Networks'][harness.network]['IPAddress']}:8000"
     )
     assert (instance.model, instance.attempt) == ("org/model", 7)
 
@@ -242,8 +242,10 @@ async def test_engines_started_together_share_one_network_made_on_the_way(
 ) -> None:
     names = [f"{harness.instance}-{number}" for number in range(4)]
     await asyncio.gather(*(harness.host.start(harness.make_spec(name)) for name in names))
-    found = [network for network in harness.docker.networks() if network["Name"] == harness.network]
-    assert [(network["Internal"], network["Driver"]) for network in found] == [(True, "bridge")]
+    networks = [
+        network for network in harness.docker.networks() if network["Name"] == harness.network
+    ]
+    assert [(network["Internal"], network["Driver"]) for network in networks] == [(True, "bridge")]
 
 
 async def test_a_network_with_a_way_out_is_refused_and_left_alone(harness: DockerHarness) -> None:
@@ -624,13 +626,13 @@ async def test_prepare_pulls_a_missing_image_and_tells_how_far_it_is(
 
 async def test_leaving_a_pull_ends_it(harness: DockerHarness) -> None:
     with Registry(harness.instance) as registry:
-        seen = asyncio.Event()
+        event = asyncio.Event()
         engine = EngineRef(kind="e", version="1", image=registry.image)
         pulling = asyncio.create_task(
-            harness.host.prepare(engine, lambda text: seen.set() if " of " in text else None)
+            harness.host.prepare(engine, lambda text: event.set() if " of " in text else None)
         )
         async with asyncio.timeout(hang_s()):
-            await seen.wait()
+            await event.wait()
             pulling.cancel()
             await asyncio.wait({pulling})
         assert pulling.cancelled()
@@ -835,7 +837,7 @@ async def test_an_image_that_is_asked_gets_no_network_no_rights_and_no_files_of_
         ("tmpfs", "/tmp")
     ]
     assert not limits["DeviceRequests"]
-    assert limits["Memory"] == limits["MemorySwap"] == script.MOST_MEMORY
+    assert limits["Memory"] == limits["MemorySwap"] == script.MAX_MEMORY
     assert limits["PidsLimit"] > 0
     # What it says is not kept on the disk.
     assert limits["LogConfig"]["Type"] == "none"
@@ -868,9 +870,9 @@ async def test_an_image_without_the_engine_is_said_and_leaves_nothing(
     harness: DockerHarness,
 ) -> None:
     engine = EngineRef(kind="vllm-cpu", version="1", image=BASE_IMAGE)
-    asked = document("vllm-cpu", None, version=True)
+    asked_document = document("vllm-cpu", None, version=True)
     with pytest.raises(HostError, match="No module named 'vllm'"):
-        async with aclosing(harness.host.inquire(engine, asked)) as lines:
+        async with aclosing(harness.host.inquire(engine, asked_document)) as lines:
             assert [line async for line in lines] == []
     label = {"label": f"fitserve.inquiry={harness.instance}"}
     assert harness.docker.containers(all=True, filters=label) == []
@@ -891,9 +893,9 @@ async def test_of_a_paused_container_all_processes_are_stopped_and_it_can_be_sto
         for process in await harness.host.processes("a1")
     )
     await pause(harness, "a1")
-    seen = await harness.host.processes("a1")
-    assert seen
-    assert all(one.stopped for one in seen)
+    processes = await harness.host.processes("a1")
+    assert processes
+    assert all(each_process.stopped for each_process in processes)
     await harness.host.stop("a1", 0.1)
     assert await harness.host.list() == []
 
@@ -975,10 +977,10 @@ async def test_the_oldest_cache_that_nothing_uses_makes_room_for_a_new_one(
 ) -> None:
     """By its bytes where Docker tells them, else by their number."""
     if sizes == "told":
-        monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MOST_BYTES", 999)
+        monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MAX_BYTES", 999)
     else:
         monkeypatch.setattr("gateway.hosts.docker.cache_volumes._sizes", lambda _: {})
-        monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MOST_UNMEASURED", 1)
+        monkeypatch.setattr("gateway.hosts.docker.cache_volumes.MAX_UNMEASURED_VOLUMES", 1)
     compiled = "import os; open(os.environ['KERNELS'] + '/kernel', 'w').write('x' * 1000)"
     spec = program(harness, compiled, caches={"KERNELS": "kernels"})
 

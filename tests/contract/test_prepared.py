@@ -353,7 +353,9 @@ async def test_what_no_fork_survives_is_left_to_the_fork(
     await prepare(harness)
     (view,) = harness.views()
     assert began - 1 <= view.since <= time.time() + 1
-    assert [one.pid for one in await harness.host.prepared_views()] == [view.pid]
+    assert [prepared_view.pid for prepared_view in await harness.host.prepared_views()] == [
+        view.pid
+    ]
     assert view.refused["culprit"] == reason
     assert view.refused["between"] == "imports culprit"
     assert "colorsys" not in view.refused
@@ -490,8 +492,8 @@ async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
 
     async def is_clean() -> bool:
         await harness.host.list()
-        left = {pid for pid in harness.processes() if (one := procfs.read(pid)) and one.alive}
-        return left <= {view.pid for view in harness.views()}
+        process = {pid for pid in harness.processes() if (one := procfs.read(pid)) and one.alive}
+        return process <= {view.pid for view in harness.views()}
 
     await until("only what is prepared is left", is_clean)
     print(f"{kills} kills, {number} starts, at most {most_bytes >> 20} MiB")  # noqa: T201

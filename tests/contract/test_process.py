@@ -224,11 +224,11 @@ async def test_each_start_gets_a_key_that_nobody_else_can_read(
     assert started.key is not None
     assert len(started.key.reveal()) >= 32
     line = await anext(aiter(harness.host.follow("a1")))
-    said = json.loads(line)
+    document = json.loads(line)
     if way == "key_env":
-        assert said == {"env": started.key.reveal(), "files": {}}
+        assert document == {"env": started.key.reveal(), "files": {}}
     else:
-        ((path, text),) = said["files"].items()
+        ((path, text),) = document["files"].items()
         assert text == f'api-key: "{started.key.reveal()}"\n'
         assert os.stat(path).st_mode & 0o077 == 0  # noqa: PTH116
         assert command_line(harness.pid("a1")).split(b"\0")[-3:-1] == [b"--config", path.encode()]
@@ -342,14 +342,14 @@ files = {fd: os.readlink(link) for fd, link in links.items() if os.path.exists(l
 leads = os.getsid(0) == os.getpgid(0) == os.getpid()
 print(json.dumps({"env": dict(os.environ), "cwd": os.getcwd(), "leads": leads, "files": files}))
 """
-    held = os.open("/dev/zero", os.O_RDONLY)
-    os.set_inheritable(held, True)
+    descriptor = os.open("/dev/zero", os.O_RDONLY)
+    os.set_inheritable(descriptor, True)
     try:
         await harness.host.start(
             program(harness, source, env={"MINE": "1"}, gpus=("GPU-b", "GPU-a"))
         )
     finally:
-        os.close(held)
+        os.close(descriptor)
     lines = [line async for line in harness.host.follow("a1")]
     report = json.loads(lines[0])
     variables = report["env"]

@@ -40,19 +40,19 @@ class AgentGateway(Gateway):
         profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
         profile.parent.mkdir(parents=True)
         profile.write_text(made.model_dump_json())
-        held = folder / "agent"
-        held.mkdir()
-        (held / "installation").write_text(self.installation)
+        path = folder / "agent"
+        path.mkdir()
+        (path / "installation").write_text(self.installation)
         both = {
             "FITSERVE_PROFILES_DIR": str(folder / "profiles"),
             "FITSERVE_MODELS_DIR": str(folder / "models"),
         }
-        socket = {"FITSERVE_AGENT_SOCKET": str(held / "agent.sock")}
+        socket = {"FITSERVE_AGENT_SOCKET": str(path / "agent.sock")}
         own = {"FITSERVE_HOST_KIND": "agent", "FITSERVE_TICK_S": "0.1", "FITSERVE_BACKOFF_S": "0.2"}
         super().__init__(
             folder / "data", folder / "gateway.log", **{**both, **socket, **own, **settings}
         )
-        theirs = {"FITSERVE_DATA_DIR": str(held), "FITSERVE_DOCKER_NETWORK": self.network}
+        theirs = {"FITSERVE_DATA_DIR": str(path), "FITSERVE_DOCKER_NETWORK": self.network}
         keep = {
             name: value
             for name, value in self.environment.items()

@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 
 from gateway.domain import Hardware
-from gateway.planner.sizes import UNSURE
+from gateway.planner.sizes import UNCERTAINTY_PARTS
 from gateway.profiles.tables import shipped_profiles
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import engines
@@ -218,7 +218,7 @@ class BootStorm:
         off = _NEAR + int(_OFF * (self.machine.gpus[0].total_bytes or 0))
         self.seen.short += sum(
             not (
-                one["alone"] - (off + one["beside"] // UNSURE if one["sized"] else _NEAR)
+                one["alone"] - (off + one["beside"] // UNCERTAINTY_PARTS if one["sized"] else _NEAR)
                 <= one["bytes"]
                 <= one["alone"] + _NEAR
             )
@@ -243,18 +243,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--models", type=int, default=12)
     parser.add_argument("--ungated", action="store_true")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="boot-storm-"))
-    storm = BootStorm(folder, asked.models, ungated=asked.ungated)
+    storm = BootStorm(folder, args.models, ungated=args.ungated)
     try:
         storm.begin()
-        for number in range(asked.rounds):
+        for number in range(args.rounds):
             storm.rounds(1)
             say(f"{number + 1:4}  {storm.seen}")
     finally:
         with contextlib.suppress(httpx.HTTPError):
             storm.close()
-    seen, wanted = storm.seen, asked.models * (asked.rounds + 1)
+    seen, wanted = storm.seen, args.models * (args.rounds + 1)
     good = seen.good and seen.ready == wanted
     say(
         f"{seen.ready} of {wanted} starts ready, failed {dict(seen.failures)}, learned"

@@ -251,7 +251,7 @@ async def crowd(
         worker_sizes: list[list[float]] = [[] for _ in worker_pids]
         chance, kills = random.Random(1), 0
         async with contextlib.AsyncExitStack() as stack:
-            seen = await stack.enter_async_context(
+            resource = await stack.enter_async_context(
                 process(clients, Target(gateway.port, keys[0], "m"), count)
             )
             tried: list[Any] = [Counter()]
@@ -276,7 +276,7 @@ async def crowd(
                 wait_for, "descriptors", lambda: descriptors(pid) <= before, HANG_S, 0.1
             )
         counts = (before, descriptors(pid))
-        return Figures(seen[0], tried[0], kills, sizes, counts, worker_sizes)
+        return Figures(resource[0], tried[0], kills, sizes, counts, worker_sizes)
 
 
 def _add(gateway: Gateway) -> None:

@@ -32,7 +32,7 @@ from pathlib import Path
 
 import httpx
 
-from gateway.controller.decisions.eviction import LEAST_S, MOST_S
+from gateway.controller.decisions.eviction import MAX_S, MIN_S
 from tests.e2e.boot_storm import BootStorm, say
 from tests.e2e.conftest import wait_for
 from tests.e2e.scripted import engines
@@ -196,24 +196,24 @@ class DemandStorm(BootStorm):
         for line in self.gateway.log.read_text().splitlines():
             if '"fitserve.loop"' not in line:
                 continue
-            said = json.loads(line)
-            at = datetime.datetime.fromisoformat(said["timestamp"]).timestamp()
-            if said["event"] in ("ready", "woke up"):
-                loaded[said["model"]] = at
-            elif said["event"] == "leaves" and said["why"].startswith("it makes room for"):
-                one = Hurried(said["model"], loaded[said["model"]], at)
-                found += [one] if one.left - one.loaded < LEAST_S - _MOMENT_S else []
+            document = json.loads(line)
+            at = datetime.datetime.fromisoformat(document["timestamp"]).timestamp()
+            if document["event"] in ("ready", "woke up"):
+                loaded[document["model"]] = at
+            elif document["event"] == "leaves" and document["why"].startswith("it makes room for"):
+                one = Hurried(document["model"], loaded[document["model"]], at)
+                found += [one] if one.left - one.loaded < MIN_S - _MOMENT_S else []
         return found
 
     def longest_s(self) -> float:
         """A request waits no longer: by what was measured of the loads and the restart, so that a
         slow machine is allowed more time."""
-        residence_s = min(MOST_S, max(LEAST_S, self.slowest_load_s))
+        residence_s = min(MAX_S, max(MIN_S, self.slowest_load_s))
         return MODELS * (residence_s + 2 * self.slowest_load_s) + self.away_s
 
     def most(self, seconds: float) -> float:
         """So many can have had their least residence."""
-        return PLACES * (seconds / LEAST_S + 2)
+        return PLACES * (seconds / MIN_S + 2)
 
     def problems(self, seconds: float) -> list[str]:
         """What must not be."""
@@ -229,10 +229,11 @@ class DemandStorm(BootStorm):
                 " had their residence"
             )
         found += [
-            f"{one.model} left after {one.left - one.loaded:.1f} s, and had answered somebody"
-            for one in self.hurried_requests()
+            f"{hurried.model} left after {hurried.left - hurried.loaded:.1f} s, and had answered"
+            " somebody"
+            for hurried in self.hurried_requests()
             if any(
-                name == one.model and one.loaded <= at <= one.left
+                name == hurried.model and hurried.loaded <= at <= hurried.left
                 for name, at in self.heard.answers
             )
         ]
@@ -279,14 +280,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="demand-storm-"))
-    storm = DemandStorm(folder, random.Random(asked.seed))
-    storm.gateway.environment["FITSERVE_WORKERS"] = str(asked.workers)
+    storm = DemandStorm(folder, random.Random(args.seed))
+    storm.gateway.environment["FITSERVE_WORKERS"] = str(args.workers)
     began = time.monotonic()
     try:
         storm.begin()
-        storm.run(asked.seconds)
+        storm.run(args.seconds)
     finally:
         storm.end()
     seconds = time.monotonic() - began

@@ -218,13 +218,13 @@ def calls(lines: Iterable[str], below: Path) -> Iterator[Call]:
     there."""
     positions: dict[str, int] = {}
     for line in lines:
-        found = _LINE.match(line)
-        if found is None:
+        match = _LINE.match(line)
+        if match is None:
             continue
-        name, result = found[1], int(found[3])
-        texts = [bytes.fromhex(text.replace("\\x", "")) for text in _TEXT.findall(found[2])]
-        numbers = [int(number) for number in re.findall(r", (\d+)", found[2])]
-        if name == "write" and found[2].startswith("1<"):
+        name, result = match[1], int(match[3])
+        texts = [bytes.fromhex(text.replace("\\x", "")) for text in _TEXT.findall(match[2])]
+        numbers = [int(number) for number in re.findall(r", (\d+)", match[2])]
+        if name == "write" and match[2].startswith("1<"):
             yield Call("said", "", texts[1])
             continue
         paths = [Path(os.fsdecode(text)) for text in texts[1 if name == "openat" else 0 :][:2]]
@@ -232,9 +232,9 @@ def calls(lines: Iterable[str], below: Path) -> Iterator[Call]:
             continue
         path = str(paths[0].relative_to(below))
         match name:
-            case "openat" if "O_CREAT" in found[2]:
+            case "openat" if "O_CREAT" in match[2]:
                 positions[path] = 0
-                yield Call("create", path, b"anew" if "O_TRUNC" in found[2] else b"")
+                yield Call("create", path, b"anew" if "O_TRUNC" in match[2] else b"")
             case "write":
                 yield Call("write", path, texts[1][:result], positions.get(path, 0))
                 positions[path] = positions.get(path, 0) + result
@@ -271,14 +271,14 @@ def cuts(folder: Path, recorded: list[Call], points: int, seed: int = 1) -> dict
         unsynced += any(
             file.since for path, file in disk.names.items() if not path.endswith(SHARED)
         )
-        left = folder / f"cut-{number}"
-        disk.leave(left, chance)
+        remaining_path = folder / f"cut-{number}"
+        disk.leave(remaining_path, chance)
         before = [state for said, state in told if said < point]
         # What was being changed may be there or not.
         allowed = before[-1:] + [state for said, state in told if said >= point][:1]
-        left.mkdir(parents=True, exist_ok=True)
-        check(left, allowed, begun=bool(before))
-        shutil.rmtree(left)
+        remaining_path.mkdir(parents=True, exist_ok=True)
+        check(remaining_path, allowed, begun=bool(before))
+        shutil.rmtree(remaining_path)
     syncs = sum(call.name == "sync" for call in recorded)
     figures = {"changes": len(told) - 1, "calls": len(recorded), "syncs": syncs, "cuts": points}
     return figures | {"with unsynced writes": unsynced, "lost": 0}
@@ -289,8 +289,10 @@ def check(left: Path, allowed: list[list[object]], *, begun: bool) -> None:
     store = open_store(left / "fitserve.db")
     try:
         assert store.problem is None, f"{left}: {store.problem}"
-        found = content(store)
-        assert found in allowed or not (begun or any(found)), f"{left}: {found} and not {allowed}"
+        found_content = content(store)
+        assert found_content in allowed or not (begun or any(found_content)), (
+            f"{left}: {found_content} and not {allowed}"
+        )
         assert len(RunningEngines(left).entries()) == len(list((left / "live").glob("*.json"))), (
             f"{left}: half a record"
         )

@@ -91,9 +91,9 @@ def test_an_answer_fits_its_schema(ready: Gateway) -> None:
         answer = client.chat.completions.create(
             model="thinking", messages=ASKED, response_format=FORMAT, max_tokens=300, temperature=0
         )
-    found = json.loads(answer.choices[0].message.content or "")
-    assert found["city"] in ("Paris", "Rome")
-    assert isinstance(found["unit"], bool)
+    document = json.loads(answer.choices[0].message.content or "")
+    assert document["city"] in ("Paris", "Rome")
+    assert isinstance(document["unit"], bool)
 
 
 def test_thoughts_come_apart_whole_and_streamed(ready: Gateway) -> None:

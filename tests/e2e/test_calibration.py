@@ -37,12 +37,12 @@ def test_torch_measures_each_alone_and_all_together(engines: Path, tmp_path: Pat
     (three,) = gpu_sets(hardware.gpus[:3], hardware.links)
 
     async def stored_measurement(one: GpuSet) -> Measurement:
-        asked = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
+        data = json.dumps(json.loads(document(one, "torch")) | SMALL).encode()
         async with asyncio.timeout(hang_s()):
             lines = [
                 line
                 async for line in ProcessHost(tmp_path).inquire(
-                    EngineRef(kind=kind, version=version), asked
+                    EngineRef(kind=kind, version=version), data
                 )
             ]
         return read_measurement(lines, len(one.gpus))

@@ -46,11 +46,11 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
     profile.write_text(json.dumps(json.loads(profile.read_text()) | recipe))
     home = tmp_path / "elsewhere"
     home.mkdir()
-    said = tmp_path / "said"
+    path = tmp_path / "said"
     environment = {**prepared.environment, "PYTHONPATH": str(wheel)}
     command = [sys.executable, "-m", "gateway", "demo"]
     with (
-        said.open("wb") as file,
+        path.open("wb") as file,
         subprocess.Popen(
             command, cwd=home, env=environment, stdout=file, stderr=subprocess.STDOUT
         ) as demo,
@@ -58,21 +58,21 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
         try:
             wait_for(
                 "how to ask",
-                lambda: demo.poll() is not None or "Ctrl-C stops demo" in said.read_text(),
+                lambda: demo.poll() is not None or "Ctrl-C stops demo" in path.read_text(),
             )
-            assert demo.poll() is None, said.read_text()
+            assert demo.poll() is None, path.read_text()
             curl = next(
                 line.strip()
-                for line in said.read_text().splitlines()
+                for line in path.read_text().splitlines()
                 if line.strip().startswith("curl ")
             )
             answer = subprocess.run(
                 curl, shell=True, capture_output=True, text=True, timeout=hang_s(), check=True
             )
             assert '"finish_reason"' in answer.stdout
-            assert said.read_text().count("demo: ready") == 1
-            assert f"{ENGINE} is installed in" in said.read_text()
-            assert re.search(r"\nPage: http://127\.0\.0\.1:\d+/\n", said.read_text())
+            assert path.read_text().count("demo: ready") == 1
+            assert f"{ENGINE} is installed in" in path.read_text()
+            assert re.search(r"\nPage: http://127\.0\.0\.1:\d+/\n", path.read_text())
             # A second one says that this one runs, and does nothing to its model.
             second = subprocess.run(
                 command,
@@ -96,7 +96,7 @@ def test_a_demo_from_the_wheel_answers_and_leaves_nothing(tmp_path: Path, wheel:
             demo.kill()
             prepared.client.close()
     assert not engines(prepared)
-    assert "uvicorn" not in said.read_text()
+    assert "uvicorn" not in path.read_text()
 
 
 @contextlib.contextmanager

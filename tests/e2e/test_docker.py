@@ -182,8 +182,8 @@ def test_one_admin_call_serves_an_openai_client(ready: Composed) -> None:
 
 def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Composed) -> None:
     (engine,) = ready.engines()
-    found = inspect(engine)
-    host = found["HostConfig"]
+    found_state = inspect(engine)
+    host = found_state["HostConfig"]
     assert host["RestartPolicy"]["Name"] in ("no", "")
     assert host["CapDrop"] == ["ALL"]
     assert host["CapAdd"] == ["SYS_NICE"]
@@ -195,10 +195,10 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     assert (status["NoNewPrivs"], int(status["CapEff"], 16)) == ("1", 0)
     assert "no-new-privileges" in str(host["SecurityOpt"])
     assert not host["PortBindings"]
-    assert not any(found["NetworkSettings"]["Ports"].values())
-    assert list(found["NetworkSettings"]["Networks"]) == [PROJECT]
+    assert not any(found_state["NetworkSettings"]["Ports"].values())
+    assert list(found_state["NetworkSettings"]["Networks"]) == [PROJECT]
     assert inspect(PROJECT)["Internal"] is True
-    mounts = {mount["Destination"]: mount for mount in found["Mounts"]}
+    mounts = {mount["Destination"]: mount for mount in found_state["Mounts"]}
     models = mounts.pop("/models")
     assert not models["RW"]
     # Beside the weights it sees what engines of its image and its trust have compiled, and nothing
@@ -206,7 +206,7 @@ def test_the_engines_container_has_no_privileges_and_no_open_port(ready: Compose
     (compiled,) = mounts.values()
     assert (compiled["Type"], compiled["Name"].startswith("fitserve-cache-")) == ("volume", True)
     assert not [
-        item for item in found["Config"]["Env"] if item.startswith(("FITSERVE_", "HF_TOKEN"))
+        item for item in found_state["Config"]["Env"] if item.startswith(("FITSERVE_", "HF_TOKEN"))
     ]
 
 
@@ -342,8 +342,8 @@ def test_what_an_image_says_of_its_version_is_kept_with_its_digest(
     image = f"fitserve/{ENGINE.replace('==', ':')}"
     done = fitserve(tmp_path, "engine", "learn", ENGINE, "--image", image)
     assert done.returncode == 0, done.stderr
-    said = read_yaml(tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml")
-    assert said["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
+    yaml = read_yaml(tmp_path / "learned/engines" / f"{ENGINE.replace('==', '/')}.yaml")
+    assert yaml["sources"]["flags"] == f"asked of {inspect(image)['Id']}"
 
 
 def test_an_image_of_another_name_says_which_engine_it_holds(

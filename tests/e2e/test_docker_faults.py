@@ -200,8 +200,8 @@ class Stream(threading.Thread):
 
 
 def problems(gateway: Gateway) -> list[str]:
-    found: list[str] = gateway.client.get("/readyz").json()["problems"]
-    return found
+    found_problems: list[str] = gateway.client.get("/readyz").json()["problems"]
+    return found_problems
 
 
 def time_request(gateway: Gateway) -> float:
@@ -215,8 +215,8 @@ def time_request(gateway: Gateway) -> float:
 
 
 def attempts(gateway: Gateway) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = gateway.show("m")["attempts"]
-    return found
+    found_attempts: list[dict[str, Any]] = gateway.show("m")["attempts"]
+    return found_attempts
 
 
 @pytest.mark.parametrize("gateway", [True], indirect=True)

@@ -44,13 +44,13 @@ async def stopped_under_streams(
         async with httpx.AsyncClient(
             trust_env=False, limits=httpx.Limits(max_connections=None), timeout=4 * hang_s()
         ) as client:
-            told = asyncio.gather(*(stream(client, gateway, begun) for _ in range(STREAMS)))
+            results = asyncio.gather(*(stream(client, gateway, begun) for _ in range(STREAMS)))
             for _ in range(STREAMS):
                 await asyncio.wait_for(begun.acquire(), hang_s())
             assert gateway.process is not None
             gateway.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(wait_for, "nothing new begins", lambda: refuses(gateway))
-            yield told
+            yield results
         assert await asyncio.to_thread(gateway.process.wait, hang_s()) == 0
         assert not workers(gateway)
         assert engines(gateway) == before

@@ -166,8 +166,8 @@ def test_a_gateway_that_dies_before_it_serves_leaves_engines_and_an_end_with_an_
         taken._end.close()
         assert old.wait(hang_s()) == 1
         assert "no process has the control loop" in gateway.log.read_text()
-        for given in taken.listeners:
-            given.close()
+        for listener in taken.listeners:
+            listener.close()
         os.close(taken.lock)
         assert engines(gateway) == ran
 

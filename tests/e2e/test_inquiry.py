@@ -76,13 +76,13 @@ def test_a_config_that_the_engine_refuses_is_told_in_its_words(
     assert "no-such-rope" in rejected[0]["reasons"][0]
     # The rules took it for loadable: that is text for a report, without a name or a place of the
     # model.
-    told = fitserve(engine_data, "engine", "gaps").stdout
+    stdout = fitserve(engine_data, "engine", "gaps").stdout
     assert (
         f"### {ENGINE} on a CPU: refusal\n- its rules say: loads\n- the engine says: ValueError:"
-        " Unknown RoPE" in told
+        " Unknown RoPE" in stdout
     )
-    assert "- model: LlamaForCausalLM, model_type=llama" in told
-    assert str(tmp_path) not in told
+    assert "- model: LlamaForCausalLM, model_type=llama" in stdout
+    assert str(tmp_path) not in stdout
 
 
 def test_a_version_says_itself_what_it_is(engine_data: Path) -> None:

@@ -107,8 +107,8 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
         assert added.status_code == 202, added.text
         # It serves before it has answered what takes long.
         view = gateway.until("m", "ready")
-        asked = view["abilities"]["json_schema"]
-        assert asked["state"] == "unknown"
+        json_schema = view["abilities"]["json_schema"]
+        assert json_schema["state"] == "unknown"
         hold.unlink()
         assert gateway.process is not None
         assert gateway.process.wait(hang_s()) == -signal.SIGKILL
@@ -120,7 +120,7 @@ def test_a_death_while_late_abilities_are_noted_costs_nothing(tmp_path: Path, po
         assert starts(gateway) == 1
         # An answer that was on the disk counts; another one is not refuted.
         now = view["abilities"]["json_schema"]
-        assert (now != asked) == point.endswith("after"), now
+        assert (now != json_schema) == point.endswith("after"), now
 
 
 # Beside what serves; in its place, for one GPU has no room for two; and back, for the new engine

@@ -94,7 +94,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
                 "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 3}
             )
             assert answer.status_code == 200, answer.text
-            found = entries(gateway.data)
+            found_entries = entries(gateway.data)
             taken = subprocess.run(
                 [sys.executable, "-S", "-c", _LOCKS, str(gateway.data / "fitserve.db-shm")],
                 capture_output=True, text=True, check=True
@@ -107,7 +107,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
         os.umask(before)
     assert stat.S_IMODE(gateway.data.stat().st_mode) == 0o700
     weights = f"models/models--org--name/snapshots/{COMMIT}"
-    found[f"{weights}/config.json"] = oct(
+    found_entries[f"{weights}/config.json"] = oct(
         stat.S_IMODE((gateway.data / weights / "config.json").stat().st_mode)
     )
     # That all of these are there shows that the run has made what it was to make.
@@ -132,8 +132,8 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
             weights,
         ),
     ):
-        assert made in found, sorted(found)
-    opened = {path for path, mode in found.items() if int(mode, 8) & 0o077}
+        assert made in found_entries, sorted(found_entries)
+    opened = {path for path, mode in found_entries.items() if int(mode, 8) & 0o077}
     # The library of the Hub gives its lock files this mode by itself; they are empty.
     locks = {
         path
@@ -142,7 +142,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
     }
     assert not {
         path for path in opened - locks if path.split("/")[0] not in ("engines", "models")
-    }, found
+    }, found_entries
     # Engines in containers are another user, so the weights, and the folders on the way to them,
     # are readable behind the closed folder.
     for path, wanted in (
@@ -150,7 +150,7 @@ def test_a_whole_run_leaves_nothing_that_another_user_can_open(
         (weights, "0o755"),
         (f"{weights}/config.json", "0o644"),
     ):
-        assert found[path] == wanted, path
+        assert found_entries[path] == wanted, path
     assert "other users could open the data folder" in gateway.log.read_text()
     if taken is not None:
         assert taken.stdout.strip() == "PermissionError"
@@ -173,9 +173,9 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
         )
         gateway.until("m", "ready")
         (record,) = (gateway.data / "instances").glob("*.json")
-        kept = json.loads(record.read_text())
-        key, body = kept["key"], {"model": "m", "prompt": "hi", "max_tokens": 3}
-        engine = f"http://127.0.0.1:{kept['port']}/v1/completions"
+        document = json.loads(record.read_text())
+        key, body = document["key"], {"model": "m", "prompt": "hi", "max_tokens": 3}
+        engine = f"http://127.0.0.1:{document['port']}/v1/completions"
         tried: tuple[dict[str, str], ...] = (
             {},
             {"authorization": "Bearer x"},
@@ -202,11 +202,11 @@ def test_nobody_but_the_gateway_gets_an_answer_of_an_engine(tmp_path: Path) -> N
         gateway.until("m", "ready")
         wait_for("the engine is adopted with its key", is_served)
         assert starts(gateway) == 1
-        told = [
+        texts = [
             gateway.client.get(path).text
             for path in ("/admin/models/m", "/admin/models/m/logs", "/admin/models", "/metrics")
         ]
-        assert not any(key in text for text in (*told, gateway.log.read_text()))
+        assert not any(key in text for text in (*texts, gateway.log.read_text()))
         commands = [
             path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()
         ]

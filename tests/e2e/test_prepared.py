@@ -49,7 +49,7 @@ def test_the_engine_has_the_warmups_that_processes_help(engines: Path) -> None:
             if isinstance(node, ast.ImportFrom) and node.module == kernel_warmups.FUNCTIONS
             for alias in node.names
         }
-        assert imported >= {*kernel_warmups.RECORDED}
+        assert imported >= {*kernel_warmups.RECORDED_FUNCTIONS}
 
 
 def test_the_engine_has_the_choices_that_begin_a_build(engines: Path) -> None:
@@ -99,8 +99,10 @@ def taught(gateway: Gateway) -> tuple[PreparedView, ...]:
 def record(gateway: Gateway) -> dict[str, object]:
     """The record of the engine that serves."""
     name = gateway.show("demo")["attempts"][-1]["instance"]
-    found: dict[str, object] = json.loads((gateway.data / "instances" / f"{name}.json").read_text())
-    return found
+    document: dict[str, object] = json.loads(
+        (gateway.data / "instances" / f"{name}.json").read_text()
+    )
+    return document
 
 
 def test_the_start_after_a_kill_is_a_fork_that_serves(preparing: Gateway, demo_model: Path) -> None:

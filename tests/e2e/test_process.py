@@ -157,10 +157,10 @@ def test_its_speed_is_measured_and_kept(ready: Gateway) -> None:
         "bench", "demo", "--seconds", "0.2", "--concurrency", "1", "--concurrency", "2", "--json"
     )
     assert done.returncode == 0, done.stderr
-    kept = json.loads(done.stdout)
-    assert kept["not_learned"] == ""
-    assert [level["concurrency"] for level in kept["bench"]["levels"]] == [1, 2]
-    assert kept["bench"]["stream"] > 1
+    document = json.loads(done.stdout)
+    assert document["not_learned"] == ""
+    assert [level["concurrency"] for level in document["bench"]["levels"]] == [1, 2]
+    assert document["bench"]["stream"] > 1
     facts = ready.client.get("/admin/facts").json()["data"]
     assert [
         row for row in facts if row["fact"]["kind"] == "speed_measured" and row["stale"] is None

@@ -100,9 +100,9 @@ def paths_of(
     }
     files = {file for file, _ in entered if (package / file).is_file()}
     kind = ref.partition("==")[0]
-    known = defaults(package, kind, planned_names() | published, choices, files)
+    known_defaults = defaults(package, kind, planned_names() | published, choices, files)
     named = settings(ref, package, published)
-    sources = Sources(package, files, named, known, devices)
+    sources = Sources(package, files, named, known_defaults, devices)
     return refusals(sources, entered, reviewed_refusals(kind))
 
 
@@ -156,11 +156,11 @@ def rehearsals(request: pytest.FixtureRequest, engines: Path) -> tuple[str, Rehe
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads(done.stdout)
-    answers = said["starts"]
+    document = json.loads(done.stdout)
+    answers = document["starts"]
     first, last = len(rows), len(rows) + len(models)
-    entered = {(file, line) for file, line in said["entered"]}
-    paths = paths_of(ref, sources / kind, entered, said["devices"])
+    entered = {(file, line) for file, line in document["entered"]}
+    paths = paths_of(ref, sources / kind, entered, document["devices"])
     return ref, Rehearsals(
         list(zip(rows, answers, strict=False)),
         list(zip(models, answers[first:last], strict=True)),

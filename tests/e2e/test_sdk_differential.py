@@ -62,9 +62,9 @@ class Pair:
         lines = httpx.get(
             f"{self.engine}/metrics", trust_env=False, timeout=hang_s()
         ).text.splitlines()
-        found = [line for line in lines if line.startswith(f"{metric}{{") and labels in line]
-        assert found
-        return sum(float(line.rpartition(" ")[2]) for line in found)
+        found_lines = [line for line in lines if line.startswith(f"{metric}{{") and labels in line]
+        assert found_lines
+        return sum(float(line.rpartition(" ")[2]) for line in found_lines)
 
     @property
     def tokens(self) -> float:

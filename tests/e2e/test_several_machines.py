@@ -105,8 +105,8 @@ def test_a_gateway_in_front_of_one_that_wants_a_key(two: Two) -> None:
     assert front.cli("set", "m", "--endpoint-key", "file:rear").returncode == 0
     two.says("cannot be read: its file: No such file or directory")
     two.write_files(WRONG)
-    said = two.says("refused the key: ")
-    assert "key" in said.partition("refused the key: ")[2], said
+    detail = two.says("refused the key: ")
+    assert "key" in detail.partition("refused the key: ")[2], detail
     with pytest.raises(openai.InternalServerError) as refused:
         chat(two)
     assert refused.value.status_code == 503

@@ -58,8 +58,8 @@ def at_rest(storm: DemandStorm, names: list[str]) -> None:
 
 
 def attempts(storm: DemandStorm, name: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = storm.gateway.show(name)["attempts"]
-    return found
+    found_attempts: list[dict[str, Any]] = storm.gateway.show(name)["attempts"]
+    return found_attempts
 
 
 def facts(storm: DemandStorm) -> list[str]:

@@ -110,10 +110,15 @@ def parsed_answers(engines: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     model, turns = model_files(SEED, None), asyncio.Semaphore(2)
 
     async def ask_engines(engine: str) -> dict[int, EngineAnswer]:
-        asked = questions(engine, ASKED[engine])
+        asked_questions = questions(engine, ASKED[engine])
         async with turns:
-            found = await Inquirer(host, cache).answers(ref(engine), GPUS, model, asked, ENOUGH_S)
-        return {size: found[question] for size, question in zip(ASKED[engine], asked, strict=True)}
+            found_answers = await Inquirer(host, cache).answers(
+                ref(engine), GPUS, model, asked_questions, ENOUGH_S
+            )
+        return {
+            size: found_answers[question]
+            for size, question in zip(ASKED[engine], asked_questions, strict=True)
+        }
 
     async def of_version() -> Any:
         async with turns:

@@ -60,8 +60,12 @@ def one_client_each(gateway: Gateway) -> Iterator[list[http.client.HTTPConnectio
         client = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=hang_s())
         client.connect()
         clients[client.sock.getsockname()[1]] = client
-        held = holders(gateway)
-        return list({held[port]: one for port, one in clients.items() if port in held}.values())
+        held_holders = holders(gateway)
+        return list(
+            {
+                held_holders[port]: one for port, one in clients.items() if port in held_holders
+            }.values()
+        )
 
     try:
         yield wait_for(
@@ -139,10 +143,10 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
             for _ in range(STREAMS):
                 await asyncio.wait_for(begun.acquire(), hang_s())
             # The kernel spreads them by a hash of their ports.
-            held = Counter(holders(gateway).values())
+            counts = Counter(holders(gateway).values())
             victim, other = workers(gateway)
-            assert held[victim] + held[other] >= STREAMS
-            assert min(held.values()) > STREAMS / 4
+            assert counts[victim] + counts[other] >= STREAMS
+            assert min(counts.values()) > STREAMS / 4
             os.kill(victim, signal.SIGKILL)
             wait_for(
                 "another worker",
@@ -158,7 +162,7 @@ async def test_a_killed_worker_loses_only_its_streams(tmp_path: Path) -> None:
         broken = sum("[DONE]" not in text for text in ended)
         assert done + broken == STREAMS
         # `holders` knows those of the client that asks for health too.
-        assert held[victim] - 2 <= broken <= held[victim]
+        assert counts[victim] - 2 <= broken <= counts[victim]
         assert min(done, broken) > STREAMS / 4
         wait_for(
             "the rest counted",
@@ -231,11 +235,11 @@ def test_a_log_is_followed_through_a_worker(tmp_path: Path) -> None:
     ):
         pieces = log.iter_text()
         text = next(pieces)
-        said = text.count("/v1/completions")
+        count = text.count("/v1/completions")
         assert another.post(
             "/v1/completions", json={"model": "m", "prompt": "hi", "max_tokens": 1}
         ).is_success
-        while text.count("/v1/completions") == said:
+        while text.count("/v1/completions") == count:
             text += next(pieces)
         another.delete("/admin/models/m")
         text += "".join(pieces)
@@ -355,26 +359,34 @@ async def test_responses_outlive_the_workers_that_answered(tmp_path: Path) -> No
         try:
             async with httpx.AsyncClient(
                 base_url=gateway.url, trust_env=False, timeout=hang_s()
-            ) as one:
-                made = await one.post("/admin/keys", json={"name": "other"}, headers=bearer(ADMIN))
+            ) as async_client:
+                made = await async_client.post(
+                    "/admin/keys", json={"name": "other"}, headers=bearer(ADMIN)
+                )
                 other = made.json()["key"]
                 for number in range(60):
                     pids = worker_pids(tmp_path / "data")
                     if number % 10 == 5 and pids:
                         os.kill(pids[number // 10 % len(pids)], signal.SIGKILL)
                     with contextlib.suppress(httpx.TransportError):
-                        answer = await one.post("/v1/responses", json=ASKED, headers=bearer(ADMIN))
+                        answer = await async_client.post(
+                            "/v1/responses", json=ASKED, headers=bearer(ADMIN)
+                        )
                         assert answer.status_code == 200, answer.text
                         kept.append(answer.json()["id"])
-                        answers = await uses(one, other, kept[-1])
+                        answers = await uses(async_client, other, kept[-1])
                         refusals[tuple(status for status, _ in answers)] += 1
                 for id_ in kept:
                     assert [
-                        (await one.get(f"/v1/responses/{id_}", headers=bearer(key))).status_code
+                        (
+                            await async_client.get(f"/v1/responses/{id_}", headers=bearer(key))
+                        ).status_code
                         for key in (ADMIN, other)
                     ] == [200, 404]
                     continued = {**ASKED, "previous_response_id": id_}
-                    answer = await one.post("/v1/responses", json=continued, headers=bearer(ADMIN))
+                    answer = await async_client.post(
+                        "/v1/responses", json=continued, headers=bearer(ADMIN)
+                    )
                     assert answer.status_code == 200, answer.text
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)

@@ -423,13 +423,13 @@ class Conversation:
 
     async def run(self, random_: random.Random, script: Script) -> list[str]:
         """What of `script` must not be."""
-        asked = [
+        evil_bodies = [
             self._evil_body(stream=random_.random() < 0.3)
             for _ in range(random_.choice((1, 1, 2, 3)))
         ]
-        bodies = [*asked, body_for(self._good.model, number=next(self._numbers))]
+        bodies = [*evil_bodies, body_for(self._good.model, number=next(self._numbers))]
         at_once = random_.random() < 0.5
-        self._evil.scripts.extend([script] * len(asked))
+        self._evil.scripts.extend([script] * len(evil_bodies))
         # What comes on a connection once the next request was written to it, of this script or the
         # next, is the answer to that one: only of this model, and nobody can tell.
         before, self._lagging = self._lagging, bool(script.cuts) or len(script.data) > AT_ONCE_BYTES

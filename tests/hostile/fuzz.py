@@ -142,7 +142,7 @@ async def judge(
 ) -> tuple[Reply, list[str]]:
     """One input, and what of it must not be. `asks`: how often the engine must be asked, where that
     is known."""
-    reply, found = None, []
+    reply, found_violations = None, []
     for patience_s in PATIENCES_S:
         if patience_s >= quiet_s:
             engine.asked.clear()
@@ -150,13 +150,15 @@ async def judge(
             reply = await send(port, data, quiet_s=patience_s, cuts=cuts)
             if patience_s > QUIET_S:
                 await asyncio.sleep(0.2)  # what the gateway wrote before it closed has come
-            found = list(violations(data, reply, engine, len(engine.asked)))
+            found_violations = list(violations(data, reply, engine, len(engine.asked)))
             if asks is not None and len(engine.asked) != asks:
-                found.append(f"the engine was asked {len(engine.asked)} times, not {asks}: {reply}")
-            if not found:
+                found_violations.append(
+                    f"the engine was asked {len(engine.asked)} times, not {asks}: {reply}"
+                )
+            if not found_violations:
                 break
     assert reply is not None
-    return reply, found
+    return reply, found_violations
 
 
 @dataclass

@@ -84,9 +84,13 @@ BEHIND = {
 def runnable() -> list[Shown]:
     """Every distinct command that can run here, where it is shown first."""
     distinct: dict[tuple[str, ...], Shown] = {}
-    for one in commands_of_block():
-        if reason(one) is None and one.page != "CONTRIBUTING.md" and not ENDLESS & {*one.words}:
-            distinct.setdefault(one.words, one)
+    for command in commands_of_block():
+        if (
+            reason(command) is None
+            and command.page != "CONTRIBUTING.md"
+            and not ENDLESS & {*command.words}
+        ):
+            distinct.setdefault(command.words, command)
     return list(distinct.values())
 
 
@@ -262,4 +266,4 @@ async def _ready(bench: Bench) -> None:
 
 def test_what_does_not_run_here_is_shown_somewhere() -> None:
     for begin in NOT_HERE:
-        assert any(one.words[: len(begin)] == begin for one in commands_of_block()), begin
+        assert any(command.words[: len(begin)] == begin for command in commands_of_block()), begin

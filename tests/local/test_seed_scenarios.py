@@ -158,24 +158,24 @@ class Seed(Gateway):
             [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         )
         for start in found:
-            known = PROFILES.engine(f"vllm=={start['version']}").flags
+            flags = PROFILES.engine(f"vllm=={start['version']}").flags
             names = [
                 item.removeprefix("--").partition("=")[0]
                 for item in start["argv"]
                 if item.startswith("--")
             ]
-            assert set(names) <= known.keys()
+            assert set(names) <= flags.keys()
         return found
 
     def values(self, flag: str) -> list[str]:
         """What each start gave for a flag; "" where it did not."""
-        given = f"--{flag}"
+        text = f"--{flag}"
         return [
             next(
                 (
                     item.partition("=")[2]
                     for item in start["argv"]
-                    if item.partition("=")[0] == given
+                    if item.partition("=")[0] == text
                 ),
                 "",
             )
@@ -529,5 +529,5 @@ def test_004_an_unknown_text_gets_one_careful_try_and_a_whole_log(folder: Path) 
     view = seed.add(config("qwen3.5-9b"), "--engine", VLLM_REF, code=3)
     assert [attempt["failure"]["kind"] for attempt in view["attempts"]] == ["unknown", "unknown"]
     assert "--enforce-eager" in seed.starts[-1]["argv"]
-    kept = seed.cli("logs", "m").stdout
-    assert kept.splitlines() == (LOGS / "failed-wrapper-only.log").read_text().splitlines()
+    stdout = seed.cli("logs", "m").stdout
+    assert stdout.splitlines() == (LOGS / "failed-wrapper-only.log").read_text().splitlines()

@@ -219,24 +219,24 @@ def test_a_gateway_is_reached_by_tls_by_its_own_commands_and_its_health_check_to
 async def test_workers_get_the_pair_that_fits_and_read_no_file(tmp_path: Path) -> None:
     cert, key = make(tmp_path / "now", "first.example")
     certificate = Certificate(cert, key, look_s=0.01)
-    given: list[CertificatePair] = []
-    certificate.watch(given.append)
+    certificate_pairs: list[CertificatePair] = []
+    certificate.watch(certificate_pairs.append)
     other, other_key = make(tmp_path / "other", "second.example")
     cert.write_bytes(other.read_bytes())
     async with asyncio.timeout(hang_s()):
         while not certificate._problem:
             await asyncio.sleep(0.01)
         # A worker that starts now gets the former pair.
-        assert not given
+        assert not certificate_pairs
         former = server_context(certificate.pair)
         assert certificate.pair.key == Secret(key.read_bytes())
         key.write_bytes(other_key.read_bytes())
-        while not given:
+        while not certificate_pairs:
             await asyncio.sleep(0.01)
     assert (
-        given
+        certificate_pairs
         == [CertificatePair(other.read_bytes(), Secret(other_key.read_bytes()))]
         == [certificate.pair]
     )
-    given[0].load_into(former)
+    certificate_pairs[0].load_into(former)
     await certificate.close()

@@ -133,11 +133,12 @@ class Visit:
             )
             if not self.tab.evaluate("'axe' in window"):
                 self.tab.evaluate(AXE_SCRIPT)
-            found = self.tab.evaluate("(rules) => axe.run(document, {runOnly: rules})", _RULES)
+            result = self.tab.evaluate("(rules) => axe.run(document, {runOnly: rules})", _RULES)
             wrong = [
-                f"{one['id']}: {one['help']}: {node['html'][:200]} {node['failureSummary']}"
-                for one in found["violations"]
-                for node in one["nodes"]
+                f"{violation['id']}: {violation['help']}: {node['html'][:200]}"
+                f" {node['failureSummary']}"
+                for violation in result["violations"]
+                for node in violation["nodes"]
             ]
             assert not wrong, "\n".join([f"{name}, {scheme}:", *wrong])
         self.tab.set_viewport_size(WIDE)  # type: ignore[arg-type]
@@ -147,7 +148,7 @@ class Visit:
         expected = (*self.expected, _NETWORK_CHANGE)
         wrong = [error for error in self.errors if not any(words in error for words in expected)]
         assert not wrong, wrong
-        foreign = [one for one in self.requests if not one.startswith(self.url)]
+        foreign = [request for request in self.requests if not request.startswith(self.url)]
         assert not foreign
 
     def _console(self, message: ConsoleMessage) -> None:

@@ -237,12 +237,12 @@ class ClusterNodes:
         """End everything. Returns the programs that outlived their supervisors."""
         for node in reversed(self.nodes):
             node.stop()
-        left = self.living_programs()
+        living_programs = self.living_programs()
         for node in self.nodes:
             self._clear(node)
         _ip("netns", "del", self._hub)
         shutil.rmtree(self.folder, ignore_errors=True)
-        return left
+        return living_programs
 
 
 @contextmanager

@@ -18,7 +18,7 @@ import uvloop
 from uvicorn.server import ServerState
 
 from gateway.errors import FitserveError
-from gateway.proxy.access.auth import ANYONE, Key, Keys
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, Keys
 from gateway.proxy.client_connection import ClientConnection, client_protocol
 from gateway.proxy.data_plane import DataPlane
 from gateway.proxy.exchange import Exchange
@@ -73,7 +73,7 @@ class Everyone(Keys):
         super().__init__(None, None)
 
     def authenticate(self, headers: Any, need: str, address: str) -> Key:
-        return ANYONE
+        return ANONYMOUS_KEY
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:

@@ -167,7 +167,7 @@ def ask_cases(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[s
                 }
                 case = operation.Case(path_parameters=names)
                 _ask(gateway, row, case, RAW[turn % len(RAW)])
-        if sum(one.cases for one in rows.values()) >= cases:
+        if sum(each_row.cases for each_row in rows.values()) >= cases:
             return rows
     raise AssertionError
 

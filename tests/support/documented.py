@@ -156,13 +156,13 @@ def unknown_word(words: tuple[str, ...]) -> str | None:
 
 
 def _options(command: Any) -> set[str]:
-    own = {
+    params = {
         name
         for param in command.params
         if param.param_type_name == "option"
         for name in (*param.opts, *param.secondary_opts)
     }
-    return own | {"--help"}
+    return params | {"--help"}
 
 
 def _blocks(page: Path) -> Iterator[tuple[int, str]]:

@@ -56,7 +56,7 @@ IMPORTED = (
         for place in section.values()
     ),
 )
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 def main() -> None:
@@ -74,10 +74,10 @@ def main() -> None:
         profiles.documents.read(path)
     gc.collect()
     gc.freeze()
-    asked = serve(server)
-    if asked is not None:
-        sys.modules.pop(asked, None)
-        run_to_the_end(asked)
+    asked_serve = serve(server)
+    if asked_serve is not None:
+        sys.modules.pop(asked_serve, None)
+        run_to_the_end(asked_serve)
 
 
 def run_to_the_end(module: str) -> None:
@@ -115,7 +115,7 @@ def serve(server: socket.socket) -> str | None:
             woken.recv(4096)
             report_ended_children(running)
         for asker in askers.intersection(ready):
-            message, descriptors, _, _ = socket.recv_fds(asker, MOST_BYTES, 4)
+            message, descriptors, _, _ = socket.recv_fds(asker, MAX_BYTES, 4)
             if message:
                 break
             if asker is server:
@@ -125,7 +125,7 @@ def serve(server: socket.socket) -> str | None:
         else:
             continue
         *streams, report = descriptors
-        asked = json.loads(message)
+        document = json.loads(message)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         if pid := os.fork():
             running[pid] = socket.socket(fileno=report)
@@ -133,7 +133,7 @@ def serve(server: socket.socket) -> str | None:
             for descriptor in streams:
                 os.close(descriptor)
             theirs.close()
-            if asked["asks"]:
+            if document["asks"]:
                 askers.add(ours)
             else:
                 ours.close()
@@ -145,12 +145,12 @@ def serve(server: socket.socket) -> str | None:
         os.close(report)
         for one in (*askers, ours, woken, wakes, *running.values()):
             one.close()
-        if asked["asks"]:
+        if document["asks"]:
             forked.servers[:] = [theirs]
             setattr(plan_process, "spawn", forked.spawn)  # noqa: B010 - it is not its own
         else:
             theirs.close()
-        return become(asked, streams)
+        return become(document, streams)
 
 
 def report_ended_children(running: dict[int, socket.socket]) -> None:

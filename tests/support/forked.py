@@ -95,17 +95,17 @@ def run(
     """The command `fitserve` with these arguments and this environment, and with `text` on its
     standard input."""
     with (
-        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as file,
         tempfile.TemporaryFile() as said,
         tempfile.TemporaryFile() as told,
     ):
-        given.write(text.encode())
-        given.seek(0)
+        file.write(text.encode())
+        file.seek(0)
         command = Forked(
             "gateway.__main__",
             arguments,
             environment,
-            (given.fileno(), said.fileno(), told.fileno()),
+            (file.fileno(), said.fileno(), told.fileno()),
         )
         try:
             code = command.wait(timeout_s)

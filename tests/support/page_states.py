@@ -176,7 +176,8 @@ def busy_state() -> dict[str, Any]:
     ]
     for gpu in gpus[:2]:
         gpu["holders"] = [
-            {"model": one["name"], "replica": 0, "planned": 40 * gigabyte} for one in models[:2]
+            {"model": each_model["name"], "replica": 0, "planned": 40 * gigabyte}
+            for each_model in models[:2]
         ]
     gpus[2]["processes"] = [{"pid": 4242, "name": "python", "bytes": 34 * gigabyte}]
     gpus[6]["lost"] = "Xid 79 (GPU has fallen off the bus)."

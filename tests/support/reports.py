@@ -73,6 +73,6 @@ def score(
         data = (log if log.exists() else folder / "logs" / case["file"]).read_bytes()
         if form is not None:
             data = FORMS[form](data.decode(errors="replace")).encode()
-        found = diagnose([data], signatures, case["engine"])[0].kind
-        rows.append((case, found, judge(found, case)))
+        kind = diagnose([data], signatures, case["engine"])[0].kind
+        rows.append((case, kind, judge(kind, case)))
     return rows

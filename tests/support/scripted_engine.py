@@ -165,11 +165,11 @@ class FakeEngine:
         try:
             self._listener = socket.create_server((self.host, self.port), backlog=_BACKLOG)
         except OSError as error:  # in asyncio's words, which are those of real engines
-            told = (
+            text = (
                 f"error while attempting to bind on address {(self.host, self.port)}:"
                 f" {os.strerror(error.errno or 0).lower()}"
             )
-            raise OSError(error.errno, told) from None
+            raise OSError(error.errno, text) from None
         self._listener.setblocking(False)
         self.port = self._listener.getsockname()[1]
         asyncio.get_running_loop().add_reader(self._listener, self._accept)
@@ -254,15 +254,15 @@ class FakeEngine:
         if method != "POST":
             raise RequestRefused(405, "Method Not Allowed")
         try:
-            asked = json.loads(body)
-            if asked.get("model") not in (None, self.script.model, *self.script.adapters):
-                raise RequestRefused(404, f"The model `{asked['model']}` does not exist.")
+            document = json.loads(body)
+            if document.get("model") not in (None, self.script.model, *self.script.adapters):
+                raise RequestRefused(404, f"The model `{document['model']}` does not exist.")
             self.requests += 1
             # Its scheduler is paused: what comes waits.
             await self._awake.wait()
             if self.script.hang_after is not None and self.requests > self.script.hang_after:
                 await asyncio.Event().wait()
-            return await routes[path](asked)
+            return await routes[path](document)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RequestRefused(400, f"The body is not what {path} takes: {error!r}") from None
 

@@ -55,7 +55,7 @@ BASE = frozenset(
     ]
 )
 GROUND = ("domain", "base")
-MOST_FILES = 24
+MAX_FILES = 24
 LONGEST_CHAIN = 17
 
 
@@ -154,8 +154,8 @@ def test_no_import_goes_where_no_arrow_is_allowed() -> None:
 
 def test_every_arrow_of_the_table_is_used_and_points_down() -> None:
     floors = list(ARROWS)
-    known = {room(module) for module in MODULES}
-    assert set(floors) | set(GROUND) == known
+    rooms = {room(module) for module in MODULES}
+    assert set(floors) | set(GROUND) == rooms
     for index, (above, row) in enumerate(ARROWS.items()):
         for below in row.split():
             assert (above, below) in arrows(), f"nothing in {above} imports {below} any more"
@@ -197,7 +197,7 @@ def test_a_folder_holds_few_files(name: str) -> None:
         for module, path in MODULES.items()
         if folder(module) == name and path.name != "__init__.py"
     ]
-    assert len(files) <= MOST_FILES
+    assert len(files) <= MAX_FILES
 
 
 @pytest.mark.parametrize(

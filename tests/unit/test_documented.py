@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from tests.support.documented import (
+    PAGES,
     Shown,
     commands,
     commands_of_block,
@@ -42,7 +43,8 @@ def test_what_is_mentioned_is_there() -> None:
 
 def test_every_command_is_shown() -> None:
     words = {
-        one.words[0] if one.words[0][0] != "-" else one.words[2] for one in commands_of_block()
+        each_command.words[0] if each_command.words[0][0] != "-" else each_command.words[2]
+        for each_command in commands_of_block()
     }
     mentions = {
         command.words[0]
@@ -87,19 +89,43 @@ def test_what_is_not_there_is_found(words: tuple[str, ...]) -> None:
         parse(words)
 
 
-def test_the_plan_in_the_readme_is_what_the_command_prints(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+SOURCE = "/srv/models/Qwen3-8B"
+
+
+def blocks_with_output() -> list[str]:
+    """The blocks of pages that show a command without a gateway, with its output."""
+    return [
+        block.partition("```")[0]
+        for page in PAGES
+        for block in page.read_text().split("```text\n$ fitserve ")[1:]
+    ]
+
+
+def is_printed(line: str, output: list[str]) -> bool:
+    """Whether a command printed this line, of which the page may have cut the end."""
+    if line.endswith("..."):
+        return any(text.startswith(line.removesuffix("...")) for text in output)
+    return line in output
+
+
+@pytest.mark.parametrize("block", blocks_with_output(), ids=lambda block: block.splitlines()[0])
+def test_the_output_in_a_page_is_what_the_command_prints(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "Qwen3-8B"
     folder.mkdir()
     shutil.copy(MODELS / "qwen3-8b.json", folder / "config.json")
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
-    block = (ROOT / "README.md").read_text().partition("$ fitserve plan ")[2].partition("```")[0]
+    monkeypatch.chdir(ROOT)
     command, *lines = block.splitlines()
-    source, *options = command.split()
     assert program()
-    done = CliRunner().invoke(app, ["plan", str(folder), *options])
-    assert done.exit_code == 0
-    printed = done.output.replace(str(folder), source).splitlines()
+    result = CliRunner().invoke(app, command.replace(SOURCE, str(folder)).split())
+    # 1: the log shows a failure.
+    assert result.exit_code == (1 if command.startswith("diagnose ") else 0)
+    output = result.output.replace(str(folder), SOURCE).splitlines()
     assert len(lines) > 5
-    assert [line for line in lines if line not in printed] == []
+    assert [line for line in lines if not is_printed(line, output)] == []
+
+
+def test_pages_show_outputs() -> None:
+    assert len(blocks_with_output()) >= 4

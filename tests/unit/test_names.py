@@ -1,11 +1,16 @@
-"""A test stands where its module stands and has the module's name, so that each leads to the
-other."""
+"""Names that lead to their thing: tests have the names of their modules, and constants and private
+functions are nouns or verbs."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.support.paths import ROOT
+from tests.support.syntax import nodes_of, package_files, tree_of
 
 # What several modules do together, by the folder of the lowest of them.
 TOGETHER = """
@@ -80,3 +85,137 @@ def nameless() -> set[str]:
 
 def test_a_test_has_the_name_of_its_module() -> None:
     assert nameless() <= set(TOGETHER.split())
+
+
+# Words that hold no noun: pronouns, adverbs, adjectives, participles and forms of verbs. A name
+# whose last word is one of them leaves open what the thing is.
+OPEN_WORDS = """
+one ones both each every all any some none never always nobody anyone nothing everything ours other
+others same most least many few more less last first next own different again there here now then
+long longest longer short shortest shorter large larger largest small smaller smallest big near
+nearest far deep deepest innermost outermost outer inner wide narrow high low
+quiet silent steady slow fast young old soon alive asleep live cold warm hot cool restless light
+odd bare plain loud hopeless hopeful harmless loadable vague vain sure unsure common recent often
+once early late usual square sparse equal unequal numeric foreign benign possible impossible public
+informational bodiless absent immutable incomplete conservative exact endless cureless diagnostic
+coarse compact special sound whole hidden open closed
+behind before after between beside elsewhere away out off on in at already around alone together
+is does would tells comes stays begins closes decides advises serves keeps
+told said kept held found seen given gone done made taken known meant shown written got left lost
+built brought struck sent hung unset cut
+"""
+# Beginnings that make a name a place or a relation, and superlatives of bounds, which are named
+# by MAX and MIN.
+OPEN_BEGINNINGS = "of to with without within by for from in into at on before after behind between"
+BOUNDS = "most least longest largest"
+# Words that end like participles and are nouns or infinitives, and units behind a noun.
+NOUNS = """
+need seed feed speed embed exceed shed setting sampling sharing string routing warning mapping
+"""
+UNITS = "s ms"
+# A function may be named by a relation to its argument (`_with_config`).
+RELATIONS = "with without from on"
+# Terms of TCP, Python and the code's own subject, whose last word stands for a noun.
+TERMS = "_TCP_ESTABLISHED _RESERVE_PARTS_ELSEWHERE _MAX_PENDING"
+
+
+def holds_no_noun(name: str) -> bool:
+    """Whether the last word of a name, before a relation and its unit, is none of a thing."""
+    words = name.strip("_").lower().split("_")
+    words = words[:-1] if words[-1] in UNITS.split() else words
+    relations = [at for at, word in enumerate(words) if at and word in OPEN_BEGINNINGS.split()]
+    head = words[relations[0] - 1 if relations else -1] if words else "s"
+    is_participle = len(head) > 3 and head.endswith(("ed", "ing")) and head not in NOUNS.split()
+    return not words or is_participle or head in OPEN_WORDS.split()
+
+
+def is_open_constant(name: str) -> bool:
+    """Whether the name of a constant leaves open what it holds."""
+    first = name.strip("_").lower().split("_")[0]
+    return first in (*OPEN_BEGINNINGS.split(), *BOUNDS.split()) or holds_no_noun(name)
+
+
+def is_open_function(name: str) -> bool:
+    """Whether the name of a function leaves open what it does or returns.
+
+    A verb may have an adverb behind it (`_run_all`), so only names without any other word count.
+    """
+    first, *rest = name.strip("_").split("_")
+    if first == "is" and rest:
+        return False
+    if first in (*OPEN_BEGINNINGS.split(), *BOUNDS.split()):
+        return not (rest and first in RELATIONS.split())
+    return all(map(holds_no_noun, (first, *rest)))
+
+
+def names_of(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """Line, name and whether it is a function, of the constants and private functions."""
+    for statement in tree_of(path).body:
+        if isinstance(statement, ast.Assign):
+            targets = statement.targets
+        elif isinstance(statement, ast.AnnAssign):
+            targets = [statement.target]
+        else:
+            continue
+        for node in (node for target in targets for node in ast.walk(target)):
+            if isinstance(node, ast.Name) and node.id.isupper():
+                yield statement.lineno, node.id, False
+    for node in nodes_of(path):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("_") and not node.name.startswith("__"):
+            yield node.lineno, node.name, True
+
+
+def test_constants_and_private_functions_are_named_by_what_they_hold_or_do() -> None:
+    assert not [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in package_files()
+        for line, name, is_function in names_of(path)
+        if name not in TERMS.split()
+        if (is_open_function if is_function else is_open_constant)(name)
+    ]
+
+
+def test_each_term_exists() -> None:
+    names = {name for path in package_files() for _, name, _ in names_of(path)}
+    assert not set(TERMS.split()) - names
+
+
+@pytest.mark.parametrize(
+    ("name", "is_open"),
+    [
+        ("_MOST", True),
+        ("_MOST_BYTES", True),
+        ("_OF_GPU", True),
+        ("_QUIET_S", True),
+        ("_SETTINGS_MEANT", True),
+        ("_TELLING", True),
+        ("_S", True),
+        ("_MAX_BYTES", False),
+        ("_SETTLED_SHARE", False),
+        ("_GRAPH_BYTES_OF_LAYER", False),
+        ("_POLL_S", False),
+        ("_SAMPLING", False),
+    ],
+)
+def test_the_name_of_a_constant(name: str, *, is_open: bool) -> None:
+    assert is_open_constant(name) is is_open
+
+
+@pytest.mark.parametrize(
+    ("name", "is_open"),
+    [
+        ("_lacking", True),
+        ("_cut_off", True),
+        ("_of_runner", True),
+        ("_plain", True),
+        ("_with", True),
+        ("_without_config", False),
+        ("_is_open", False),
+        ("_raise_if_lost", False),
+        ("_fetch_files", False),
+    ],
+)
+def test_the_name_of_a_function(name: str, *, is_open: bool) -> None:
+    assert is_open_function(name) is is_open

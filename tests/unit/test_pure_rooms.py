@@ -88,8 +88,12 @@ def _within(module: str, packages: tuple[str, ...]) -> bool:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "gateway")))
 def test_a_decision_reaches_nothing_outside(path: Path) -> None:
-    found = list(impurities(tree_of(path)))
-    assert [one for one in found if (str(path.relative_to(ROOT)), one) not in LOADERS] == []
+    found_impurities = list(impurities(tree_of(path)))
+    assert [
+        found_impurity
+        for found_impurity in found_impurities
+        if (str(path.relative_to(ROOT)), found_impurity) not in LOADERS
+    ] == []
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from gateway.logging import LineFormatter, _Json
 from gateway.models.catalog.hub import Hub
 from gateway.secret import (
     MASK,
-    REVEALED,
+    REVEAL_CONTEXT,
     Secret,
     bearer_line,
     secret_text,
@@ -165,7 +165,7 @@ def test_bytes_are_revealed_as_they_were(content: bytes) -> None:
 
 def test_processes_and_files_of_the_gateway_get_the_text() -> None:
     holder = Holder(key=Secret("of the gateway"))
-    assert Holder.model_validate_json(holder.model_dump_json(context=REVEALED)) == holder
+    assert Holder.model_validate_json(holder.model_dump_json(context=REVEAL_CONTEXT)) == holder
     assert json.dumps([holder.key], default=secret_text) == '["of the gateway"]'
     assert bearer_line(None) == b""
     with pytest.raises(TypeError):
@@ -225,7 +225,7 @@ def test_every_reveal_has_its_reason() -> None:
             elif (
                 isinstance(node, ast.Name)
                 and isinstance(node.ctx, ast.Load)
-                and node.id in ("REVEALED", "secret_text", "bearer_line")
+                and node.id in ("REVEAL_CONTEXT", "secret_text", "bearer_line")
                 and name != "gateway/secret.py"
             ):
                 encoders[name] += 1

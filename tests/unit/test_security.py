@@ -11,7 +11,7 @@ from gateway.domain.grant import Grant
 from gateway.errors import FitserveError
 from gateway.keys import SCOPES as KNOWN_SCOPES
 from gateway.keys import digest_of, new_key
-from gateway.proxy.access.auth import ANYONE, Keys, key_of
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Keys, key_of
 from gateway.proxy.access.failed_logins import FailedLogins
 from gateway.proxy.access.scopes import SCOPES
 from gateway.proxy.api.endpoints import ENDPOINTS
@@ -207,5 +207,8 @@ def test_s14_a_guess_that_is_right_does_not_count_from_where_it_was_guessed() ->
 
 
 def test_whoever_calls_a_gateway_without_keys_may_do_everything_here() -> None:
-    assert Keys(None, None).authenticate({b"host": b"127.0.0.1"}, "admin", "127.0.0.1") is ANYONE
-    assert ANYONE.scopes == KNOWN_SCOPES
+    assert (
+        Keys(None, None).authenticate({b"host": b"127.0.0.1"}, "admin", "127.0.0.1")
+        is ANONYMOUS_KEY
+    )
+    assert ANONYMOUS_KEY.scopes == KNOWN_SCOPES

@@ -123,8 +123,8 @@ def test_variables_of_engines_are_words_of_a_shell_or_a_mapping(
         "FITSERVE_ENGINE_ENV",
         "NCCL_DEBUG=WARN  TORCH_CUDA_ARCH_LIST='9.0a 10.0'\nVLLM_USE_DEEP_GEMM=0",
     )
-    found = load_settings().engine_env
-    assert found == {
+    engine_env = load_settings().engine_env
+    assert engine_env == {
         "NCCL_DEBUG": "WARN",
         "TORCH_CUDA_ARCH_LIST": "9.0a 10.0",
         "VLLM_USE_DEEP_GEMM": "0",

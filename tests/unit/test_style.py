@@ -67,10 +67,10 @@ bytes_given bytes_needed bytes_occupied bytes_reserved bytes_taken requests_ende
 set_stopped
 """
 FUNCTION_NAME = re.compile(r"^ *(?:async )?def (\w+)", re.MULTILINE)
-MOST_LINES = 60
-MOST_WORDS = 20
+MAX_LINES = 60
+MAX_WORDS = 20
 MANY_PARAMETERS = 8
-MOST_WIDE_FUNCTIONS = 8
+MAX_WIDE_FUNCTIONS = 8
 
 VAGUE_SUBJECT = re.compile(r"(?:^|[.!?:] )((?:Who|What)(?:ever)?\b.{0,60})")
 OPERATOR = re.compile(r"__\w+__")
@@ -266,8 +266,8 @@ def test_each_published_field_exists() -> None:
     ],
 )
 def test_vague_names_of_values(source: str, names: set[str]) -> None:
-    found = value_names([*ast.walk(ast.parse(source))])
-    assert {name for _, name in found if is_vague(name)} == names
+    found_value_names = value_names([*ast.walk(ast.parse(source))])
+    assert {name for _, name in found_value_names if is_vague(name)} == names
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_every_module_says_in_few_words_what_it_is() -> None:
         place(path, 1): (ast.get_docstring(tree_of(path)) or "").partition("\n\n")[0]
         for path in FILES
     }
-    assert not [name for name, text in first.items() if not 0 < len(text.split()) <= MOST_WORDS]
+    assert not [name for name, text in first.items() if not 0 < len(text.split()) <= MAX_WORDS]
 
 
 def test_every_function_fits_on_a_screen() -> None:
@@ -301,7 +301,7 @@ def test_every_function_fits_on_a_screen() -> None:
         f"{place(path, node.lineno)}: {node.name}": (node.end_lineno or 0) - node.lineno + 1
         for path, node in functions()
     }
-    assert not {name: size for name, size in sizes.items() if size > MOST_LINES}
+    assert not {name: size for name, size in sizes.items() if size > MAX_LINES}
 
 
 def test_few_functions_have_many_parameters() -> None:
@@ -313,4 +313,4 @@ def test_few_functions_have_many_parameters() -> None:
         ]
         if len(names) >= MANY_PARAMETERS:
             wide.append(f"{place(path, node.lineno)}: {node.name} has {len(names)}")
-    assert len(wide) <= MOST_WIDE_FUNCTIONS, "\n".join(wide)
+    assert len(wide) <= MAX_WIDE_FUNCTIONS, "\n".join(wide)

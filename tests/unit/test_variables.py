@@ -11,7 +11,7 @@ from gateway import variables
 from gateway.domain import Engine
 from gateway.errors import BadFlag
 from gateway.profiles.profiles import Profiles
-from gateway.variables import CLOSED, NO_PROXY, PROXIES, check, engine_env, refusal
+from gateway.variables import CLOSED_VARIABLES, NO_PROXY, PROXIES, check, engine_env, refusal
 from tests.support.makers import engine
 from tests.support.versions import SGLANG_REF, VLLM_REF
 
@@ -229,12 +229,14 @@ def test_a_near_name_is_told() -> None:
 
 @given(
     st.sampled_from(
-        sorted(name for names in CLOSED.values() for name in names.split() if "*" not in name)
+        sorted(
+            name for names in CLOSED_VARIABLES.values() for name in names.split() if "*" not in name
+        )
     ),
     st.text(max_size=9),
 )
 def test_a_closed_name_is_closed_with_any_value(name: str, value: str) -> None:
-    assert refusal(SMALL, name, value) is not None or name in variables._OPEN
+    assert refusal(SMALL, name, value) is not None or name in variables._OPEN_VARIABLES
 
 
 @given(st.text(max_size=20), st.text(max_size=40))

@@ -20,7 +20,7 @@ from gateway.cli.options import (
     with_option_groups,
     without_none,
 )
-from gateway.cli.present import UNREHEARSED, show_decision
+from gateway.cli.present import CHECK_OMISSION, show_decision
 from gateway.cli.tables import print_paragraph
 from gateway.domain.record import FrozenRecord
 
@@ -118,7 +118,7 @@ def add(
         view = wait_until_ready(name, limit_s, quiet=as_json)
     print_view(view, as_json=as_json)
     for stage in () if as_json else (view.get("plan") or {}).get("unrehearsed", ()):
-        print_paragraph(f"{UNREHEARSED}: {stage}")
+        print_paragraph(f"{CHECK_OMISSION}: {stage}")
 
 
 def _show_plan(body: dict[str, Any], *, as_json: bool) -> None:

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from gateway.wishes.references import References
     from gateway.wishes.steps import Step
 
-_PAST_TENSE = {"add": "added", "change": "changed", "remove": "removed"}
-_WOULD = {"add": "would be added", "change": "would be changed", "remove": "would be removed"}
+_STEP_WORDS = {"add": "added", "change": "changed", "remove": "removed"}
+_DRY_RUN_WORDS = {
+    "add": "would be added",
+    "change": "would be changed",
+    "remove": "would be removed",
+}
 
 
 def apply(
@@ -72,7 +76,7 @@ def apply(
         say(json.dumps({"data": rows, "applied": not diff}, indent=2))
     else:
         for row in rows:
-            say(f"{row['name']}: {(_WOULD if diff else _PAST_TENSE)[row['did']]}")
+            say(f"{row['name']}: {(_DRY_RUN_WORDS if diff else _STEP_WORDS)[row['did']]}")
             for line in row.get("refusal", ()):
                 print_paragraph(line, indent=4, first="  ")
             if row["differences"]:

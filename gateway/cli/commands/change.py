@@ -127,7 +127,7 @@ def set_model(
         **serving.fields(),
     }
     for option in serving.unset or ():
-        _unset(patch, option)
+        _reset_option(patch, option)
     if not patch:
         usage_error("there is nothing to change; `fitserve set --help` lists the options.")
     _change(name, patch, change, as_json=as_json)
@@ -182,7 +182,7 @@ def _show_up_to_date(name: str, answer: Any, commits: dict[str, str], *, as_json
     print_paragraph(f"{name}: up to date: {current}")
 
 
-def _unset(patch: dict[str, Any], option: str) -> None:
+def _reset_option(patch: dict[str, Any], option: str) -> None:
     """Add the reset of an option to the patch."""
     head, _, key = option.removeprefix("--").partition(".")
     field = _FIELDS.get(head, head).replace("-", "_")

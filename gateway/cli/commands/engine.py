@@ -130,7 +130,11 @@ def engine_learn(
     ref = EngineRef(kind=kind, version=version, image=derive_profile(nearest, version, image).image)
     profile, identity, path = asyncio.run(
         learn(
-            inquirer(image=image, python=python), nearest, ref, settings.data / "learned", _LEARN_S
+            inquirer(image=image, python=python),
+            nearest,
+            ref,
+            settings.data / "learned",
+            _LEARNING_TIMEOUT_S,
         )
     )
     print_paragraph(
@@ -144,7 +148,7 @@ def engine_learn(
     )
 
 
-_LEARN_S = 300.0
+_LEARNING_TIMEOUT_S = 300.0
 
 
 @app.command("warm")
@@ -169,7 +173,7 @@ def engine_warm(
 
     gpu = _free_gpu(engine)
     body: dict[str, Any] = {
-        "name": _WARM,
+        "name": _WARM_MODEL_NAME,
         "source": absolute_source(model) or _make_tiny_model(),
         "engines": [engine],
         "replicas": 1,
@@ -189,9 +193,10 @@ def engine_warm(
         phases = _wait_for_warm_engine(engine, start_s)
         ready_s = round(time.monotonic() - start_s, 1)
     finally:
-        call("DELETE", f"/admin/models/{_WARM}")
+        call("DELETE", f"/admin/models/{_WARM_MODEL_NAME}")
         while any(
-            model_view["name"] == _WARM for model_view in call("GET", "/admin/models")["data"]
+            model_view["name"] == _WARM_MODEL_NAME
+            for model_view in call("GET", "/admin/models")["data"]
         ):
             time.sleep(0.2)
     gpu_name = gpu["name"] if gpu is not None else None
@@ -230,7 +235,7 @@ def _wait_for_warm_engine(engine: str, start_s: float) -> list[tuple[float, str]
     import time
 
     phases: list[tuple[float, str]] = []
-    while (view := call("GET", f"/admin/models/{_WARM}"))["state"] != "ready":
+    while (view := call("GET", f"/admin/models/{_WARM_MODEL_NAME}"))["state"] != "ready":
         phase = view["detail"] or view["state"]
         if not phases or phases[-1][1] != phase:
             phases.append((round(time.monotonic() - start_s, 1), phase))
@@ -244,16 +249,16 @@ def _wait_for_warm_engine(engine: str, start_s: float) -> list[tuple[float, str]
     return phases
 
 
-_WARM = "fitserve-warm"
+_WARM_MODEL_NAME = "fitserve-warm"
 
 
 def _gpu_owners() -> dict[str, str]:
     """The model that uses each GPU, by the GPU's UUID. Raises Conflict during another warm-up."""
     names = [model["name"] for model in call("GET", "/admin/models")["data"]]
-    if _WARM in names:
+    if _WARM_MODEL_NAME in names:
         raise Conflict(
             "Another engine is being warmed.",
-            hint=f"Wait for it, or stop it with `fitserve rm {_WARM}`.",
+            hint=f"Wait for it, or stop it with `fitserve rm {_WARM_MODEL_NAME}`.",
         )
     views = [call("GET", model_path(name)) for name in names]
     return {
@@ -279,7 +284,9 @@ def _make_tiny_model() -> str:
     from gateway.settings import load_settings
 
     settings = load_settings()
-    folder = (settings.models if settings.shared_models else settings.data / "models") / _WARM
+    folder = (
+        settings.models if settings.shared_models else settings.data / "models"
+    ) / _WARM_MODEL_NAME
     make_model(folder, ModelShape(hidden=256, heads=4, kv_heads=4, head_dim=64))
     return str(folder)
 

@@ -46,7 +46,7 @@ def export(
     if hardware is not None:
         if form is not Format.KUBERNETES:
             usage_error("--hardware needs --format kubernetes.")
-        documents = _for_machines(name, hardware, network, engine, port)
+        documents = _machine_documents(name, hardware, network, engine, port)
         _print_documents(documents, as_json=as_json)
         return
     if network or engine:
@@ -79,7 +79,7 @@ def _print_documents(documents: list[dict[str, Any]], *, as_json: bool) -> None:
     say(yaml_text(documents))
 
 
-def _for_machines(
+def _machine_documents(
     source: str, hardware: str, network: str | None, engines: list[str] | None, port: int
 ) -> list[dict[str, Any]]:
     """The documents for a model folder on machines. Raises BadRequest, NotReady."""

@@ -31,7 +31,7 @@ from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings
 
 # A CPU engine takes 2.4 GiB of disk, and uv keeps a second copy in its cache during the work.
-_ROOM_BYTES = 6 * GIB
+_FREE_BYTES = 6 * GIB
 # File in the environment with the packages that uv leaves out.
 _OVERRIDES_FILE = "without.txt"
 
@@ -58,9 +58,9 @@ def install(
         if is_installed(settings.data, engine):
             return folder
         free = shutil.disk_usage(folder).free
-        if free < _ROOM_BYTES:
+        if free < _FREE_BYTES:
             raise InstallFailed(
-                f"Installing {engine.ref} needs {_ROOM_BYTES >> 30} GiB, but only {free >> 30} GiB"
+                f"Installing {engine.ref} needs {_FREE_BYTES >> 30} GiB, but only {free >> 30} GiB"
                 f" are free at {folder}.",
                 hint="Free disk space, or set FITSERVE_DATA_DIR to a larger disk.",
             )

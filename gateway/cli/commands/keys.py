@@ -14,7 +14,7 @@ from gateway.cli.tables import print_table
 from gateway.cli.terminal import print_message, say
 from gateway.keys import SCOPES
 
-_CLOSES = (
+_FIRST_KEY_WARNING = (
     "from now on every program needs a key, including this command line and other programs on this"
     " machine."
 )
@@ -56,7 +56,7 @@ def add(
     }
     first = not call("GET", "/admin/keys")["data"]
     if first and sys.stdin.isatty() and sys.stderr.isatty():
-        print_message(f"This is the first key: {_CLOSES}")
+        print_message(f"This is the first key: {_FIRST_KEY_WARNING}")
         typer.confirm("Create it?", abort=True, err=True)
     created = call(
         "POST",
@@ -66,7 +66,7 @@ def add(
     say(json.dumps(created, indent=2) if as_json else created["key"])
     if first:
         print_message(
-            f"fitserve: This was the first key: {_CLOSES} For this shell: export"
+            f"fitserve: This was the first key: {_FIRST_KEY_WARNING} For this shell: export"
             f" FITSERVE_KEY={created['key']}"
         )
 

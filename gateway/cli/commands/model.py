@@ -17,7 +17,7 @@ from gateway.visible import visible_line
 
 # Seconds between two lines about one phase of a start.
 _REPEAT_S = 15.0
-_HOPELESS = ("no_plan", "quarantined", "stopped", "stopping")
+_FINAL_STATES = ("no_plan", "quarantined", "stopped", "stopping")
 
 
 def show(name: ModelName, as_json: Json = False) -> None:
@@ -131,7 +131,7 @@ def wait_until_ready(name: str, limit_s: float, *, quiet: bool) -> Any:
         on_request = view["state"] == "stopped" and view["on_request"]
         if view["state"] in ("ready", "asleep") or on_request:
             return view
-        if view["state"] in _HOPELESS:
+        if view["state"] in _FINAL_STATES:
             print_message(f"fitserve: {name} cannot be served: {visible_line(view['detail'])}")
             raise typer.Exit(3)
         if not quiet and (line := reports.line(view, time.monotonic())):

@@ -19,11 +19,11 @@ from gateway.errors import BadRequest, NotFound, NotReady, near_name
 from gateway.visible import visible_line
 
 # The exit code of a command that Ctrl-C ended.
-_INTERRUPTED = 130
+_INTERRUPT_EXIT_CODE = 130
 _POLL_S = 0.3
-_HOPELESS = ("quarantined", "stopping")
+_FINAL_STATES = ("quarantined", "stopping")
 # In these states a request gets an answer or an error.
-_ANSWERING = ("ready", "no_plan", "unreachable")
+_ANSWER_STATES = ("ready", "no_plan", "unreachable")
 
 
 @with_option_groups
@@ -61,7 +61,7 @@ def run(
         view = _wait_until_ready(_find_or_add(model, name, wish.fields()))
     except KeyboardInterrupt:
         print_message("\nThe gateway continues to load the model; `fitserve ps` shows its state.")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(_INTERRUPT_EXIT_CODE) from None
     if view["plan"] is not None and view["plan"]["model"]["task"] != "generate":
         raise BadRequest(
             f"{view['name']} does not generate text.", hint="Use a model that generates text."
@@ -70,7 +70,7 @@ def run(
     if not words:
         chat.talk()
     elif not chat.answer(words, as_json=as_json):
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(_INTERRUPT_EXIT_CODE)
 
 
 def _find_or_add(model: str, name: str | None, fields: dict[str, Any]) -> str:
@@ -125,12 +125,12 @@ def _wait_until_ready(name: str) -> Any:
     with status() as show_status:
         while True:
             view = call("GET", model_path(name))
-            if view["state"] in _ANSWERING:
+            if view["state"] in _ANSWER_STATES:
                 return view
             if view["state"] == "stopped" and not started:
                 started = True
                 call("POST", model_path(name, "/start"))
-            elif view["state"] in _HOPELESS:
+            elif view["state"] in _FINAL_STATES:
                 raise NotReady(
                     f"{name} cannot be served: {visible_line(view['detail']).rstrip('.')}.",
                     hint=f"`fitserve show {name}` shows the details.",

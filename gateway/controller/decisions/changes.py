@@ -32,9 +32,9 @@ from gateway.domain import ChatTemplate, Plan, Value, Wish
 from gateway.domain.units import gib
 
 # Fields of a wish that never need another start. `policy` is compared apart, for remote code.
-_LIVE = frozenset({"aliases", "check", "policy"})
+_LIVE_FIELDS = frozenset({"aliases", "check", "policy"})
 # A plan beside the running engine needs at least this share of the tokens of a plan in its place.
-_AS_MANY = 0.95
+_MIN_TOKENS_SHARE = 0.95
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,9 @@ def may_need_restart(old: Wish, new: Wish) -> bool:
     if old.policy.allow_remote_code != new.policy.allow_remote_code:
         return True
     return any(
-        getattr(old, name) != getattr(new, name) for name in Wish.model_fields if name not in _LIVE
+        getattr(old, name) != getattr(new, name)
+        for name in Wish.model_fields
+        if name not in _LIVE_FIELDS
     )
 
 
@@ -183,7 +185,7 @@ def is_as_good(trial: Plan, replacement: Plan) -> bool:
         and trial.tensor_parallel.value == replacement.tensor_parallel.value
         and trial.data_parallel.value == replacement.data_parallel.value
         and trial.quantization.value == replacement.quantization.value
-        and trial.memory.kv_tokens >= _AS_MANY * replacement.memory.kv_tokens
+        and trial.memory.kv_tokens >= _MIN_TOKENS_SHARE * replacement.memory.kv_tokens
     )
 
 
@@ -234,18 +236,23 @@ def why_no_effect(wish: Iterable[Difference], old: Plan, new: Plan) -> str:
     """The reason why a changed wish leaves the plan as it is; "": it changes the plan, or no field
     of the wish is part of a plan."""
     fields = {difference.what for difference in wish}
-    if fields <= _LIVE or diff_plans(old, new):
+    if fields <= _LIVE_FIELDS or diff_plans(old, new):
         return ""
     reasons = [
         f"{name.replace('_', ' ')} stays {choice.value}: {choice.reason}"
-        for name in dict.fromkeys(_DECIDES[field] for field in _DECIDES if field in fields)
+        for name in dict.fromkeys(
+            _CHOICE_OF_FIELD[field] for field in _CHOICE_OF_FIELD if field in fields
+        )
         for choice in [getattr(new, name)]
     ]
-    return "; ".join(reasons) or f"no other plan follows from {', '.join(sorted(fields - _LIVE))}"
+    return (
+        "; ".join(reasons)
+        or f"no other plan follows from {', '.join(sorted(fields - _LIVE_FIELDS))}"
+    )
 
 
 # The choice of a plan that a field of a wish is about.
-_DECIDES = {
+_CHOICE_OF_FIELD = {
     "context": "max_model_len",
     "min_context": "max_model_len",
     "max_context": "max_model_len",

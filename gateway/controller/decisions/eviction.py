@@ -22,7 +22,7 @@ Plans are offered copies in `eviction_order`: models without requests come first
 sleeps where its engine can (gateway/planner/sharing/leaving.py), else it stops. It gets no new
 request; new requests wait or go to other copies.
 
-The residence of a copy lasts as long as its load took, within LEAST_S and MOST_S. So at most half
+The residence of a copy lasts as long as its load took, within MIN_S and MAX_S. So at most half
 of the time goes into loading. A preloaded model that served nothing may be evicted at once, because
 evicting it always serves a waiting request.
 
@@ -38,14 +38,14 @@ from typing import Literal
 
 from gateway.domain.units import in_words
 
-LEAST_S, MOST_S = 5.0, 60.0
+MIN_S, MAX_S = 5.0, 60.0
 # Loads that take no longer cost the same.
-_CHEAP_S = 1.0
+_CHEAP_WAKE_S = 1.0
 
 State = Literal["out", "asleep", "loads", "serves", "leaves"]
 # States that need a load or a wake-up before the model serves.
 _ABSENT_STATES = ("out", "asleep")
-_BEST: tuple[State, ...] = ("serves", "leaves", "loads", "asleep")
+_STATE_RANK: tuple[State, ...] = ("serves", "leaves", "loads", "asleep")
 EvictionCause = Literal["idle", "room", "owner"]
 
 
@@ -71,7 +71,7 @@ class Copy:
 
     @property
     def residence_s(self) -> float:
-        return min(MOST_S, max(LEAST_S, self.load_s))
+        return min(MAX_S, max(MIN_S, self.load_s))
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class LoadedModel:
     def state(self) -> State:
         """The state as clients see it: a model serves as long as one copy does."""
         states = {copy.state for copy in self.copies}
-        return next((state for state in _BEST if state in states), "out")
+        return next((state for state in _STATE_RANK if state in states), "out")
 
     @property
     def entered_at(self) -> float:
@@ -173,58 +173,75 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     """The evictions and holds for all models now."""
     models = list(models)
     evictions: dict[Place, Eviction] = {}
-    holds: dict[str, str] = {}
     for model in models:
-        if model.stopped:
-            holds[model.name] = "stopped by its owner"
-            eviction = Eviction("owner", "its owner stops it", ends=True)
-            evictions |= {
-                place: eviction
-                for place, copy in _places(model)
-                if copy.state in ("serves", "loads", "asleep")
-            }
-        elif _is_expired(model, now):
-            eviction = Eviction("idle", f"no request for {in_words(model.idle_s(now))}")
-            evictions |= {
-                place: eviction
-                for place, copy in _places(model)
-                if copy.state in ("serves", "loads") and not copy.watched
-            }
-    # Models that serve already come after those that do not.
-    queue = sorted(
-        (model for model in models if _needs_evictions(model)),
-        key=lambda model: (model.state == "serves", _waiting_since(model, now), model.name),
-    )
-    in_progress = bool(evictions) or any(
-        copy.state == "leaves" for model in models for copy in model.copies
-    )
+        evictions |= _evictions_of(model, now)
+    holds = {model.name: "stopped by its owner" for model in models if model.stopped}
+    in_progress = bool(evictions) or _is_any("leaves", models)
     first: LoadedModel | None = None
-    for model in queue:
+    for model in _queue(models, now):
         if first is not None:
             holds[model.name] = f"it waits for its turn after {first.name}"
         elif model.needs and not in_progress:
             first = model
             evictions |= _evictions_for(model, models, now)
-            holds[model.name] = (
-                f"it waits for {', '.join(sorted({name for name, _ in model.needs}))} to be"
-                " unloaded"
-            )
+            names = ", ".join(sorted({name for name, _ in model.needs}))
+            holds[model.name] = f"it waits for {names} to be unloaded"
         elif model.room or (model.promised and not model.needs):
             first = model
-        elif in_progress or any(
-            copy.state == "loads" for neighbour in models for copy in neighbour.copies
-        ):
+        elif in_progress or _is_any("loads", models):
             # A loading model can be evicted later.
             first = model
             holds[model.name] = "it waits until another model is unloaded"
+    is_moving = first is not None or in_progress
     for model in models:
-        if model.stopped or _needs_evictions(model) or not model.able:
-            continue
-        if model.state == "out" and not _stays_warm(model, now):
-            holds[model.name] = "the next request loads it"
-        elif (model.state == "out" or model.lacks_copies) and (first is not None or in_progress):
-            holds[model.name] = "other models load first"
+        if reason := _hold_of_idle_model(model, now, is_moving=is_moving):
+            holds[model.name] = reason
     return Moves(evictions, holds, first.name if first is not None else "")
+
+
+def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
+    """The copies that leave for no other model: their owner stops them, or nobody uses them."""
+    if model.stopped:
+        eviction = Eviction("owner", "its owner stops it", ends=True)
+        return {
+            place: eviction
+            for place, copy in _places(model)
+            if copy.state in ("serves", "loads", "asleep")
+        }
+    if not _is_expired(model, now):
+        return {}
+    eviction = Eviction("idle", f"no request for {in_words(model.idle_s(now))}")
+    return {
+        place: eviction
+        for place, copy in _places(model)
+        if copy.state in ("serves", "loads") and not copy.watched
+    }
+
+
+def _queue(models: Iterable[LoadedModel], now: float) -> list[LoadedModel]:
+    """The models that need evictions, in the order of their turns: those that serve come last."""
+    return sorted(
+        (model for model in models if _needs_evictions(model)),
+        key=lambda model: (model.state == "serves", _waiting_since(model, now), model.name),
+    )
+
+
+def _is_any(state: State, models: Iterable[LoadedModel]) -> bool:
+    """Whether any copy of any model is in this state."""
+    return any(copy.state == state for model in models for copy in model.copies)
+
+
+def _hold_of_idle_model(model: LoadedModel, now: float, *, is_moving: bool) -> str:
+    """Why a model that needs no evictions is not loaded; "": it is loaded, or may be.
+
+    is_moving: another model has its turn, or a copy is being unloaded.
+    """
+    if model.stopped or _needs_evictions(model) or not model.able:
+        return ""
+    if model.state == "out" and not _is_warm(model, now):
+        return "the next request loads it"
+    waits = (model.state == "out" or model.lacks_copies) and is_moving
+    return "other models load first" if waits else ""
 
 
 def _places(model: LoadedModel) -> Iterator[tuple[Place, Copy]]:
@@ -283,7 +300,7 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
                 not _residence_is_over(model, copy, now),
                 model.priority,
                 is_last,
-                (used_at - now) / max(_CHEAP_S, copy.load_s),
+                (used_at - now) / max(_CHEAP_WAKE_S, copy.load_s),
                 model.name,
                 -copy.index,
             )
@@ -334,7 +351,7 @@ def _is_expired(model: LoadedModel, now: float) -> bool:
     )
 
 
-def _stays_warm(model: LoadedModel, now: float) -> bool:
+def _is_warm(model: LoadedModel, now: float) -> bool:
     return (
         model.new
         or model.keep_alive_s < 0

@@ -31,10 +31,10 @@ from gateway.domain import EngineProcess, Plan
 # A debugger or a profiler stops a process for a moment.
 CONFIRM_S = 1.0
 # Of one core. An idle engine needs far less to answer health checks.
-_AT_WORK = 0.2
+_BUSY_SHARE = 0.2
 # Layers that store something for every token: each prefill step fills the KV cache, and the metrics
 # show it.
-_KEEPING = {"full", "mla"}
+_CACHE_LAYER_KINDS = {"full", "mla"}
 
 
 def longest_step_s(plan: Plan, tokens: int, prefill_s: float) -> float:
@@ -47,7 +47,11 @@ def longest_step_s(plan: Plan, tokens: int, prefill_s: float) -> float:
     """
     context = plan.max_model_len.value / tokens
     prompts = max(1.0, plan.max_num_batched_tokens.value / tokens)
-    steps = 1.0 if any(layer.kind in _KEEPING for layer in plan.attention) else max(1.0, context)
+    steps = (
+        1.0
+        if any(layer.kind in _CACHE_LAYER_KINDS for layer in plan.attention)
+        else max(1.0, context)
+    )
     return prefill_s * prompts * steps * max(2.0, 2 * context)
 
 
@@ -85,7 +89,7 @@ class FreezeDetector:
         if self._cpu is not None:
             measured_at, former_cpu = self._cpu
             used_s = sum(max(0.0, spent - former_cpu.get(pid, 0.0)) for pid, spent in cpu.items())
-            if used_s >= _AT_WORK * (now - measured_at):
+            if used_s >= _BUSY_SHARE * (now - measured_at):
                 self._worked = now
         self._cpu = (now, cpu) if cpu else None
         if compiling(process.command for process in processes):

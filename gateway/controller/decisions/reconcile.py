@@ -206,12 +206,12 @@ def next_action(
             return Rest("starting", "planning")
         if replica.instance is not None:
             return Stop(replica.instance.name)
-        return _between_attempts(replica, now, backoff_s, backoff_max_s)
+        return _next_attempt(replica, now, backoff_s, backoff_max_s)
     instance = replica.instance
     if replica.spent and not replica.busy:
         return Retire(attempt)
     if attempt.asleep is not None or (attempt.serves and replica.observation.sleeping):
-        return _asleep(replica, attempt)
+        return _sleep_action(replica, attempt)
     if replica.observation.proof is not None:
         return Fail(attempt, replica.observation.proof)
     if replica.leaving.reason and (attempt.state == "starting" or replica.leaving.drained):
@@ -235,7 +235,7 @@ def _evict(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
 def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for a ready engine."""
     if replica.instance is None or replica.instance.state != "running":
-        return Fail(attempt, _ending(replica, attempt, "serving", was_ready=True))
+        return Fail(attempt, _end_failure(replica, attempt, "serving", was_ready=True))
     if replica.leaving.reason:
         return Rest("stopping", f"{replica.leaving.reason}; requests in flight are answered first")
     abilities = replica.observation.abilities
@@ -253,7 +253,7 @@ def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     if instance.state == "exited":
         if replica.busy:
             return Rest("starting", phase)
-        return Fail(attempt, _ending(replica, attempt, phase, was_ready=False))
+        return Fail(attempt, _end_failure(replica, attempt, phase, was_ready=False))
     if replica.observation.verified:
         return Publish(attempt)
     if replica.observation.answering and not replica.busy:
@@ -261,7 +261,7 @@ def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     return Rest("verifying" if replica.observation.answering else "starting", phase)
 
 
-def _asleep(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
+def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that sleeps, falls asleep or wakes up."""
     settled = attempt.asleep is not None and attempt.asleep.gave is not None
     if (
@@ -316,7 +316,7 @@ def attempts_that_count(
     )
 
 
-def _between_attempts(
+def _next_attempt(
     replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
 ) -> Action:
     if replica.demand.stopped:
@@ -368,7 +368,9 @@ def _between_attempts(
     return MakePlan()
 
 
-def _ending(replica: ReplicaSnapshot, attempt: Attempt, phase: str, *, was_ready: bool) -> Failure:
+def _end_failure(
+    replica: ReplicaSnapshot, attempt: Attempt, phase: str, *, was_ready: bool
+) -> Failure:
     instance = replica.instance or Instance(
         name="",
         model=attempt.model,

@@ -29,7 +29,7 @@ _STAGES: dict[str, Stage] = {
     "engine.failed": "ended",
     "engine.stopped": "ended",
 }
-_ORDER: tuple[Stage, ...] = ("", "chosen", "started", "ready", "ended")
+_STAGE_ORDER: tuple[Stage, ...] = ("", "chosen", "started", "ready", "ended")
 # Prefixes of phases that have events of their own.
 _WEIGHTS, _IMAGE = ("Downloading ", "Checking "), ("pulling ", "unpacking ")
 
@@ -83,14 +83,14 @@ class ReportedStages:
 
     def note(self, number: int, stage: Stage) -> None:
         self._stages[number] = stage
-        if len(self._stages) > 2 * _REMEMBERED:
+        if len(self._stages) > 2 * _ENDED_STARTS_MAX:
             ended = sorted(number for number, stage in self._stages.items() if stage == "ended")
-            for attempt_id in ended[:_REMEMBERED]:
+            for attempt_id in ended[:_ENDED_STARTS_MAX]:
                 del self._stages[attempt_id]
 
 
 # Ended starts to remember. A state holds the last few of each replica.
-_REMEMBERED = 10_000
+_ENDED_STARTS_MAX = 10_000
 
 
 def stage_of(kind: str) -> Stage:
@@ -127,7 +127,7 @@ def events_of_model(
     yield from _endpoint_events(before, after, now)
     if before is not None and before.state != after.state:
         detail = after.detail.removeprefix(after.state).removeprefix(": ")
-        words = f"{after.wish.name} {_IS.get(after.state, f'is {after.state}')}" + (
+        words = f"{after.wish.name} {_STATE_VERBS.get(after.state, f'is {after.state}')}" + (
             f": {detail}" if detail else "."
         )
         data = {"state": after.state, "before": before.state, "detail": after.detail}
@@ -135,7 +135,7 @@ def events_of_model(
 
 
 # States whose name is no adjective.
-_IS = {"no_plan": "has no plan", "backing_off": "is backing off"}
+_STATE_VERBS = {"no_plan": "has no plan", "backing_off": "is backing off"}
 
 
 def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float) -> Iterator[Event]:
@@ -155,7 +155,7 @@ def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float)
         differences = _differences(diff_wishes(wish, change.wish))
         yield event(
             "model.changing",
-            f"{name} is being changed: {_in_words(differences)}.",
+            f"{name} is being changed: {_describe(differences)}.",
             differences=differences,
         )
     if (
@@ -171,7 +171,7 @@ def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float)
     if before.wish != wish and (differences := _differences(diff_wishes(before.wish, wish))):
         yield event(
             "model.changed",
-            f"{name} is changed: {_in_words(differences)}.",
+            f"{name} is changed: {_describe(differences)}.",
             differences=differences,
         )
     if after.deleting and not before.deleting:
@@ -193,7 +193,7 @@ def _replica_events(
     for place, attempt in enumerate(after.attempts):
         watched = after.watched == attempt.id
         was, now_is = reported.stage(attempt), stage(attempt, watched=watched)
-        if was != now_is and _ORDER.index(was) < _ORDER.index(now_is):
+        if was != now_is and _STAGE_ORDER.index(was) < _STAGE_ORDER.index(now_is):
             reported.note(attempt.id, now_is)
             earlier = after.attempts[place - 1] if place else None
             yield from _start_events(model, after, earlier, attempt, was, now)
@@ -364,7 +364,7 @@ def _plan_event(
             "attempt_before": earlier.id,
             "differences": differences,
         }
-        changes = _in_words(differences) or "the same plan again"
+        changes = _describe(differences) or "the same plan again"
         return (
             "plan.fallback",
             f"{name} is tried again after {earlier.failure.kind}: {changes}.",
@@ -481,7 +481,7 @@ def _differences(changes: Iterable[Any]) -> list[dict[str, Any]]:
     return [{"what": change.what, "old": change.old, "new": change.new} for change in changes]
 
 
-def _in_words(differences: Iterable[Mapping[str, Any]]) -> str:
+def _describe(differences: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(
         f"{difference['what']} {difference['old'] or 'unset'} -> {difference['new'] or 'unset'}"
         for difference in differences

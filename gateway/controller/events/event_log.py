@@ -26,9 +26,9 @@ _WRITE_S = 0.2
 # Seconds between two tries while the disk takes nothing.
 _RETRY_S = 2.0
 # Events that may wait for the disk. Beyond that the oldest are lost.
-_MOST_WAITING = 2_000
-_IN_MEMORY = 1_000
-_AT_ONCE = 256
+_MAX_PENDING_EVENTS = 2_000
+_MAX_MEMORY_EVENTS = 1_000
+_PAGE_EVENTS = 256
 
 
 class RecordedEvent(NamedTuple):
@@ -57,8 +57,8 @@ class EventLog:
         self.newest = self.at_start = 0
         """The newest event's number, now and when the gateway started."""
         self._table = store.events
-        self._recent: deque[RecordedEvent] = deque(maxlen=_IN_MEMORY)
-        self._waiting: deque[Iterable[Event]] = deque(maxlen=_MOST_WAITING)
+        self._recent: deque[RecordedEvent] = deque(maxlen=_MAX_MEMORY_EVENTS)
+        self._waiting: deque[Iterable[Event]] = deque(maxlen=_MAX_PENDING_EVENTS)
         self._arrival = asyncio.Event()
         self._more = asyncio.Event()
         self._failing = self._recording = self._ending = False
@@ -106,7 +106,9 @@ class EventLog:
         if recent and recent[0].event.id <= number + 1 <= self.newest:
             # Numbers have no holes.
             first = number + 1 - recent[0].event.id
-            window = [recent[place] for place in range(first, min(first + _AT_ONCE, len(recent)))]
+            window = [
+                recent[place] for place in range(first, min(first + _PAGE_EVENTS, len(recent)))
+            ]
             return EventBatch(
                 [recorded for recorded in window if model in (None, recorded.event.model)],
                 window[-1].event.id,
@@ -115,11 +117,11 @@ class EventLog:
         if number > bounds.newest or number + 1 < bounds.oldest:
             return EventBatch((), bounds.newest, gap=True)
         events = await asyncio.to_thread(
-            lambda: _records(self._table.events_after(number, _AT_ONCE, model))
+            lambda: _records(self._table.events_after(number, _PAGE_EVENTS, model))
         )
         last = events[-1].event.id if events else 0
         # Events may have come since the bounds were read.
-        return EventBatch(events, last if len(events) == _AT_ONCE else max(last, bounds.newest))
+        return EventBatch(events, last if len(events) == _PAGE_EVENTS else max(last, bounds.newest))
 
     async def next(self, number: int, most: int, model: str | None) -> list[Event]:
         return await asyncio.to_thread(self._table.events_after, number, most, model)

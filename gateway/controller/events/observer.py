@@ -33,13 +33,13 @@ from gateway.version import __version__
 
 # Seconds between two looks at the installed engines.
 _ENGINES_S = 5.0
-# A look is followed by a pause of so many times its own duration, at most `_LONGEST_S`. So a storm
-# of passes has a bounded cost.
-_PAUSE, _LONGEST_S = 300, 0.2
+# A look is followed by a pause of so many times its own duration, at most `_MAX_PAUSE_S`. So a
+# storm of passes has a bounded cost.
+_PAUSE, _MAX_PAUSE_S = 300, 0.2
 # A hot card lowers and raises its clocks every few seconds.
-_COOL_S = 60.0
+_THROTTLE_REPEAT_S = 60.0
 # Ended starts of a replica to look at. No pass ends more.
-_LAST = 4
+_MAX_ENDED_STARTS = 4
 
 
 class Observer:
@@ -117,7 +117,7 @@ class Observer:
 
     def stop(self) -> None:
         """Report the end of the server."""
-        self._look()
+        self._observe_in_turn()
         self._tell(_event(time.time(), "gateway.stopped", "The gateway stops; engines run on."))
         self._events.end()
 
@@ -131,17 +131,17 @@ class Observer:
         """Look after a pass; at most a few times in a second. Never raises."""
         wait_s = self._next - time.monotonic()
         if wait_s <= 0:
-            self._look()
+            self._observe_in_turn()
         elif self._later is None:
-            self._later = asyncio.get_running_loop().call_later(wait_s, self._look)
+            self._later = asyncio.get_running_loop().call_later(wait_s, self._observe_in_turn)
 
-    def _look(self) -> None:
+    def _observe_in_turn(self) -> None:
         if self._later is not None:
             self._later.cancel()
         self._later, began = None, time.thread_time()
         if not self._setback.rest_s:
             self._look_at_all()
-        self._next = time.monotonic() + min(_LONGEST_S, _PAUSE * (time.thread_time() - began))
+        self._next = time.monotonic() + min(_MAX_PAUSE_S, _PAUSE * (time.thread_time() - began))
 
     def _look_at_all(self) -> None:
         try:
@@ -202,7 +202,9 @@ class Observer:
                         )
                     )
                 self._throttled[uuid] = now
-        for uuid in [uuid for uuid, at in self._throttled.items() if not 0 <= now - at <= _COOL_S]:
+        for uuid in [
+            uuid for uuid, at in self._throttled.items() if not 0 <= now - at <= _THROTTLE_REPEAT_S
+        ]:
             del self._throttled[uuid]
             self._tell(_event(now, "gpu.unthrottled", f"{uuid} has its clocks again.", gpu=uuid))
         if len(self._gpus.counts) != len(self._errors) or self._gpus.counts != self._errors:
@@ -261,10 +263,10 @@ def _event(now: float, kind: EventKind, words: str, model: str | None = None, **
 
 def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
     """All values that can cause an event. They are replaced, never changed: a cheap comparison."""
-    fingerprint: tuple[Any, ...] = _OF_MODEL(model)
+    fingerprint: tuple[Any, ...] = _MODEL_VALUES(model)
     for replica in model.all_replicas:
         fingerprint += (
-            *_OF_REPLICA(replica),
+            *_REPLICA_VALUES(replica),
             replica.last_ended_id,
             replica.watcher and replica.watcher.observation,
         )
@@ -273,7 +275,7 @@ def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
     return fingerprint
 
 
-_OF_MODEL = attrgetter(
+_MODEL_VALUES = attrgetter(
     *(
         "wish",
         "deleting",
@@ -286,7 +288,7 @@ _OF_MODEL = attrgetter(
         "setback.problem",
     )
 )
-_OF_REPLICA = attrgetter("attempt", "status", "progress", "takes", "leaving")
+_REPLICA_VALUES = attrgetter("attempt", "status", "progress", "takes", "leaving")
 
 
 def _report(model: ManagedModel) -> ReportedModel:
@@ -317,7 +319,10 @@ def _replica(replica: ReplicaState, *, trial: bool = False, absence: str = "") -
         leaving = replica.leaving.cause, replica.leaving.reason
     return ReportedReplica(
         replica.index,
-        (*replica.history[-_LAST:], *([replica.attempt] if replica.attempt is not None else ())),
+        (
+            *replica.history[-_MAX_ENDED_STARTS:],
+            *([replica.attempt] if replica.attempt is not None else ()),
+        ),
         replica.status,
         replica.phase,
         replica.watcher.attempt.id if replica.watcher is not None else None,

@@ -35,12 +35,12 @@ from gateway.supervision import SupervisedTask
 
 log = Logger("fitserve.webhook")
 
-_WITHIN_S = 15.0
+_TIMEOUT_S = 15.0
 # The waits of the specification begin with 5 s too.
-_FIRST_REST_S, _LONGEST_REST_S = 5.0, 300.0
+_FIRST_REST_S, _MAX_REST_S = 5.0, 300.0
 _GIVE_UP_S = 86400.0
 _LISTEN_S = 3600.0
-_STATUS_GONE = 410
+_GONE_STATUS = 410
 
 
 class Webhook:
@@ -119,7 +119,7 @@ class Webhook:
         while True:
             try:
                 lines = headers(name, int(time.time()), body, self._key)
-                answer = await self._client.send(self._url.reveal(), body, lines, _WITHIN_S)
+                answer = await self._client.send(self._url.reveal(), body, lines, _TIMEOUT_S)
                 problem = (
                     "" if 200 <= answer.status < 300 else f"answers with status {answer.status}"
                 )
@@ -130,7 +130,7 @@ class Webhook:
                     log.info("a webhook accepts events again", receiver=self._receiver)
                 self._failures = 0
                 return True
-            if answer is not None and answer.status == _STATUS_GONE:
+            if answer is not None and answer.status == _GONE_STATUS:
                 log.warning("a webhook wants no more events", receiver=self._receiver)
                 return False
             self._failures += 1
@@ -148,7 +148,7 @@ class Webhook:
                     kind=event.kind,
                 )
                 return True
-            rest_s = min(_LONGEST_REST_S, _FIRST_REST_S * 2 ** min(self._failures - 1, 16))
+            rest_s = min(_MAX_REST_S, _FIRST_REST_S * 2 ** min(self._failures - 1, 16))
             await asyncio.sleep(rest_s * random.uniform(0.75, 1.25))  # noqa: S311
 
 

@@ -20,7 +20,7 @@ from gateway.controller.fleet.promises import (
 )
 from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Failure, Holding, Offer, Sharing, Wish
-from gateway.domain.value import MOST_BYTES
+from gateway.domain.value import MAX_BYTES
 from gateway.errors import Conflict, no_such_model
 from gateway.planner.sharing.leaving import Leaver, leave_offers
 from gateway.planner.sharing.offers import bytes_reserved
@@ -170,7 +170,7 @@ class Fleet:
 
         `wish` is the one that it would be planned by.
         """
-        held_bytes = self._held_by_others(requester)
+        held_bytes = self._bytes_of_others(requester)
         neighbours = {name: self.models[name] for name in held_bytes}
         pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
         holders = tuple(
@@ -204,14 +204,16 @@ class Fleet:
             self.eviction_risk(wish),
         )
 
-    def _held_by_others(self, requester: ManagedModel | None) -> dict[str, dict[str, int]]:
+    def _bytes_of_others(self, requester: ManagedModel | None) -> dict[str, dict[str, int]]:
         """Bytes per GPU, and of RAM, that each other model uses. Models being removed are left
         out."""
         neighbours = (
             model for model in self.models.values() if model is not requester and not model.deleting
         )
         return {
-            model.wish.name: self._with_returning(model.replicas, with_promises(model.replicas, {}))
+            model.wish.name: self._add_restored_bytes(
+                model.replicas, with_promises(model.replicas, {})
+            )
             for model in neighbours
         }
 
@@ -361,18 +363,18 @@ class Fleet:
         does not.
         """
         replicas = [replica for replica in self.replicas() if replica is not requester]
-        return self._with_returning(
-            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
+        return self._add_restored_bytes(
+            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MAX_BYTES))
         )
 
     def claims_of_others(self, model: ManagedModel) -> dict[str, int]:
         """Bytes per GPU, and of RAM, that are taken for models other than this one."""
         replicas = [replica for replica in self.replicas() if replica.model != model.wish.name]
-        return self._with_returning(
-            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MOST_BYTES))
+        return self._add_restored_bytes(
+            replicas, with_promises(replicas, dict.fromkeys(self.set_apart, MAX_BYTES))
         )
 
-    def _with_returning(
+    def _add_restored_bytes(
         self, replicas: Iterable[ReplicaState], promised: dict[str, int]
     ) -> dict[str, int]:
         """`promised` plus the memory of replicas that will be restored, and received offers.

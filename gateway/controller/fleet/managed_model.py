@@ -31,7 +31,7 @@ from gateway.domain import (
     StartConditions,
     Wish,
 )
-from gateway.domain.running import MOST_ENDED_ATTEMPTS
+from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.logging import Logger
 from gateway.planner.starts import Stage
 from gateway.supervision import Setback
@@ -42,9 +42,9 @@ REPLAN_S = 30.0
 """Seconds before a replica without a plan is first planned again, and between two looks for
 changes."""
 # The longest time in seconds between two plans of a replica without one while nothing changes.
-_LONGEST_REPLAN_S = 600.0
+_MAX_REPLAN_S = 600.0
 # Seconds before an engine whose inquiry failed is asked again. The cause may be gone by then.
-_ASK_AGAIN_S = 600.0
+_INQUIRY_RETRY_S = 600.0
 
 
 @dataclass
@@ -159,8 +159,8 @@ class ReplicaState:
     def remember(self, *ended: Attempt) -> list[Attempt]:
         """Add ended attempts to the history. Returns the oldest, which leave it beyond a bound."""
         attempts = sorted([*self.history, *ended], key=attrgetter("id"))
-        self.history = attempts[-MOST_ENDED_ATTEMPTS:]
-        return attempts[:-MOST_ENDED_ATTEMPTS]
+        self.history = attempts[-MAX_ENDED_ATTEMPTS:]
+        return attempts[:-MAX_ENDED_ATTEMPTS]
 
     def instance_among(self, instances: Iterable[Instance]) -> Instance | None:
         """The instance of the live attempt; without one, a left-over instance of an ended
@@ -184,7 +184,7 @@ class ReplicaState:
     @property
     def replan_s(self) -> float:
         """Seconds from a block to the next plan without a known change: a Hub may answer again."""
-        return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _LONGEST_REPLAN_S)
+        return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _MAX_REPLAN_S)
 
     def block(self, reason: str) -> None:
         """Note that nothing can be started for now."""
@@ -412,7 +412,7 @@ class ManagedModel:
         self.inquiry_problems = {
             engine: (why, at)
             for engine, (why, at) in self.inquiry_problems.items()
-            if time.monotonic() - at < _ASK_AGAIN_S
+            if time.monotonic() - at < _INQUIRY_RETRY_S
         }
         return {engine: why for engine, (why, _) in self.inquiry_problems.items()}
 

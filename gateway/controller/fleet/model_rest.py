@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 
 # A model at rest gets a full look at least so often, in seconds.
-_LONGEST_REST_S = 60.0
+_MAX_REST_S = 60.0
 _FINAL_STATES = frozenset({"stopped", "no_plan", "quarantined"})
 MODEL_FIELDS = (
     *("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "trial", "absence"),
@@ -24,10 +24,10 @@ REPLICA_FIELDS = (
     *("attempt", "task", "status", "progress", "blocked", "blocked_at", "looks_again", "takes"),
     *("received_offers", "generation", "leaving", "on_request", "unrouted_at", "setback.problem"),
 )
-_OF_MODEL = attrgetter(*MODEL_FIELDS)
-_OF_REPLICA = attrgetter(*REPLICA_FIELDS)
-_OF_ENDPOINT = attrgetter("replica", "state", "detail", "was_contacted")
-_WORK_OF_REPLICA = attrgetter(
+_MODEL_VALUES = attrgetter(*MODEL_FIELDS)
+_REPLICA_VALUES = attrgetter(*REPLICA_FIELDS)
+_ENDPOINT_VALUES = attrgetter("replica", "state", "detail", "was_contacted")
+_REPLICA_WORK = attrgetter(
     *("attempt", "task", "watcher", "takes", "leaving", "preparation", "early_inquiry"),
     *("unrouted_at", "looks_again", "setback.problem"),
 )
@@ -38,11 +38,11 @@ def fingerprint(model: ManagedModel) -> tuple[Any, ...]:
 
     They are replaced, never changed, so a comparison is cheap.
     """
-    values: tuple[Any, ...] = _OF_MODEL(model)
+    values: tuple[Any, ...] = _MODEL_VALUES(model)
     for replica in model.replicas:
-        values += (*_OF_REPLICA(replica), replica.last_ended_id)
+        values += (*_REPLICA_VALUES(replica), replica.last_ended_id)
     for endpoint in model.endpoints:
-        values += _OF_ENDPOINT(endpoint)
+        values += _ENDPOINT_VALUES(endpoint)
     return values
 
 
@@ -60,7 +60,7 @@ def is_at_rest(model: ManagedModel) -> bool:
 
 
 def _is_replica_at_rest(replica: ReplicaState) -> bool:
-    return replica.status.state in _FINAL_STATES and not any(_WORK_OF_REPLICA(replica))
+    return replica.status.state in _FINAL_STATES and not any(_REPLICA_WORK(replica))
 
 
 class _Rest(NamedTuple):
@@ -126,4 +126,4 @@ def _next_look(model: ManagedModel, now_s: float) -> float:
         for replica in model.replicas
         if replica.blocked is not None
     ]
-    return min([now_s + _LONGEST_REST_S, *looks])
+    return min([now_s + _MAX_REST_S, *looks])

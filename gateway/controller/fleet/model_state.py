@@ -11,9 +11,9 @@ from gateway.engines.common.chat.parsers import NO_PARSER
 from gateway.engines.registry import engine_kind
 from gateway.proxy.routing import table as routing
 
-_SHOWN_AWAY = 3
+_SHOWN_ENDPOINTS_MAX = 3
 # The state of the best replica or endpoint is the model's state, in this order.
-_ORDER = (
+_STATE_ORDER = (
     "ready",
     "verifying",
     "starting",
@@ -26,8 +26,8 @@ _ORDER = (
     "stopping",
 )
 # States that end without a request, and states that a request ends.
-_HOPEFUL = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
-_LOADABLE = _HOPEFUL | {"asleep", "stopped", "stopping", "no_plan"}
+_RECOVERING_STATES = frozenset({"starting", "verifying", "backing_off", "unreachable", "ready"})
+_LOADABLE_STATES = _RECOVERING_STATES | {"asleep", "stopped", "stopping", "no_plan"}
 # Seconds that a request waits for the next engine of a model that is changed in place.
 _CHANGE_WAIT_S = 1800.0
 
@@ -46,11 +46,11 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     if model.deleting:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
-        return _status_elsewhere(model)
-    best = min(model.replicas, key=lambda replica: _ORDER.index(replica.status.state))
+        return _endpoint_status(model)
+    best = min(model.replicas, key=lambda replica: _STATE_ORDER.index(replica.status.state))
     detail = best.status.reason
     if best.status.state == "ready":
-        detail = _lacking(model)
+        detail = _missing_copies(model)
     elif best.status.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
         detail = best.phase
     elif best.status.state == "backing_off" and best.status.recheck_at is not None:
@@ -58,7 +58,7 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     return best.status.state, detail
 
 
-def _lacking(model: ManagedModel) -> str:
+def _missing_copies(model: ManagedModel) -> str:
     """How many copies serve, and why the others cannot; "" if all do."""
     missing = [
         replica.status
@@ -73,14 +73,14 @@ def _lacking(model: ManagedModel) -> str:
     return f"{serving} of {len(model.replicas)} copies serve; {reason}"
 
 
-def _status_elsewhere(model: ManagedModel) -> tuple[str, str]:
+def _endpoint_status(model: ManagedModel) -> tuple[str, str]:
     unreached = [endpoint for endpoint in model.endpoints if endpoint.replica is None]
-    why = [endpoint.detail for endpoint in unreached[:_SHOWN_AWAY]] + (
-        ["..."] if len(unreached) > _SHOWN_AWAY else []
+    why = [endpoint.detail for endpoint in unreached[:_SHOWN_ENDPOINTS_MAX]] + (
+        ["..."] if len(unreached) > _SHOWN_ENDPOINTS_MAX else []
     )
     states = [endpoint.state for endpoint in model.endpoints if endpoint.replica is not None]
     if states:
-        best = min(states, key=_ORDER.index)
+        best = min(states, key=_STATE_ORDER.index)
         words = {"ready": (), "asleep": ("the next request loads it there",)}
         remedy = words.get(best, (f"it is {best.replace('_', ' ')} there",))
         return best, "; ".join(
@@ -201,6 +201,6 @@ def _wait_s(model: ManagedModel, state: str, wait_s: float, load_wait_s: float) 
     """
     if model.stopped:
         return 0.0
-    if model.on_request and not model.deleting and state in _LOADABLE:
+    if model.on_request and not model.deleting and state in _LOADABLE_STATES:
         return wait_s or load_wait_s
-    return wait_s if state in _HOPEFUL else 0.0
+    return wait_s if state in _RECOVERING_STATES else 0.0

@@ -10,10 +10,10 @@ from gateway.domain import Hardware
 from gateway.domain.units import MIB
 
 # Free memory moves a little all the time. A plan needs more than this share of a device.
-_BAND = 1 / 50
-_LEAST_BAND_BYTES = 256 * MIB
-_OF_GPU = ("uuid", "name", "capability", "total_bytes", "memory_kind", "mig", "lost", "kept")
-_OF_MACHINE = ("arch", "cpu_features", "ram_total_bytes", "shm_bytes", "driver", "cuda_driver")
+_BAND_SHARE = 1 / 50
+_MIN_BAND_BYTES = 256 * MIB
+_GPU_FIELDS = ("uuid", "name", "capability", "total_bytes", "memory_kind", "mig", "lost", "kept")
+_MACHINE_FIELDS = ("arch", "cpu_features", "ram_total_bytes", "shm_bytes", "driver", "cuda_driver")
 
 FreeMemory = dict[str, tuple[int, int]]
 """Free and all bytes of each device; "" is the host."""
@@ -101,8 +101,8 @@ class VainPlan(NamedTuple):
 def machine_and_memory(hardware: Hardware) -> tuple[tuple[Any, ...], FreeMemory]:
     """The fixed values of a machine that plans depend on, and its free memory."""
     fixed = (
-        tuple(getattr(hardware, name) for name in _OF_MACHINE),
-        tuple(tuple(getattr(gpu, name) for name in _OF_GPU) for gpu in hardware.gpus),
+        tuple(getattr(hardware, name) for name in _MACHINE_FIELDS),
+        tuple(tuple(getattr(gpu, name) for name in _GPU_FIELDS) for gpu in hardware.gpus),
     )
     free = {"": (hardware.ram_available_bytes, hardware.ram_total_bytes)}
     free |= {
@@ -135,6 +135,6 @@ def room_of(context: PlanningContext) -> Room:
 def has_more_memory(present: Mapping[str, tuple[int, int]], former: FreeMemory) -> bool:
     """Whether a device is new, or has clearly more free memory. Less never allows a plan."""
     return any(
-        name not in former or free - former[name][0] > max(_LEAST_BAND_BYTES, total * _BAND)
+        name not in former or free - former[name][0] > max(_MIN_BAND_BYTES, total * _BAND_SHARE)
         for name, (free, total) in present.items()
     )

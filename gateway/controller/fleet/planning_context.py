@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.domain import Offer, Sharing, Wish
-from gateway.domain.sharing import UNSHARED
+from gateway.domain.sharing import NO_SHARING
 
 
 class PlanningContext(NamedTuple):
@@ -18,6 +18,6 @@ class PlanningContext(NamedTuple):
 
     wish: Wish
     claims: dict[str, int]
-    sharing: Sharing = UNSHARED
+    sharing: Sharing = NO_SHARING
     is_copy: bool = False
     if_asked: tuple[Offer, ...] = ()

@@ -46,7 +46,7 @@ class Preparation:
         self._report: Report = _ignore
         self._progress = ""
         self._tasks = tasks
-        self._files = self._begin(self._bring(bring))
+        self._files = self._begin(self._fetch_files(bring))
         self._files.add_done_callback(_note_failure)
         self._reading: asyncio.Task[object] | None = None
 
@@ -55,7 +55,7 @@ class Preparation:
         failed = self._files.done() and (
             self._files.cancelled() or self._files.exception() is not None
         )
-        return not failed and _needs(plan) == _needs(self._plan)
+        return not failed and _file_sources(plan) == _file_sources(self._plan)
 
     async def files(self, report: Report) -> LaunchFiles:
         """The files, once they are here. Raises HostError, BadModel and their kin."""
@@ -71,7 +71,9 @@ class Preparation:
         if self._reading is not None:
             self._reading.cancel()
 
-    async def _bring(self, bring: Callable[[Plan, Report], Awaitable[LaunchFiles]]) -> LaunchFiles:
+    async def _fetch_files(
+        self, bring: Callable[[Plan, Report], Awaitable[LaunchFiles]]
+    ) -> LaunchFiles:
         files = await bring(self._plan, self._note)
         self._reading = self._begin(self._read(files))
         return files
@@ -90,7 +92,7 @@ class Preparation:
         self._report(progress)
 
 
-def _needs(plan: Plan) -> tuple[object, ...]:
+def _file_sources(plan: Plan) -> tuple[object, ...]:
     return plan.engine.kind, plan.model, plan.drafter, plan.adapters
 
 

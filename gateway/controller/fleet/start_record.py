@@ -7,7 +7,7 @@ import asyncio
 from gateway.diagnosis.start_times import expected_start, measured_start
 from gateway.diagnosis.starts_elsewhere import start_elsewhere
 from gateway.domain import Attempt, Plan, StartConditions, StartTime
-from gateway.store.start_table import MOST_STARTS
+from gateway.store.start_table import MAX_STARTS
 from gateway.store.store import Store
 
 
@@ -22,7 +22,7 @@ class StartRecord:
     async def add(self, attempt: Attempt, conditions: StartConditions) -> None:
         """Note a start with measured phases. Raises StoreError."""
         start = measured_start(attempt, conditions)
-        self._starts = [*self._starts, start][-MOST_STARTS:]
+        self._starts = [*self._starts, start][-MAX_STARTS:]
         await asyncio.to_thread(self._table.add, start)
 
     def expected_time(self, plan: Plan, conditions: StartConditions) -> StartTime | None:

@@ -15,11 +15,17 @@ from gateway.controller.fleet.plan_inputs import Knowledge, PlanInputs, machine_
 from gateway.domain import Hardware
 
 # Entries of one folder that count.
-_MOST_ENTRIES = 4000
+_MAX_ENTRIES = 4000
 # More facts of these kinds only rule plans out.
-_REFUSALS = ("plan_failed", "kernel_fails", "engine_fails", "peers_fail", "sleep_fails")
+_REFUSAL_KINDS = ("plan_failed", "kernel_fails", "engine_fails", "peers_fail", "sleep_fails")
 # Facts about one plan, about speed, or about the way of a start: none gives a plan.
-_SILENT = ("plan_verified", "fork_fails", "speed_ratio", "speed_measured", "machine_speed")
+_IRRELEVANT_KINDS = (
+    "plan_verified",
+    "fork_fails",
+    "speed_ratio",
+    "speed_measured",
+    "machine_speed",
+)
 
 
 class PlanInputReader:
@@ -53,11 +59,13 @@ class PlanInputReader:
     def _read(self, sources: dict[str, Sequence[str]]) -> tuple[Knowledge, dict[str, int]]:
         """In a thread: the knowledge, and a digest of the files of each model."""
         facts = [(_kind(text), text) for text in self._facts()]
-        helpful = [text for kind, text in facts if kind not in (*_REFUSALS, *_SILENT)]
+        helpful = [
+            text for kind, text in facts if kind not in (*_REFUSAL_KINDS, *_IRRELEVANT_KINDS)
+        ]
         engines = (_entries(self._data / name) for name in ("engines", "learned"))
         knowledge = Knowledge(
             hash((*helpful, *engines)),
-            frozenset(hash(text) for kind, text in facts if kind in _REFUSALS),
+            frozenset(hash(text) for kind, text in facts if kind in _REFUSAL_KINDS),
         )
         return knowledge, {
             name: hash(tuple(self._stamp(source) for source in several))
@@ -101,7 +109,7 @@ def _entries(folder: Path) -> tuple[Any, ...]:
                 except OSError:
                     continue
                 stamps.append((entry.name, status.st_size, status.st_mtime_ns))
-                if len(stamps) >= _MOST_ENTRIES:
+                if len(stamps) >= _MAX_ENTRIES:
                     break
     except (OSError, ValueError):
         return ()

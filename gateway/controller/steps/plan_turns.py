@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 # Each so many turns one goes to the step that has waited longest.
-_LONGEST_WAIT_EACH = 4
+_FAIR_TURN_INTERVAL = 4
 
 
 class Urgency(enum.IntEnum):
@@ -74,7 +74,7 @@ class PlanTurns:
             return
         waiter = (
             waiters[0]
-            if next(self._turns) % _LONGEST_WAIT_EACH == 0
+            if next(self._turns) % _FAIR_TURN_INTERVAL == 0
             else min(waiters, key=lambda waiting: (waiting.urgency(), waiting.number))
         )
         self._waiters.remove(waiter)

@@ -20,7 +20,7 @@ _LAST_WORDS, _TURN_S = 10, 0.1
 # Seconds that the test of abilities may delay a start.
 _ABILITIES_S = 3.0
 # Seconds for the smallest request after an ability test without an answer.
-_ALIVE_S = 30.0
+_SMALL_REQUEST_TIMEOUT_S = 30.0
 
 
 class ProofSteps:
@@ -85,7 +85,7 @@ class ProofSteps:
         engine = (watcher.client, watcher.url, attempt.served_name, attempt.plan)
         results = await probe_abilities(*engine)
         if any(ability.state == "unknown" for _, ability in results) and not await alive(
-            *engine, _ALIVE_S
+            *engine, _SMALL_REQUEST_TIMEOUT_S
         ):
             watcher.fail(abilities.test_failure())
         else:

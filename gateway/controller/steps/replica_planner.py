@@ -48,7 +48,7 @@ class ReplicaPlanner:
         `leave` is not shown to users. Raises BadModel and its kin.
         """
         now = room()
-        planned = await self._planner.plan(_request(model, now, _sharing(now, neighbours)))
+        planned = await self._planner.plan(_request(model, now, _request_sharing(now, neighbours)))
         if model.decision is None or not (now.is_copy or neighbours == "leave"):
             model.decision = planned.decision
         await self._keep_commits(model, planned.commits)
@@ -98,7 +98,7 @@ class ReplicaPlanner:
         plan: Plan | None,
     ) -> PlanResult:
         """The plan after an inquiry, whose outcome the model remembers."""
-        request = _request(model, context, _sharing(context, neighbours))
+        request = _request(model, context, _request_sharing(context, neighbours))
         try:
             planned = await self._planner.check(request, model.failed_inquiries, self._asking_s)
         except FitserveError as error:
@@ -162,7 +162,7 @@ def _request(model: ManagedModel, context: PlanningContext, sharing: Sharing) ->
     )
 
 
-def _sharing(context: PlanningContext, neighbours: NeighbourRole) -> Sharing:
+def _request_sharing(context: PlanningContext, neighbours: NeighbourRole) -> Sharing:
     offers = context.sharing.offers
     surplus = [offer for offer in offers if offer.how == "surplus"]
     chosen = {"give": offers, "stay": (), "leave": (*surplus, *context.if_asked)}[neighbours]

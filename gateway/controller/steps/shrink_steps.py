@@ -16,7 +16,7 @@ from gateway.proxy.routing.drains import Drains
 log = Logger("fitserve.loop")
 
 # Seconds before a model is asked again whose KV cache could not be cut.
-_KEEPS_S = 600.0
+_RETRY_S = 600.0
 
 
 class ShrinkSteps:
@@ -64,7 +64,7 @@ class ShrinkSteps:
             # It may have become ready meanwhile.
             await self._attempts.end(replica, now)
         except FitserveError as error:
-            model.keeps_until = time.monotonic() + _KEEPS_S
+            model.keeps_until = time.monotonic() + _RETRY_S
             log.warning("gives no KV cache", model=replica.model, reason=str(error))
         finally:
             replica.unrouted_at = None

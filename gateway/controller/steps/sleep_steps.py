@@ -36,7 +36,7 @@ log = Logger("fitserve.loop")
 # Seconds until NVML shows freed memory, and between two looks.
 _BACK_S, _LOOK_S = 5.0, 0.2
 # Seconds in which a woken engine has to answer the smallest request.
-_ALIVE_S = 60.0
+_SMALL_REQUEST_TIMEOUT_S = 60.0
 
 
 class SleepSteps:
@@ -93,7 +93,7 @@ class SleepSteps:
             await self._end(replica, falling, fact)
             return
         asleep = Asleep(since=time.time(), gave=gave)
-        await self._save(replica, attempt.evolve(asleep=asleep), *await self._new(fact))
+        await self._save(replica, attempt.evolve(asleep=asleep), *await self._new_facts(fact))
         log.info(
             "sleeps",
             model=replica.model,
@@ -243,7 +243,7 @@ class SleepSteps:
     async def _answers(self, watcher: Watcher, attempt: Attempt) -> None:
         """Raises NoAnswerError if the engine does not answer."""
         if not await alive(
-            watcher.client, watcher.url, attempt.served_name, attempt.plan, _ALIVE_S
+            watcher.client, watcher.url, attempt.served_name, attempt.plan, _SMALL_REQUEST_TIMEOUT_S
         ):
             raise NoAnswerError("answers no request")
 
@@ -259,7 +259,7 @@ class SleepSteps:
         await asyncio.to_thread(self._store.save_attempt, attempt, *facts)
         replica.attempt = attempt
 
-    async def _new(self, fact: Fact) -> list[Fact]:
+    async def _new_facts(self, fact: Fact) -> list[Fact]:
         """A known fact is not learned again."""
         facts = await asyncio.to_thread(self._store.facts)
         return (
@@ -270,5 +270,5 @@ class SleepSteps:
 
     async def _end(self, replica: ReplicaState, attempt: Attempt, fact: Fact) -> None:
         log.warning("is stopped", model=replica.model, replica=replica.index, why=fact.source)
-        await self._save(replica, attempt, *await self._new(fact))
+        await self._save(replica, attempt, *await self._new_facts(fact))
         replica.spent = attempt.id

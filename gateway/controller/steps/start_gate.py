@@ -32,8 +32,8 @@ from gateway.planner.starts import (
 # Seconds in which a failure of a serving engine may be an echo of a neighbour's change.
 _ECHO_S = 10.0
 # Seconds between two looks at GPUs with foreign processes, and the longest wait for them.
-_QUIET_S = 1.0
-_RESTLESS_S = 120.0
+_POLL_S = 1.0
+_FOREIGN_WAIT_MAX_S = 120.0
 
 
 class WithdrawnError(Exception):
@@ -155,7 +155,7 @@ class StartGate:
             self._waiting[start.instance] = start
             if not self._seen_once:
                 await self._looked.wait()
-            while (blocked := self._blocked_by(start)) is not None or not await self._quiet(
+            while (blocked := self._blocker(start)) is not None or not await self._is_stable(
                 attempt, start, report
             ):
                 if blocked is not None:
@@ -216,7 +216,7 @@ class StartGate:
             " its memory"
         )
 
-    async def _quiet(
+    async def _is_stable(
         self, attempt: Attempt, start: PendingStart, report: Callable[[str], None]
     ) -> bool:
         """Whether the memory of its GPUs is stable now, and remember it.
@@ -236,12 +236,12 @@ class StartGate:
         )
         if (
             foreign
-            and time.monotonic() - since < _RESTLESS_S
+            and time.monotonic() - since < _FOREIGN_WAIT_MAX_S
             and (former_reading is None or (moved := memory_change(former_reading, read)))
         ):
             if former_reading is not None:
                 report(f"waits until the memory of its GPUs is stable: {moved}")
-            await asyncio.sleep(_QUIET_S)
+            await asyncio.sleep(_POLL_S)
             return False
         if short := memory_shortage(attempt.plan, read):
             raise WithdrawnError(
@@ -254,7 +254,7 @@ class StartGate:
                 )
             )
         # Another start may have come meanwhile.
-        return self._blocked_by(start) is None
+        return self._blocker(start) is None
 
     async def foreign_change(self, attempt: Attempt) -> tuple[str, int | None]:
         """The foreign change of memory on its GPUs since its start; "" if none or unknown.
@@ -267,7 +267,7 @@ class StartGate:
         moved = memory_change(before, now)
         return moved, None if moved else bytes_taken(before, now)
 
-    def _blocked_by(self, start: PendingStart) -> Blocked | None:
+    def _blocker(self, start: PendingStart) -> Blocked | None:
         return blocked_by(
             start, self._waiting.values(), self._holders.values(), time.monotonic(), self._limit_s
         )

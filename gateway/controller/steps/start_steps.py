@@ -56,7 +56,9 @@ class StartSteps:
                 moved, replica.progress = time.monotonic(), progress
 
         started, patience_s = False, self._launcher.settings.start_timeout_s
-        bringing = asyncio.ensure_future(self._bring(model, replica, attempt, room, report))
+        bringing = asyncio.ensure_future(
+            self._fetch_and_start(model, replica, attempt, room, report)
+        )
         try:
             while not (await asyncio.wait({bringing}, timeout=min(_STALL_POLL_S, patience_s / 4)))[
                 0
@@ -90,7 +92,7 @@ class StartSteps:
             if not started:
                 replica.end_preparation()
 
-    async def _bring(
+    async def _fetch_and_start(
         self,
         model: ManagedModel,
         replica: ReplicaState,

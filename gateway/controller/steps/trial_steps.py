@@ -14,7 +14,7 @@ from gateway.proxy.routing.drains import Drains
 _TRIAL_REASON = (
     "Other plans of the model are measured in its place. The model returns by this plan."
 )
-_ENDED_FOR_TRIALS = Failure(
+_TRIAL_END = Failure(
     kind="ended_for_trials", phase="serving", message=_TRIAL_REASON, proves="nothing"
 )
 
@@ -55,7 +55,7 @@ class TrialSteps:
             # A step of the loop may have ended it meanwhile.
             attempt, replica.attempt = replica.attempt, None
             if attempt is not None:
-                await self._attempts.end(replica, attempt, _ENDED_FOR_TRIALS)
+                await self._attempts.end(replica, attempt, _TRIAL_END)
             replica.unrouted_at = None
         self._wake()
 

@@ -29,7 +29,9 @@ async def probe_abilities(client: EngineClient, url: str, name: str, plan: Plan)
 
 async def _able(client: EngineClient, url: str, body: dict[str, Any], ability: str) -> Ability:
     try:
-        answer = await client.post(f"{url}/v1/chat/completions", body, abilities.OPEN_S)
+        answer = await client.post(
+            f"{url}/v1/chat/completions", body, abilities.ABILITIES_TIMEOUT_S
+        )
         if answer.status != 200:
             return Ability(
                 state="not proven", evidence=f"the engine answered {answer.status}: {answer.words}"

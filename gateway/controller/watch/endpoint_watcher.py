@@ -21,20 +21,20 @@ from gateway.secret import Secret
 from gateway.supervision import SupervisedTask
 
 _TIMEOUT_S = 5.0
-_MOST_BYTES = 1024 * 1024
-_MOST_NAME = 512
-_SHOWN_NAMES = 5
-_SHOWN_WORDS = 200
+_MAX_BYTES = 1024 * 1024
+_MAX_NAME_CHARACTERS = 512
+_SHOWN_NAMES_MAX = 5
+_SHOWN_CHARACTERS_MAX = 200
 _FIRST_REST_S = 1.0
 # The wait for an unreachable endpoint grows up to this number of intervals.
-_LONGEST_REST = 6
+_MAX_REST_FACTOR = 6
 
 
 # States of a model at another fitserve gateway: recovers without a request, is loaded by a request,
 # or never.
-_COMES = frozenset({"starting", "verifying", "backing_off", "stopping"})
-_BROUGHT = frozenset({"asleep", "stopped", "no_plan"})
-_NEVER = frozenset({"quarantined", "unreachable"})
+_RECOVERING_STATES = frozenset({"starting", "verifying", "backing_off", "stopping"})
+_LOADABLE_STATES = frozenset({"asleep", "stopped", "no_plan"})
+_DEAD_STATES = frozenset({"quarantined", "unreachable"})
 
 
 class _Model(msgspec.Struct):
@@ -51,16 +51,16 @@ class _Model(msgspec.Struct):
         is_known = (
             self.owned_by == "fitserve"
             and isinstance(self.state, str)
-            and self.state in _COMES | _BROUGHT | _NEVER
+            and self.state in _RECOVERING_STATES | _LOADABLE_STATES | _DEAD_STATES
         )
         return self.state if is_known else "ready"
 
     @property
     def state_here(self) -> str:
         """Its state here; "" if requests make no sense."""
-        if self.state_there in _BROUGHT:
+        if self.state_there in _LOADABLE_STATES:
             return "asleep" if self.wait_s or self.state_there == "asleep" else ""
-        return "" if self.state_there in _NEVER else self.state_there
+        return "" if self.state_there in _DEAD_STATES else self.state_there
 
 
 class _Models(msgspec.Struct):
@@ -126,7 +126,7 @@ class EndpointWatcher:
         self._rest_s = 0.0
         self._wake = wake
         self._work = SupervisedTask(
-            self._look, "watching an endpoint", wake, model=model, endpoint=self.url
+            self._check_endpoint, "watching an endpoint", wake, model=model, endpoint=self.url
         )
 
     async def _read_key(self) -> Secret | None:
@@ -147,9 +147,9 @@ class EndpointWatcher:
     async def close(self) -> None:
         await self._work.close()
 
-    async def _look(self) -> float:
-        """Look once. Returns the seconds until the next look, with jitter, so that endpoints are
-        not called at once."""
+    async def _check_endpoint(self) -> float:
+        """Ask the endpoint for its models once, and note the answer. Returns the seconds until the
+        next check, with jitter, so that endpoints are not called at once."""
         replica, state, detail = await self._ask()
         self.was_contacted = True
         if (replica, state, detail) != (self.replica, self.state, self._detail):
@@ -158,7 +158,10 @@ class EndpointWatcher:
         if replica is not None:
             self._rest_s = 0.0
             return self._interval_s * self._stretch() * random.uniform(0.9, 1.1)  # noqa: S311
-        first_s, longest_s = min(_FIRST_REST_S, self._interval_s), _LONGEST_REST * self._interval_s
+        first_s, longest_s = (
+            min(_FIRST_REST_S, self._interval_s),
+            _MAX_REST_FACTOR * self._interval_s,
+        )
         self._rest_s = min(max(2 * self._rest_s, first_s), longest_s)
         return self._rest_s * random.uniform(0.75, 1.25)  # noqa: S311
 
@@ -168,7 +171,7 @@ class EndpointWatcher:
         try:
             key = await self._read_key()
             answer = await self._client.with_key(key).get(
-                f"{self.url}/v1/models", _TIMEOUT_S, _MOST_BYTES
+                f"{self.url}/v1/models", _TIMEOUT_S, _MAX_BYTES
             )
             if answer.status != 200:
                 return *unreachable, await self._refusal(answer, key)
@@ -180,8 +183,8 @@ class EndpointWatcher:
         # A name is sent with every request, and shown to people.
         usable = [
             name
-            for name in islice(models, _SHOWN_NAMES)
-            if name.isprintable() and 0 < len(name) <= _MOST_NAME
+            for name in islice(models, _SHOWN_NAMES_MAX)
+            if name.isprintable() and 0 < len(name) <= _MAX_NAME_CHARACTERS
         ]
         if self._model not in models and not len(models) == len(usable) == 1:
             return *unreachable, f"{self.url} does not serve {self._model}" + (
@@ -206,6 +209,6 @@ class EndpointWatcher:
         except NoAnswerError:
             message = ""
         # Some servers repeat the key that they refuse.
-        words = message[:_SHOWN_WORDS]
+        words = message[:_SHOWN_CHARACTERS_MAX]
         words = words if words.isprintable() and key.hidden_in(message) == message else ""
         return f"{self.url} refused the key: {words or f'it answers {answer.status}'}"

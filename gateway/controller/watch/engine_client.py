@@ -32,7 +32,7 @@ CONNECT_S = 5.0
 SMALL_BYTES = 64 * 1024
 LARGE_BYTES = 4 * 1024 * 1024
 # Decoding up to this size takes less time than handing it to a thread.
-_AT_ONCE_BYTES = 16 * 1024
+_INLINE_DECODE_BYTES = 16 * 1024
 _EXCERPT_CHARACTERS = 200
 _tls_context = functools.cache(ssl.create_default_context)
 
@@ -59,7 +59,11 @@ class EngineResponse:
         """The body decoded from JSON. Raises NoAnswerError."""
         decode = functools.partial(msgspec.json.decode, self.body, type=kind)
         try:
-            return decode() if len(self.body) <= _AT_ONCE_BYTES else await asyncio.to_thread(decode)
+            return (
+                decode()
+                if len(self.body) <= _INLINE_DECODE_BYTES
+                else await asyncio.to_thread(decode)
+            )
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise NoAnswerError(
                 f"gives an unexpected answer ({str(error)[:_EXCERPT_CHARACTERS]})"

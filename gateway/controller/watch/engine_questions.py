@@ -18,7 +18,7 @@ from gateway.domain import Plan
 from gateway.engines.registry import engine_kind
 
 # An engine without this path, or without this task, answers so.
-_NOT_SERVED = (400, 404, 405)
+_UNSUPPORTED_STATUSES = (400, 404, 405)
 TOKENS = 16
 # The fill level of the KV cache in metrics: vLLM 0.33.0 v1/metrics/loggers.py, SGLang 0.5.23
 # srt/observability/metrics_collector.py (with --enable-metrics).
@@ -35,14 +35,14 @@ async def alive(client: EngineClient, url: str, name: str, plan: Plan, timeout_s
     """
     usage_before = await _cache_usage(client, url)
     try:
-        await _smallest(client, url, name, plan, timeout_s)
+        await _ask_smallest(client, url, name, plan, timeout_s)
     except NoAnswerError:
         usage_after = await _cache_usage(client, url)
         return bool(usage_before and usage_after) and usage_after != usage_before
     return True
 
 
-async def _smallest(
+async def _ask_smallest(
     client: EngineClient, url: str, name: str, plan: Plan, timeout_s: float
 ) -> EngineResponse:
     """The answer to the smallest request of the model's task. Raises NoAnswerError.
@@ -122,7 +122,7 @@ async def classify(
     body = {"model": name, "input": texts}
     path = engine_kind(plan.engine.kind).classify_path
     answer = await client.post(f"{url}{path}", body, timeout_s)
-    if answer.status in _NOT_SERVED:
+    if answer.status in _UNSUPPORTED_STATUSES:
         answer = await client.post(f"{url}/pooling", body, timeout_s)
     return answer
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gateway.controller.decisions.freeze_detector import FreezeDetector, longest_step_s
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
 from gateway.controller.watch.engine_questions import alive, metrics_of, sleeps
-from gateway.diagnosis.compilers import COMPILING, compiling
+from gateway.diagnosis.compilers import COMPILATION, compiling
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.diagnosis.log_reader import LogReader
 from gateway.diagnosis.signatures import Signatures
@@ -35,7 +35,7 @@ _TAIL_LINES = 200
 PROBE_TIMEOUT_S = 5.0
 _START_POLL_S = 0.5
 # Seconds between two looks at a serving engine that seems to be frozen.
-_SOON_S = 1.0
+_FREEZE_POLL_S = 1.0
 # Seconds between two looks for compilers while an engine starts.
 _COMPILERS_S = 2.0
 # Seconds between the line that proves a failure and its report: the reasons follow that line.
@@ -217,7 +217,7 @@ class Watcher:
             self._compiles,
             compiling(process.command for process in await self._processes()),
         )
-        if former_phase and not self._compiles and self.observation.phase.startswith(COMPILING):
+        if former_phase and not self._compiles and self.observation.phase.startswith(COMPILATION):
             self.note(phase=PHASE_LABELS.get(self._reader.progress.phase, "starting"))
         self._tell_phase()
         return _COMPILERS_S
@@ -280,7 +280,7 @@ class Watcher:
             self._judge()
         soon = not healthy or self._freeze.is_suspicious
         return (
-            min(_SOON_S, self._settings.health_interval_s)
+            min(_FREEZE_POLL_S, self._settings.health_interval_s)
             if soon
             else self._settings.health_interval_s
         )
@@ -290,10 +290,10 @@ class Watcher:
         """The timeout of a health check of a serving engine, short enough to detect silence in
         time."""
         if self._freeze.is_suspicious:
-            return _SOON_S
+            return _FREEZE_POLL_S
         return min(
             PROBE_TIMEOUT_S,
-            max(_SOON_S, self._settings.silent_after_s - self._settings.health_interval_s),
+            max(_FREEZE_POLL_S, self._settings.silent_after_s - self._settings.health_interval_s),
         )
 
     async def _processes(self) -> tuple[EngineProcess, ...]:
@@ -327,7 +327,7 @@ class Watcher:
             self._judge()
         if not self._freeze.silent_seconds(time.monotonic()):
             await self._progress()
-        return min(_SOON_S, self._settings.health_interval_s)
+        return min(_FREEZE_POLL_S, self._settings.health_interval_s)
 
     def _judge(self) -> None:
         """Note whether the engine is frozen. A frozen engine gets no requests until it answers

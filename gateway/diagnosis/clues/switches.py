@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable
 
 # The words of a switch's name, and the value that switches its part off.
-_OFF = {"USE": "0", "ENABLE": "0", "DISABLE": "1", "SKIP": "1"}
+_OFF_VALUES = {"USE": "0", "ENABLE": "0", "DISABLE": "1", "SKIP": "1"}
 _PREFIX = re.compile(r"\A(?:VLLM|SGLANG|SGL)_")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 # The words of a name stand together in a text, with so many others between them.
-_OTHER_WORDS = 1
+_OTHER_WORDS_MAX = 1
 # A single short word may mean anything.
-_SHORTEST = 7
+_MIN_PART_CHARACTERS = 7
 
 
 def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> str:
@@ -30,9 +30,9 @@ def off_switch(message: str, files: Iterable[str], variables: Iterable[str]) -> 
     switches: list[tuple[int, str]] = []
     for variable in variables:
         words = _PREFIX.sub("", variable).split("_")
-        off = next((_OFF[word] for word in words if word in _OFF), None)
-        part = [word.lower() for word in words if word not in _OFF]
-        if off is None or len("".join(part)) < _SHORTEST or variable in message:
+        off = next((_OFF_VALUES[word] for word in words if word in _OFF_VALUES), None)
+        part = [word.lower() for word in words if word not in _OFF_VALUES]
+        if off is None or len("".join(part)) < _MIN_PART_CHARACTERS or variable in message:
             continue
         if any(_names(part, text) for text in texts):
             switches.append((len("".join(part)), f"{variable}={off}"))
@@ -54,6 +54,6 @@ def _split(name: str) -> list[str]:
 
 def _names(part: list[str], text: list[str]) -> bool:
     """Whether all words of a part stand close together in a text, in any order."""
-    width = len(part) + (_OTHER_WORDS if len(part) > 1 else 0)
+    width = len(part) + (_OTHER_WORDS_MAX if len(part) > 1 else 0)
     words = set(part)
     return any(words <= set(text[at : at + width]) for at in range(len(text)))

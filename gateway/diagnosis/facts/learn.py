@@ -24,17 +24,17 @@ from gateway.domain.running import FORGIVE_S
 from gateway.domain.units import MIB, gib
 
 # In these phases there is no cache yet: the memory in use is the engine's need beside the cache.
-_BEFORE_CACHE = ("starting", "load", "profile")
+_CACHELESS_PHASES = ("starting", "load", "profile")
 # Keys of a scope that decide over an engine's memory beside its share.
-_OF_RANKS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_parallel")
+_RANK_KEYS: tuple[str, ...] = ("engine", "device", "tensor_parallel", "pipeline_parallel")
 # In these phases an engine reads and builds: sizes of the plan decide nothing yet.
-_BEFORE_SIZES = ("starting", "download", "load")
+_SIZELESS_PHASES = ("starting", "download", "load")
 # Smaller differences are not worth a fact.
-_NOISE = 64 * MIB
+_NOISE_BYTES = 64 * MIB
 # The last lines of an engine before its ranks first connect. Source: vllm/distributed/
 # parallel_state.py, device_communicators/pynccl.py and custom_all_reduce.py; the same files of
 # sglang/srt/distributed.
-_MEETING = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
+_RANK_CONNECTION = re.compile(r"nccl|all_?reduce|parallel_state", re.IGNORECASE)
 
 
 def judge(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], now_s: float) -> Failure:
@@ -44,7 +44,7 @@ def judge(attempt: Attempt, failure: Failure, earlier: Iterable[Attempt], now_s:
     if it has several GPUs, else to all of it.
     """
     several, proves = len(attempt.plan.gpus) > 1, failure.proves
-    if failure.kind == "start_timeout" and several and _MEETING.search(failure.line or ""):
+    if failure.kind == "start_timeout" and several and _RANK_CONNECTION.search(failure.line or ""):
         proves = "peers"
     served_well = attempt.ready_at is not None and now_s - attempt.ready_at >= FORGIVE_S
     hung_before = any(
@@ -90,7 +90,7 @@ def learn(attempt: Attempt, failure: Failure, now_s: float) -> tuple[Fact, ...]:
     if failure.proves == "engine" and not is_certain:
         scope = {**_engine_scope(plan), **_failed_feature(failure)}
         rows += [("engine_fails", scope, None)] if len(scope) > 1 else []
-    if failure.cure == "engine" and failure.proves == "plan" and failure.phase in _BEFORE_SIZES:
+    if failure.cure == "engine" and failure.proves == "plan" and failure.phase in _SIZELESS_PHASES:
         rows.append(("engine_fails", _model_scope(plan), None))
     if failure.proves == "memory":
         rows += [
@@ -137,8 +137,8 @@ def prove_success(
         used = plan.memory.budget_bytes - cache_bytes
         rows.append(("needs_memory", _memory_scope(plan, "needs_memory", "kv"), used, measured))
     missing = 0 if used_bytes is None else used_bytes - plan.memory.promised_bytes
-    if _NOISE < missing < plan.memory.budget_bytes:
-        scope = {key: plan.scope[key] for key in _OF_RANKS if key in plan.scope}
+    if _NOISE_BYTES < missing < plan.memory.budget_bytes:
+        scope = {key: plan.scope[key] for key in _RANK_KEYS if key in plan.scope}
         excess = (
             f"{plan.engine} took {gib(used_bytes or 0)} of its GPU, and"
             f" {gib(plan.memory.promised_bytes)} were planned"
@@ -287,7 +287,7 @@ def _memory(failure: Failure) -> Iterator[tuple[FactKind, int]]:
     """Bytes per device that were needed beside the cache, or should have stayed free."""
     size = {name: value for name, value in failure.culprit.items() if isinstance(value, int)}
     tried_bytes = size.get("tried_bytes", 0)
-    if failure.phase in _BEFORE_CACHE:
+    if failure.phase in _CACHELESS_PHASES:
         if process_bytes := size.get("process_bytes", 0):
             yield "needs_memory", process_bytes + tried_bytes
     elif tried_bytes:

@@ -17,7 +17,7 @@ from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.domain import Engine, Fact, Gpu, Plan
 
 CUSTOM, P2P, NCCL = "custom all-reduce", "peer-to-peer", "NCCL"
-P2P_OFF = ("NCCL_P2P_DISABLE", "1")
+P2P_SWITCH = ("NCCL_P2P_DISABLE", "1")
 
 
 def failing_links(facts: KnownFacts, engine: Engine, gpus: Iterable[Gpu]) -> Mapping[str, Fact]:
@@ -38,7 +38,7 @@ def peers_scope(plan: Plan) -> dict[str, str] | None:
     """The scope of a failure between the ranks of a plan: its fastest link. None for one GPU."""
     if len(plan.gpus) < 2:
         return None
-    name, value = P2P_OFF
+    name, value = P2P_SWITCH
     gpus = {"gpus": ",".join(sorted(plan.gpus))}
     if plan.custom_all_reduce.value and plan.tensor_parallel.value > 1:
         return gpus | {"by": CUSTOM, "engine": str(plan.engine)}

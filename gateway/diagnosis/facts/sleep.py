@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.domain import Attempt
 
 # The share of the expected memory that a sleep must free.
-_LEAST_SHARE = 0.8
+_MIN_SHARE = 0.8
 
 
 def sleep_scope(scope: Mapping[str, str]) -> dict[str, str]:
@@ -28,7 +28,7 @@ def expected_bytes(plan: Plan) -> int:
 
 def freed_enough(plan: Plan, freed: Mapping[str, int]) -> bool:
     """Whether a sleep freed its memory. freed: bytes by the UUID of a GPU."""
-    return bool(freed) and min(freed.values()) >= _LEAST_SHARE * expected_bytes(plan)
+    return bool(freed) and min(freed.values()) >= _MIN_SHARE * expected_bytes(plan)
 
 
 def result_fact(attempt: Attempt, freed: Mapping[str, int], now_s: float) -> Fact:

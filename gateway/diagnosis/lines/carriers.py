@@ -14,14 +14,14 @@ from gateway.diagnosis.lines.line_forms import FRAME, TRACEBACK
 from gateway.diagnosis.lines.log_lines import LogLine, parse
 
 # More than the log of any cluster has in one file, and bounded.
-_MOST = 32
-_BEFORE = re.compile(
+_MAX_PREFIXES = 32
+_CARRIER_PREFIX = re.compile(
     r'(?P<carrier>(?=.*\S)(?:(?!Traceback|File ").){1,120}?)'
     r'(?:  File "[^"]{1,300}", line \d+|Traceback \(most recent call last\):$'
     r"|\(\w{1,40} pid=\d+|(?:ERROR|WARNING|INFO) \d\d-\d\d \d\d:\d\d:\d\d |\[\d{4}-\d\d-\d\d"
     r" \d\d:\d\d:\d\d(?: [A-Z]+\d+)*\] )"
 )
-_TELLS = re.compile(r'File "|Traceback \(most|pid=|\d\d-\d\d \d\d:\d\d:')
+_ENGINE_TEXT = re.compile(r'File "|Traceback \(most|pid=|\d\d-\d\d \d\d:\d\d:')
 _DIGITS = re.compile(r"\d+")
 _STAMP = re.compile(r"\d+(?:[:.,/T-]\d+)+Z?")
 
@@ -41,7 +41,12 @@ class Carriers:
             begins = (
                 line.header or line.process or FRAME.match(line.text) or TRACEBACK.match(line.text)
             )
-            if begins or not _TELLS.search(text) or not self._learn(text) or self._pattern is None:
+            if (
+                begins
+                or not _ENGINE_TEXT.search(text)
+                or not self._learn(text)
+                or self._pattern is None
+            ):
                 return line
             carried = self._pattern.match(text)
             if carried is None:
@@ -50,8 +55,8 @@ class Carriers:
         return line._replace(process=_STAMP.sub("", carried[0]) + line.process)
 
     def _learn(self, text: str) -> bool:
-        match = _BEFORE.match(text)
-        if match is None or len(self._prefixes) >= _MOST:
+        match = _CARRIER_PREFIX.match(text)
+        if match is None or len(self._prefixes) >= _MAX_PREFIXES:
             return False
         parts = (re.escape(part) for part in _DIGITS.split(match["carrier"]))
         self._prefixes[r"\d+".join(parts)] = None

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from gateway.diagnosis.lines.repetition import Repetition
 
-_BLOCK = 64 * 1024
-_FIRST = 60
-_LAST = 6
+_BLOCK_BYTES = 64 * 1024
+_HEAD_LINES = 60
+_TAIL_LINES = 6
 
 # A line without any of these proves no failure. The filter searches bytes, a block at a time.
-FATAL = (
+FATAL_WORDS = (
     b"atal",
     b"hit an exc",
     b"xit code",
@@ -41,8 +41,8 @@ FATAL = (
     b"yspy dump",
     b"broadcast block",
 )
-_WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
-_BARE = (
+_TRACE_WORDS = (b"rror", b"xception", b"raceback", b'File "', b"terminat", b"OutOfResources")
+_BARE_WORDS = (
     b"ERROR",
     b"CRITICAL",
     b"ailed",
@@ -53,9 +53,9 @@ _BARE = (
     b"Seg",
     b"core dumped",
 )
-ALARMS = (*(word for word in FATAL if b"xc" not in word), *_WORDS, *_BARE)
+ALARM_WORDS = (*(word for word in FATAL_WORDS if b"xc" not in word), *_TRACE_WORDS, *_BARE_WORDS)
 # Lines with one of these show the progress of a start, or a choice of the engine.
-_PHASES = (
+_PHASE_WORDS = (
     b"oad",
     b"KV ",
     b"emory pool",
@@ -68,10 +68,10 @@ _PHASES = (
     b"init engine",
 )
 # Of these each copy counts: their figures tell an answer from none.
-SERVES = (b"Received req", b"POST /", b"throughput", b" batch")
-_SETTINGS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
+SERVING_WORDS = (b"Received req", b"POST /", b"throughput", b" batch")
+_SETTING_WORDS = (b"Selected ", b"Using ", b"Initializing a", b"non-default args", b"server_args=")
 # Lines with one of these tell the machine (profiles/failures/circumstances.yaml).
-_MACHINE = (
+_MACHINE_WORDS = (
     b"WSL",
     b"microsoft-standard",
     b"dxgk",
@@ -87,19 +87,23 @@ _MACHINE = (
     b"VLLM_ROCM",
     b"ncoder cache",
 )
-PROGRESS = (*_PHASES, *SERVES, *_SETTINGS, *_MACHINE)
+PROGRESS_WORDS = (*_PHASE_WORDS, *SERVING_WORDS, *_SETTING_WORDS, *_MACHINE_WORDS)
 # The levels alone say that a line complains, and not about what.
 _LEVELS = (b"ERROR", b"CRITICAL")
-_TELLING = tuple(word for word in (*FATAL, *_WORDS, *_BARE, *PROGRESS) if word not in _LEVELS)
+_KEYWORDS = tuple(
+    word
+    for word in (*FATAL_WORDS, *_TRACE_WORDS, *_BARE_WORDS, *PROGRESS_WORDS)
+    if word not in _LEVELS
+)
 # The lost ends of line in a log that is one line, because a page, form or program dropped them or
 # wrote them out. An exception alone begins no line, as sentences quote exceptions.
-_LOST = re.compile(
+_LINE_END = re.compile(
     rb"\\r?\\n"
     rb"|(?<=\S) (?=(?:\(\w{1,40} (?:\w+=\d+ ?)+\) )*(?:ERROR|WARNING|INFO) \d\d-\d\d"
     rb" \d\d:|\[\d{4}-\d\d-\d\d \d\d:)"
     rb'| (?=Traceback \(most|File "[^"]{1,300}", line \d)'
 )
-_RAISED = re.compile(rb" (?=(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Exception): )")
+_EXCEPTION_START = re.compile(rb" (?=(?:\w{1,40}\.){0,8}\w{1,40}(?:Error|Exception): )")
 
 
 class LineFilter:
@@ -117,31 +121,31 @@ class LineFilter:
     ) -> None:
         self.number = 0
         # A paste of a few lines is read whole, as it can have a known text without any anchor.
-        self.attend = _FIRST
-        self.anchors: tuple[bytes, ...] = ALARMS + PROGRESS
+        self.attend = _HEAD_LINES
+        self.anchors: tuple[bytes, ...] = ALARM_WORDS + PROGRESS_WORDS
         self._handle = handle
         self._rest = b""
         self._skip = False
         self._end = b""
         self._handed = 0
         self._can_match = can_match
-        self._repetition = Repetition(self._tells)
-        self._telling = _TELLING
+        self._repetition = Repetition(self._has_keyword)
+        self._telling = _KEYWORDS
         """The words of the block that may tell something."""
         self._anchor = b""
         """The last anchor that was found: it stands in most lines of a flood."""
 
     def feed(self, piece: bytes) -> None:
         """Read bytes of the log, cut anywhere."""
-        for start in range(0, len(piece), _BLOCK):
-            block = self._rest + piece[start : start + _BLOCK]
+        for start in range(0, len(piece), _BLOCK_BYTES):
+            block = self._rest + piece[start : start + _BLOCK_BYTES]
             end = block.rfind(b"\n") + 1
             if end == len(block) and self.number == 0 and block.count(b"\n") == 1:
                 end = 0  # the next line shows whether it is the only one
             self._rest = block[end:]
             if end:
                 self._block(block[:end])
-            if len(self._rest) > _BLOCK:
+            if len(self._rest) > _BLOCK_BYTES:
                 # A line without end: its beginning is handled, the rest is dropped.
                 self._rest, beginning = b"", self._rest
                 whole = beginning.endswith(b"\n")
@@ -151,8 +155,8 @@ class LineFilter:
         """End the log, maybe in the middle of a line."""
         if self._rest:
             self._rest = self._rest.removesuffix(b"\n")
-            if self.number == 0 and _LOST.search(self._rest):
-                self._rest = _RAISED.sub(b"\n", _LOST.sub(b"\n", self._rest))
+            if self.number == 0 and _LINE_END.search(self._rest):
+                self._rest = _EXCEPTION_START.sub(b"\n", _LINE_END.sub(b"\n", self._rest))
                 # Its parts are one line of the log.
                 for part in self._rest.split(b"\n"):
                     self.number = 0
@@ -165,7 +169,7 @@ class LineFilter:
     def _last_lines(self) -> None:
         """Handle the last lines without the filter, as a hanging engine says there why it waits."""
         lines, total = (
-            self._end[:-1].rsplit(b"\n", _LAST)[-_LAST:] if self._end else [],
+            self._end[:-1].rsplit(b"\n", _TAIL_LINES)[-_TAIL_LINES:] if self._end else [],
             self.number,
         )
         for self.number, raw in enumerate(lines, total - len(lines) + 1):
@@ -185,20 +189,20 @@ class LineFilter:
         ends = block.count(b"\n")
         self._end = (
             block
-            if ends > _LAST
-            else b"\n".join((self._end + block).rsplit(b"\n", _LAST + 1)[-_LAST - 1 :])
+            if ends > _TAIL_LINES
+            else b"\n".join((self._end + block).rsplit(b"\n", _TAIL_LINES + 1)[-_TAIL_LINES - 1 :])
         )
         if not self.attend and not cut and not _anchor_in(_distinct(block), self.anchors):
             self.number += ends
             return
         if self._repetition.is_flood:
-            self._telling = tuple(word for word in _TELLING if word in block)
+            self._telling = tuple(word for word in _KEYWORDS if word in block)
         for number, raw in enumerate(block[:-1].split(b"\n"), self.number + 1):
             self.number = number
             if self.attend or self._holds(raw):
                 several = (
                     ((number, raw),)
-                    if _anchor_in(raw, SERVES)
+                    if _anchor_in(raw, SERVING_WORDS)
                     else self._repetition.admit(number, raw, belongs=self.attend > 0)
                 )
                 for self.number, line in several:
@@ -206,7 +210,7 @@ class LineFilter:
                     self._handle(line)
         self._skip = cut
 
-    def _tells(self, raw: bytes) -> bool:
+    def _has_keyword(self, raw: bytes) -> bool:
         return bool(_anchor_in(raw, self._telling)) or self._can_match(raw)
 
     def _holds(self, raw: bytes) -> bool:

@@ -15,7 +15,7 @@ EXCEPTION = re.compile(
     r"(?:: ?|\((?=['\"])|$)"
 )
 # An exception in the middle of a line, as people quote it: `ValueError: ...`.
-QUOTED = IndexedPattern(
+QUOTED_EXCEPTION = IndexedPattern(
     r"(?:[`'\"(:*]|\s)(?:\w+\.)*(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)"
 )
 # Terminals break lines, so the end may be missing. In a quote the beginning may be missing.
@@ -52,7 +52,7 @@ _PYTHON = {
 }
 PYTHON = re.compile("|".join(f"(?P<{name}>{text})" for name, text in _PYTHON.items()))
 # Activities of an engine, no failures.
-DOES = re.compile(
+ACTIVITY = re.compile(
     r"\W*(?:(?:Load|Us|Download|Captur|Start|Initializ|Compil|Fetch|Wait|Runn|Creat|Sett|Read"
     r"|Resolv|Profil|Warm|Check|Pull)ing|Detected|Selected|Automatically)\b"
 )
@@ -73,10 +73,12 @@ COMPLAINT = re.compile(
     r" |undefined|no longer|navailable|evicted"
 )
 # A line without a level must be clearer: SGLang prints information so.
-FAILED = re.compile(r"rror\b|ailed|atal|xception|Killed")
+FAILURE_WORD = re.compile(r"rror\b|ailed|atal|xception|Killed")
 # An error by its level or its own words, not a text of a user about it.
-LOUD = re.compile(r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:")
-HARMLESS = IndexedPattern(
+ERROR_WORD = re.compile(
+    r"ERROR|CRITICAL|\w(?:Error|Exception)\b|[Ff]ailed|Fatal|Killed|^\s*[Ee]rror:"
+)
+HARMLESS_TEXT = IndexedPattern(
     r"gnor|allback|falling back|retry|trying (?:port|another|next|again)|warn(?!ing: CUDA"
     r" initialization)|deprecat|skip|disabled|Possible solution|^\d\. "
     # A task whose exception was never retrieved: its traceback follows.
@@ -102,7 +104,7 @@ HARMLESS = IndexedPattern(
 )
 TRACEBACK = re.compile(r"\s*Traceback \(most recent call last\)")
 # Also behind an activity, or behind a progress bar of another process.
-TRACEBACK_BEGINS = "Traceback (most recent call last):"
+TRACEBACK_START = "Traceback (most recent call last):"
 WRAPPER = re.compile(
     r"(?:[\w.]+: )?(?:(?:Engine core|WorkerProc) initialization failed|Engine process failed to"
     r" start|Frontend process failed during engine core|Executor failed|cancelled$"
@@ -113,7 +115,7 @@ WRAPPER = re.compile(
     r"|(?:[\w.]+\.)?(?:Async|MQ)?Engine(?:Dead|Generate)Error(?::|$)|ChildProcessError: worker"
     r" died$"
 )
-BENIGN = re.compile(
+BENIGN_EXCEPTION = re.compile(
     r"(?:\w+\.)*(?:SystemExit|KeyboardInterrupt|CancelledError|BrokenPipeError"
     r"|ConnectionResetError|EOFError)(?::|$)"
     # multiprocessing's resource tracker, about names of processes that ended.
@@ -153,12 +155,14 @@ HANDLER = re.compile(
     r"|/chat_utils\.py:_?(?:parse_chat|postprocess)_\w+\Z"
     r"|zmq/sugar/socket\.py:recv_\w+\Z"
 )
-CAUSED = re.compile(r"The above exception was the direct cause")
-STOPPED = re.compile(
+CAUSE_NOTE = re.compile(r"The above exception was the direct cause")
+SHUTDOWN = re.compile(
     r"\[shutdown\] .{0,40}(?:shutdown triggered|trigger received signal)|SIGTERM"
     r" received\.|Received SIG(?:TERM|INT)\b|Shutting down$"
 )
-IGNORED = re.compile(r"Exception ignored in|Exception in thread|Task exception was never retrieved")
+IGNORED_EXCEPTION = re.compile(
+    r"Exception ignored in|Exception in thread|Task exception was never retrieved"
+)
 # A worker's error, as reported by the process that waited for the worker.
 RELAYED_ERROR = re.compile(
     r"Worker failed with error ['\"](.+?)['\"], please check the stack trace"
@@ -179,7 +183,7 @@ NOT_LAYERS = frozenset(
     }
 )
 # py-spy's dump of a process that stands still.
-DUMPED = re.compile(r'Thread (?:0x[0-9A-Fa-f]+|\d+) \((?:active|idle)(?:\+gil)?\): "')
+THREAD_DUMP = re.compile(r'Thread (?:0x[0-9A-Fa-f]+|\d+) \((?:active|idle)(?:\+gil)?\): "')
 # The level of a program, before a message of several words.
 LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
 # The stack of a crash in compiled code, by Python's fault handler.

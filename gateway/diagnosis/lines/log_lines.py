@@ -32,15 +32,15 @@ _FENCE = re.compile(
     r"^ {0,3}(?:(?:> ?)+)?`{1,3}(?=\S)|`{3}$|^\*\*(?=[\w.]+(?:Error|Exception)\b)|(?<=\S)\*\*$"
 )
 # Characters that pages use for a space, or between letters.
-_PAGE = {0xA0: " ", 0x200B: None, 0xFEFF: None}
+_PAGE_CHARACTERS = {0xA0: " ", 0x200B: None, 0xFEFF: None}
 # The other side of a frame around the line.
 _FRAME_END = " \t│┃║"
-_AFTER = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
+_REPETITION_SUFFIX = re.compile(r" \[repeated \d+x across cluster\].{0,120}$")
 _TAGS = re.compile(r"(?:</(?:p|li|td|tr|div|pre|code|span|strong|b)>)+$")
 _LEVELS = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _TIME = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z| ?[+-]\d\d:?\d\d(?: [A-Z]{2,5}(?= ))?)?"
 # Prefixes of carriers before the engine's line, which can follow each other.
-_CARRIED = re.compile(
+_CARRIER_PREFIX = re.compile(
     r"(?:[>|│┃║] ?)+(?=\S|$)|> (?=\s+\S)"
     r"|[-*] (?=\w+(?:Error|Exception):)"
     rf"|(?:\w{{3}} [ \d]\d \d\d:\d\d:\d\d|{_TIME}) [\w.-]{{1,64}} [\w./@-]{{1,40}}(?:\[\d+\])?: "
@@ -68,7 +68,7 @@ _CARRIED = re.compile(
     r"|</?(?:p|br|li|td|tr|div|pre|code|span|strong|b)\b[^>]{0,80}>"
     rf"|\s+(?=(?:\([\w ./=:,-]{{0,80}}pid=\d+[^)]{{0,80}}\) ?)*(?:{_LEVELS}) \d\d-\d\d )"
 )
-_PREFIX = re.compile(
+_LINE_PREFIX = re.compile(
     r"(?P<process>(?:\([\w ./=:,-]{0,80}?pid=\d+[^)]{0,80}\) ?)*(?:\[rank\d+\]: ?)?)"
     rf"(?P<header>(?P<level>{_LEVELS}) (?:\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?"
     r" (?:\[[^\]]*\]|[\w./]{1,60}:\d+\])|\.\.\.) ?"
@@ -82,8 +82,8 @@ _PREFIX = re.compile(
     rf"(?:(?:[A-Z]\w{{1,20}} )?(?P<inner>{_LEVELS})(?::? +[\w./]{{1,60}}:\d+:?|:) +)?"
     r"|\[?(?P<glog>[IWEF])\d{3,4} \d\d:\d\d:\d\d[^\]]{0,80}\] ?)?"
 )
-_MOST_CARRIERS = 6
-_OTHER_LEVELS = {
+_MAX_CARRIERS = 6
+_LEVEL_LETTERS = {
     "I": "INFO",
     "W": "WARNING",
     "E": "ERROR",
@@ -91,8 +91,8 @@ _OTHER_LEVELS = {
     "WARN": "WARNING",
     "TRACE": "DEBUG",
 }
-_OTHER_LEVELS |= {level: level for level in ("DEBUG", "INFO", "ERROR")}
-_QUIET = ("DEBUG", "INFO", "WARNING")
+_LEVEL_LETTERS |= {level: level for level in ("DEBUG", "INFO", "ERROR")}
+_QUIET_LEVELS = ("DEBUG", "INFO", "WARNING")
 
 
 class LogLine(NamedTuple):
@@ -111,7 +111,7 @@ class LogLine(NamedTuple):
     @property
     def quiet(self) -> bool:
         """Whether the engine goes on after such a line."""
-        return self.level in _QUIET
+        return self.level in _QUIET_LEVELS
 
 
 def clean(raw: bytes) -> str:
@@ -130,7 +130,7 @@ def clean(raw: bytes) -> str:
     if "it/s]" in text or "s/it]" in text:
         text = _BAR.sub("", text)
     if not text.isascii():
-        text = text.translate(_PAGE)
+        text = text.translate(_PAGE_CHARACTERS)
     text = _WORD.sub(r"\1", text)
     # Some consoles write the end of each line as text.
     return text.rstrip().removesuffix("\\n").rstrip(_FRAME_END)[:MAX_LINE]
@@ -143,12 +143,12 @@ def parse(text: str) -> LogLine:
     if "`" in text or "**" in text:
         text = _FENCE.sub("", text)
     start = 0
-    for _ in range(_MOST_CARRIERS):
-        carried = _CARRIED.match(text, start)
+    for _ in range(_MAX_CARRIERS):
+        carried = _CARRIER_PREFIX.match(text, start)
         if carried is None or carried.end() == start:
             break
         start = carried.end()
-    match = _PREFIX.match(text, start)
+    match = _LINE_PREFIX.match(text, start)
     if match is None:
         return LogLine("", False, None, text[start:])
     level = (
@@ -158,12 +158,12 @@ def parse(text: str) -> LogLine:
         or match["logging"]
         or match["named"]
         or match["inner"]
-        or _OTHER_LEVELS.get(match["glog"] or match["rust"] or "")
+        or _LEVEL_LETTERS.get(match["glog"] or match["rust"] or "")
     )
     process = match["process"].strip() or (match["rank"] or "").strip()
     message = text[match.end() :]
     if "[repeated " in message:
-        message = _AFTER.sub("", message)
+        message = _REPETITION_SUFFIX.sub("", message)
     if message.endswith(">") and "</" in message:
         message = _TAGS.sub("", message)
     return LogLine(process, match["header"] is not None, level, message, match["glog"] is not None)

@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 Row = TypeVar("Row")
 # Four characters in Latin-1 as one number, which Python compares faster than text.
 Gram = int
-_GRAM = 4
-_SHORTEST = 2
+_GRAM_CHARACTERS = 4
+_MIN_CHARACTERS = 2
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(?P<least>\d*),?\d*\})[?+]?")
 _CLASS = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP = re.compile(r"\((?:\?(?:P<\w+>|[a-z]*:)|(?!\?))")
@@ -36,7 +36,7 @@ class PatternIndex:
         short: dict[str, list[int]] = {}
         for at, several in enumerate(demands):
             for needle in several:
-                if len(needle) < _GRAM:
+                if len(needle) < _GRAM_CHARACTERS:
                     short.setdefault(needle, []).append(at)
                 else:
                     rarest = min(_grams(needle), key=lambda part: (usage[part], part))
@@ -130,8 +130,8 @@ def _windows(text: str) -> list[memoryview]:
     """The parts of a text that are four characters long, by the place of the first."""
     view = memoryview(text.encode("latin-1", "replace"))
     return [
-        view[at : at + (len(view) - at) // _GRAM * _GRAM].cast("I")
-        for at in range(min(_GRAM, len(view)))
+        view[at : at + (len(view) - at) // _GRAM_CHARACTERS * _GRAM_CHARACTERS].cast("I")
+        for at in range(min(_GRAM_CHARACTERS, len(view)))
     ]
 
 
@@ -180,7 +180,7 @@ def _sequence(pattern: str, at: int) -> tuple[list[str], int]:
             several.append([run])
             run = ""
     several.append([run])
-    certain = [texts for texts in several if min(map(len, texts)) >= _SHORTEST]
+    certain = [texts for texts in several if min(map(len, texts)) >= _MIN_CHARACTERS]
     return max(certain, key=lambda texts: min(map(len, texts)), default=[]), at
 
 

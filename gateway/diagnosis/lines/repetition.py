@@ -6,15 +6,15 @@ from collections import deque
 from collections.abc import Callable
 
 # More than the ranks of any engine that print the same line.
-_OFTEN = 256
+_MAX_COPIES = 256
 # Distinct lines that are counted.
-_MOST = 4096
+_MAX_FORMS = 4096
 # Copies that are read after all once another line follows: what stands before it may belong to it.
-_BEFORE = 16
+_CONTEXT_LINES = 16
 # More distinct lines than any start prints as errors. Beyond them a line must be able to tell more.
 _FLOOD = 2048
 # Numbers, and the identifiers of requests, are no difference.
-_DIGITS_EQUAL = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
+_DIGIT_TABLE = bytes.maketrans(b"123456789abcdefABCDEF", b"0" * 21)
 
 NumberedLine = tuple[int, bytes]
 
@@ -31,7 +31,7 @@ class Repetition:
         self._distinct = 0
         self._counts: dict[bytes, int] = {}
         self._read: set[bytes] = set()
-        self._recent_lines: deque[NumberedLine] = deque(maxlen=_BEFORE)
+        self._recent_lines: deque[NumberedLine] = deque(maxlen=_CONTEXT_LINES)
 
     @property
     def is_flood(self) -> bool:
@@ -43,10 +43,10 @@ class Repetition:
         it is kept back. belongs: the line is a part of what was read before."""
         if self.is_flood and not belongs and not self._tells(raw):
             return ()
-        form = raw.translate(_DIGITS_EQUAL)
+        form = raw.translate(_DIGIT_TABLE)
         count = self._counts.get(form, 0)
-        if count < _OFTEN:
-            if len(self._counts) >= _MOST:
+        if count < _MAX_COPIES:
+            if len(self._counts) >= _MAX_FORMS:
                 self._counts.clear()
             self._counts[form] = count + 1
             self._distinct += not count

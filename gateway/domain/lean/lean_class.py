@@ -11,8 +11,8 @@ from typing import Any
 
 from gateway.domain.base import refuse
 
-REQUIRED: Any = ...
-UNDECLARED = object()
+NO_DEFAULT: Any = ...
+NO_FIELD = object()
 
 
 class FieldInfo:
@@ -29,7 +29,7 @@ class FieldInfo:
 
     @property
     def is_required(self) -> bool:
-        return self.default is REQUIRED and self.default_factory is None
+        return self.default is NO_DEFAULT and self.default_factory is None
 
     @property
     def description(self) -> str | None:
@@ -73,7 +73,7 @@ class ValueType(type):
         mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any
     ) -> ValueType:
         own_fields = {
-            field: namespace.pop(field, UNDECLARED)
+            field: namespace.pop(field, NO_FIELD)
             for field in namespace.get("__annotations__", ())
             if not str(namespace["__annotations__"][field]).startswith("ClassVar")
         }
@@ -132,7 +132,7 @@ def _declared_field(owner: type, name: str, declared: Any) -> FieldInfo:
     """A field of a class, of what its body says."""
     if isinstance(declared, FieldInfo):
         field = declared
-    elif declared is UNDECLARED:
+    elif declared is NO_FIELD:
         field = FieldInfo()
     elif type(declared).__module__.startswith("pydantic"):
         refuse(f"{owner.__name__}.{name} is declared by pydantic")

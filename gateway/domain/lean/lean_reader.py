@@ -71,7 +71,7 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
 
     def read(data: dict[str, Any]) -> dict[str, Any]:
         if aliases:
-            data = _by_field_name(kind, data, aliases)
+            data = _rename_fields(kind, data, aliases)
         values = template | data
         if len(values) != len(template):
             if not ignores:
@@ -93,7 +93,7 @@ def _fields_reader(kind: Any, trusted: bool) -> Callable[[dict[str, Any]], dict[
     return read
 
 
-def _by_field_name(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
+def _rename_fields(kind: Any, data: dict[str, Any], aliases: dict[str, str]) -> dict[str, Any]:
     """The data by the names of fields, of data by their other names."""
     renamed = {aliases.get(name, name): value for name, value in data.items()}
     by_name = not kind.model_config.get("populate_by_name") and data.keys() & set(aliases.values())
@@ -156,8 +156,8 @@ def _evaluate(annotation: str, module: str) -> Any:
     scope = vars(sys.modules[module])
     if annotation in scope:
         return scope[annotation]
-    if annotation in _BUILT_IN:
-        return _BUILT_IN[annotation]
+    if annotation in _BUILTIN_TYPES:
+        return _BUILTIN_TYPES[annotation]
     if annotation.endswith(" | None") and annotation.count("|") == 1:
         return Optional[_evaluate(annotation.removesuffix(" | None"), module)]  # noqa: UP045
     if annotation.startswith("tuple[") and annotation.find(", ...]") == len(annotation) - 6:
@@ -168,7 +168,7 @@ def _evaluate(annotation: str, module: str) -> Any:
         raise Inexact(str(error)) from None
 
 
-_BUILT_IN = {"str": str, "int": int, "float": float, "bool": bool, "None": None}
+_BUILTIN_TYPES = {"str": str, "int": int, "float": float, "bool": bool, "None": None}
 
 
 def _chain(readers: Iterable[Reader | None]) -> Reader | None:
@@ -213,12 +213,12 @@ def reader_of(kind: Hashable, trusted: bool) -> Reader | None:
         scalar: Any = type(None) if kind is None else kind
         return None if trusted else _type_reader(scalar)
     if kind in (Path, Secret):
-        return _made_of_text(kind)
+        return _text_reader(kind)
     origin = get_origin(kind)
     if origin is Annotated:
         return _annotated_reader(kind, trusted)
     if origin is Literal:
-        return None if trusted else _one_of(get_args(kind))
+        return None if trusted else _choice_reader(get_args(kind))
     if origin in (Union, types.UnionType):
         return _union(get_args(kind), trusted)
     if origin is tuple:
@@ -254,7 +254,7 @@ def _type_reader(kind: type) -> Reader:
 _SCALAR_OF: dict[Reader | None, type] = {_type_reader(kind): kind for kind in _SCALARS}
 
 
-def _made_of_text(kind: type) -> Reader:
+def _text_reader(kind: type) -> Reader:
     def read(value: Any) -> Any:
         if type(value) is str:
             return kind(value)
@@ -265,7 +265,7 @@ def _made_of_text(kind: type) -> Reader:
     return read
 
 
-def _one_of(values: tuple[Any, ...]) -> Reader:
+def _choice_reader(values: tuple[Any, ...]) -> Reader:
     def read(value: Any) -> Any:
         for allowed in values:
             if value == allowed and type(value) is type(allowed):

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.domain.base import bare, refuse
 from gateway.domain.lean.lean_class import (
-    UNDECLARED,
+    NO_FIELD,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -134,8 +134,8 @@ class RootModel(BaseModel):
     def __class_getitem__(cls, kind: Any) -> Any:
         return cls
 
-    def __init__(self, root: Any = UNDECLARED) -> None:
-        if root is not UNDECLARED:
+    def __init__(self, root: Any = NO_FIELD) -> None:
+        if root is not NO_FIELD:
             refuse(f"{type(self).__name__} of data")
         fields = type(self).model_fields
         object.__setattr__(self, "__dict__", {"root": fields["root"].get_default()})

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from gateway.domain import Plan
 
 # Only plans with open development endpoints have this variable.
-_OPEN = ("--enable-sleep-mode", "--no-log-error-stack")
+_OPEN_FLAGS = ("--enable-sleep-mode", "--no-log-error-stack")
 DEV_MODE = ("VLLM_SERVER_DEV_MODE", "1")
 FLAG = "middleware"
 """Of an engine that takes the layer."""
@@ -67,7 +67,7 @@ def without_dev_endpoints(plan: Plan) -> Plan:
     and key."""
     if not needs_auth(plan.env):
         return plan
-    argv = tuple(item for item in plan.argv if item not in _OPEN)
+    argv = tuple(item for item in plan.argv if item not in _OPEN_FLAGS)
     return plan.evolve(
         argv=argv, env={name: value for name, value in plan.env.items() if name != DEV_MODE[0]}
     )

@@ -12,7 +12,7 @@ from typing import Any
 # Closed flags: reason -> names or patterns. A flag must not let an admin call read or write files,
 # load code, open ports, or reach other machines. It must not contradict settings of the gateway and
 # the plan.
-OURS = {
+GATEWAY_REASONS = {
     "the gateway sets it: what is served, under which name, where and on which devices": (
         "host port uds model tokenizer served-model-name device-ids device base-gpu-id gpu-id-step"
         " skip-tokenizer-init is-embedding"
@@ -62,7 +62,7 @@ OURS = {
 # Flags that take free text or JSON and were read: they only tune, and groups of ranks, which plans
 # count. Any other flag with an open value is ours: a new version's flags stay closed until somebody
 # has looked.
-REVIEWED = (
+REVIEWED_FLAGS = (
     "allowed-media-domains attention-config attn-dp-size aux-output-config cohere-format"
     " cpu-offload-params data-parallel-size default-chat-template-kwargs diffusion-config"
     " disable-access-log-for-endpoints eplb-config fingerprint-value hf-overrides ignore-patterns"
@@ -75,7 +75,7 @@ REVIEWED = (
 
 # Flags of which only these values are safe: the others name a folder, a server or a package of
 # somebody else.
-NARROWED = {
+NARROWED_FLAGS = {
     "generation-config": "auto vllm",
     "kv-offloading-backend": "native",
     "load-format": (
@@ -102,7 +102,7 @@ SUBSTITUTES = {
 
 def closing_reason(name: str) -> tuple[str, str]:
     """Why users may not give a flag that is closed, and what to do instead."""
-    result = (why for why, patterns in OURS.items() if _matches(name, patterns))
+    result = (why for why, patterns in GATEWAY_REASONS.items() if _matches(name, patterns))
     why = next(
         result, "it takes any text, and nobody has looked yet at what that reaches in this version"
     )
@@ -122,12 +122,12 @@ def flag(name: str, question: dict[str, Any]) -> dict[str, Any]:
     if "same_as" in question:
         return question
     choices = question["choices"]
-    if name in NARROWED:
-        allowed = NARROWED[name].split()
+    if name in NARROWED_FLAGS:
+        allowed = NARROWED_FLAGS[name].split()
         choices = [choice for choice in choices or allowed if choice in allowed]
-    reviewed = name in REVIEWED.split() or name in NARROWED
+    reviewed = name in REVIEWED_FLAGS.split() or name in NARROWED_FLAGS
     open_value = question["type"] in ("str", "json") and not choices
-    is_ours = _matches(name, " ".join(OURS.values()))
+    is_ours = _matches(name, " ".join(GATEWAY_REASONS.values()))
     if not reviewed and (open_value or is_ours):
         return {"type": question["type"], "ours": True}
     if question["type"] == "bool" and not question["negatable"]:

@@ -22,7 +22,7 @@ from gateway.domain import (
 )
 from gateway.domain.plan import RAM
 from gateway.domain.record import FrozenRecord, field
-from gateway.domain.sharing import UNSHARED
+from gateway.domain.sharing import NO_SHARING
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.chat.inputs import inputs
 from gateway.engines.common.chat.parsers import ParserTable, Writing
@@ -49,7 +49,7 @@ HEADROOM = 256 * MIB
 # 17 to 45 % to the host, and stop an engine when less than 8 GiB are available
 # (huggingface.co/nvidia/GLM-5.3-Flash-FP4-Local/discussions/7). The host's part has the engine's
 # own processes, compilers, the desktop, and pages of files that are being read.
-_HOST_SHARE, _SMALL_SHARE, _HOST_LEAST = 8, 4, 4 * GIB
+_HOST_SHARE, _SMALL_SHARE, _MIN_HOST_BYTES = 8, 4, 4 * GIB
 
 
 class GroupMemory(NamedTuple):
@@ -94,7 +94,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     pace: SpeedKnowledge | None = None
     parsers: ParserTable | None = None
     global_env: Mapping[str, str] = {}
-    sharing: Sharing = UNSHARED
+    sharing: Sharing = NO_SHARING
     adapters: tuple[Adapter, ...] = ()
     drafter: Drafter | None = None
     hardware_name: str = "this machine"
@@ -241,7 +241,7 @@ def left_bytes(gpu: Gpu) -> int:
     if gpu.host_bytes is not None:
         return max(HEADROOM, gpu.host_bytes)
     total = gpu.total_bytes or 0
-    return max(total // _HOST_SHARE, min(_HOST_LEAST, total // _SMALL_SHARE))
+    return max(total // _HOST_SHARE, min(_MIN_HOST_BYTES, total // _SMALL_SHARE))
 
 
 def driver_bytes(gpu: Gpu) -> int:

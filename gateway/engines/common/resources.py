@@ -11,7 +11,7 @@ import json
 
 from gateway.domain import Engine, Hardware, Plan
 from gateway.domain.units import GIB
-from gateway.domain.value import MOST_BYTES
+from gateway.domain.value import MAX_BYTES
 
 # The API server, compilers (each of 32 processes imports the engine), the cache of images.
 _PROGRAM_BYTES = 16 * GIB
@@ -19,7 +19,7 @@ _PROGRAM_BYTES = 16 * GIB
 _RANK_BYTES = 8 * GIB
 # Flags with such a part keep weights, KV cache or inputs in RAM, as much as they say or as there
 # is.
-_IN_RAM = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
+_RAM_FLAG_PARTS = ("offload", "swap", "hicache", "cache-gb", "lmcache", "sleep", "cpu-")
 # A compiler pool, and a BLAS thread for each core in each of its processes.
 _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
 
@@ -28,12 +28,12 @@ _PROGRAM_PIDS, _RANK_PIDS = 12288, 4096
 _IMPORTED_BYTES = 2 * GIB
 
 # RAM that sleeping engines must leave free.
-_RAM_LEFT, _RAM_LEFT_SHARE = 2 * GIB, 20
+_MIN_FREE_RAM_BYTES, _RAM_LEFT_SHARE = 2 * GIB, 20
 
 
 def free_ram_beside(ram_bytes: int) -> int:
     """Bytes of RAM that sleeping engines leave to all other programs."""
-    return max(_RAM_LEFT, ram_bytes // _RAM_LEFT_SHARE)
+    return max(_MIN_FREE_RAM_BYTES, ram_bytes // _RAM_LEFT_SHARE)
 
 
 def ranks(plan: Plan) -> int:
@@ -83,8 +83,8 @@ def memory(plan: Plan) -> int:
     On a CPU, and with memory that CPU and GPU share, the first copy is the engine's own. Linux
     drops pages of read files before it ends a program.
     """
-    if any(part in item.partition("=")[0] for item in plan.argv for part in _IN_RAM):
-        return MOST_BYTES
+    if any(part in item.partition("=")[0] for item in plan.argv for part in _RAM_FLAG_PARTS):
+        return MAX_BYTES
     sizes = plan.memory
     on_devices = max(sizes.high, sizes.budget_bytes) + sizes.kv_bytes + sizes.weights_bytes
     return ranks_of_node(plan) * (on_devices + _RANK_BYTES) + shared_memory(plan) + _PROGRAM_BYTES

@@ -17,8 +17,10 @@ from gateway.engines.common.resources import free_ram_beside
 
 FLAG = "enable-sleep-mode"
 # The user's flags beside which sleep is untested: they move weights or the KV cache themselves.
-_OFFLOADING = ("cpu-offload", "offload", "kv-offloading")
-_STAYS = BoolChoice(value=False, reason="the model never has to leave its GPUs", source="planner")
+_OFFLOAD_FLAGS = ("cpu-offload", "offload", "kv-offloading")
+_NO_SLEEP = BoolChoice(
+    value=False, reason="the model never has to leave its GPUs", source="planner"
+)
 _SEGMENTS = "expandable_segments:True"
 
 
@@ -40,7 +42,7 @@ def choose_sleep_mode(
     scope: of facts learned from the plan. ram_bytes: of the host.
     """
     if not leaves and FLAG not in args:
-        return _STAYS
+        return _NO_SLEEP
     source = f"profile {engine.ref}"
     if FLAG in args:
         return BoolChoice(
@@ -54,7 +56,7 @@ def choose_sleep_mode(
         )
     if adapters:
         return BoolChoice(value=False, reason="untested beside LoRA adapters", source="planner")
-    if offloading := [name for name in args if name.startswith(_OFFLOADING)]:
+    if offloading := [name for name in args if name.startswith(_OFFLOAD_FLAGS)]:
         return BoolChoice(
             value=False, reason=f"untested beside --{offloading[0]}", source="planner"
         )

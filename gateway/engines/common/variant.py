@@ -16,7 +16,7 @@ from gateway.models.rank import Rank
 # Sizes of tensor parallelism that are tried.
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8)
 # Numbers of GPUs over which experts are spread beside attention of its own on each.
-_GROUPED = (2, 4, 8)
+_EXPERT_RANKS = (2, 4, 8)
 
 # How destructive each change is; a plan's changes add up, and of two plans that else are equal the
 # smaller sum wins.
@@ -137,13 +137,13 @@ def plain(
         size = args.get("tensor-parallel-size", wish.tensor_parallel) or 1
         groups = args.get("data-parallel-size", wish.data_parallel) or 1
         return (replace(set_by_user, tp=int(size), dp=int(groups)),)
-    variants = tuple(_laid_out(set_by_user, layouts, args, wish))
+    variants = tuple(_layout_variants(set_by_user, layouts, args, wish))
     # Whole experts have an effect only where there are ranks to spread them over.
     spread = tuple(variant for variant in variants if variant.tp * variant.dp > 1)
     return spread if set_by_user.ep and spread else variants
 
 
-def _laid_out(
+def _layout_variants(
     plain: Variant, layouts: Layouts, args: Mapping[str, Scalar], wish: Wish
 ) -> Iterator[Variant]:
     """The layouts of the user's sizes, or all that the GPUs allow: tensor parallel ones first."""
@@ -165,7 +165,7 @@ def _laid_out(
     )
     if layouts.sufficient is None or not free:
         return
-    for ranks in _GROUPED:
+    for ranks in _EXPERT_RANKS:
         tp = layouts.sufficient(ranks)
         if ranks <= limit and tp < ranks:
             yield replace(plain, tp=tp, dp=ranks // tp, ep=True)

@@ -17,7 +17,7 @@ from gateway.engines.inquiry.script import pack
 from gateway.store import atomic_file
 
 # Of more files the oldest are forgotten: an answer takes 10 kB.
-_MOST_FILES = 2000
+_MAX_FILES = 2000
 
 
 class AnswerCache:
@@ -58,7 +58,7 @@ class AnswerCache:
                     self._path(question, source, gpus, model), answer.model_dump_json().encode()
                 )
             files = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-            for path in files[:-_MOST_FILES]:
+            for path in files[:-_MAX_FILES]:
                 path.unlink(missing_ok=True)
         except OSError:
             return

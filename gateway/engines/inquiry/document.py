@@ -14,9 +14,9 @@ from gateway.domain import EngineAnswer, Hardware, Question, StartSettings
 from gateway.domain.base import ValidationError
 from gateway.domain.record import FrozenRecord
 
-MOST_LINE = 8 * 1024 * 1024
+MAX_LINE = 8 * 1024 * 1024
 """Bytes of one line of an answer; a version's flags and packages take 300 kB."""
-MOST_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 """Bytes of all answers: those about a hundred command lines take a tenth of it."""
 
 

@@ -13,7 +13,7 @@ from gateway.domain import RuleGap
 from gateway.store import atomic_file
 
 # Of more gaps the oldest are forgotten.
-_MOST_FILES = 500
+_MAX_FILES = 500
 
 
 class GapBook:
@@ -28,7 +28,7 @@ class GapBook:
                 path = self._folder / f"{hashlib.sha256(text).hexdigest()[:40]}.json"
                 if not path.exists():
                     atomic_file.write(path, text)
-            for path in self._files()[:-_MOST_FILES]:
+            for path in self._files()[:-_MAX_FILES]:
                 path.unlink(missing_ok=True)
         except OSError:
             return

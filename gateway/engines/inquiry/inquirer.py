@@ -24,9 +24,9 @@ from gateway.engines.inquiry.document import (
 from gateway.errors import HostError
 
 # One line per question; a version has dozens of questions.
-_MOST_LINES = 10_000
+_MAX_LINES = 10_000
 # Sizes of a cache that differ by less than this part rehearse the same start.
-_NEAR = 64
+_CACHE_SIZE_PARTS = 64
 
 
 class AskedHost(Protocol):
@@ -181,7 +181,7 @@ class Inquirer:
             ):
                 async for line in lines:
                     result.append(line)
-                    if len(result) > _MOST_LINES:
+                    if len(result) > _MAX_LINES:
                         problem = _nonsense(engine, BadAnswer("its lines have no end"))
                         break
         except TimeoutError:
@@ -197,7 +197,7 @@ def rehearses(answer: EngineAnswer, start: StartSettings | None) -> bool:
     start_asked = answer.start.asked if answer.start is not None else None
     if start is None or start_asked is None:
         return True
-    near = abs(start_asked.kv_bytes - start.kv_bytes) <= start.kv_bytes // _NEAR
+    near = abs(start_asked.kv_bytes - start.kv_bytes) <= start.kv_bytes // _CACHE_SIZE_PARTS
     return start_asked.argv == start.argv and near
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from gateway.engines.inquiry.document import MOST_BYTES, MOST_LINE
-from gateway.engines.inquiry.script import MOST_MEMORY
+from gateway.engines.inquiry.document import MAX_BYTES, MAX_LINE
+from gateway.engines.inquiry.script import MAX_MEMORY
 from gateway.errors import HostError
 
-_LAST_WORDS = 20
-_MOST_WORDS = 4096
+_TAIL_LINES = 20
+_MAX_LINE_CHARACTERS = 4096
 _HINT = (
     "fitserve plans by its own rules. Check that the image or environment holds the engine that"
     " its name says, and that it works."
 )
 # SIGKILL, as a shell and as Python tell of it: Linux sends it where memory is short.
-_KILLED = (137, -9)
+_KILL_EXIT_CODES = (137, -9)
 
 
 class InquiryOutput:
@@ -26,10 +26,10 @@ class InquiryOutput:
     HostError.
     """
 
-    def __init__(self, most_line: int = MOST_LINE, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_line: int = MAX_LINE, most_bytes: int = MAX_BYTES) -> None:
         self._most_line, self._bytes_left = most_line, most_bytes
         self._line = bytearray()
-        self._words: deque[bytes] = deque(maxlen=_LAST_WORDS)
+        self._words: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._rest = b""
 
     def add_output(self, text: bytes) -> Iterator[bytes]:
@@ -47,13 +47,13 @@ class InquiryOutput:
         """A piece of standard error; a line without an end is cut."""
         self._count(text)
         *whole, rest = (self._rest + text).split(b"\n")
-        self._words.extend(line[-_MOST_WORDS:] for line in whole if line.strip())
-        self._rest = rest[-_MOST_WORDS:]
+        self._words.extend(line[-_MAX_LINE_CHARACTERS:] for line in whole if line.strip())
+        self._rest = rest[-_MAX_LINE_CHARACTERS:]
 
     def failure(self, code: int) -> HostError:
         """The error of a process that ended with this exit code. A negative code is a signal."""
-        if code in _KILLED:
-            limit = f"{MOST_MEMORY >> 30} GiB"
+        if code in _KILL_EXIT_CODES:
+            limit = f"{MAX_MEMORY >> 30} GiB"
             return HostError(
                 f"The engine's code could not be run: it was killed. It wanted more than {limit} of"
                 " memory, or the machine has none left.",

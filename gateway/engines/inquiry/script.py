@@ -15,13 +15,13 @@ from pathlib import Path
 _GATEWAY = Path(__file__).parents[2]
 _INSIDE = ("engines/inside", "engines/*/inside", "measuring/inside")
 
-MOST_MEMORY = 8 << 30
+MAX_MEMORY = 8 << 30
 """Bytes: a model without weights takes 2 GiB, mostly for the engine's import.
 
 A process gets twice as much, since its limit counts reserved memory too, such as the stack of a
 thread for each core.
 """
-LONGEST_S = 600
+MAX_INQUIRY_S = 600
 """An inquiry ends itself after these seconds, even if its caller is gone."""
 
 # Reads `inside`, then the document of questions, then runs. Where memory is short, an inquiry is
@@ -33,12 +33,12 @@ try:
         score.write("1000")
 except OSError:
     pass
-signal.alarm({LONGEST_S})
+signal.alarm({MAX_INQUIRY_S})
 os.nice(10)
 limits = {{
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_FSIZE: 1 << 28,
-    resource.RLIMIT_DATA: {2 * MOST_MEMORY},
+    resource.RLIMIT_DATA: {2 * MAX_MEMORY},
 }}
 for limited, most in limits.items():
     resource.setrlimit(limited, (most, most))

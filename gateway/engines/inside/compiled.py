@@ -15,9 +15,9 @@ from pathlib import Path
 _MAGIC = b"\x50\xed\x55\xba"
 _PTX, _ELF = 1, 2
 # Bits of an entry's flags: code for this architecture alone ("a"), and for its family ("f").
-_EXACT, _FAMILY = 0x100000, 0x200000
+_EXACT_BIT, _FAMILY_BIT = 0x100000, 0x200000
 # A damaged file may say anything of its own length.
-_MOST_ENTRIES = 100_000
+_MAX_ENTRIES = 100_000
 
 
 def compiled_architectures(folder: Path) -> dict[str, list[str]]:
@@ -80,7 +80,7 @@ def _sections(data: mmap.mmap, section_name: bytes) -> Iterator[tuple[int, int]]
 
 
 def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
-    for _ in range(_MOST_ENTRIES):
+    for _ in range(_MAX_ENTRIES):
         start = data.find(_MAGIC, start, end)
         if start < 0:
             return
@@ -90,12 +90,10 @@ def _entries(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
             kind, _, header, length = struct.unpack_from("<HHIQ", data, entry)
             (architecture,) = struct.unpack_from("<I", data, entry + 28)
             (flags,) = struct.unpack_from("<Q", data, entry + 40)
+            suffix = "a" if flags & _EXACT_BIT else "f" if flags & _FAMILY_BIT else ""
             if kind == _ELF:
-                yield (
-                    f"sm_{architecture}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}"
-                )
+                yield f"sm_{architecture}{suffix}"
             elif kind == _PTX:
-                suffix = "a" if flags & _EXACT else "f" if flags & _FAMILY else ""
                 yield f"compute_{architecture}{suffix}"
             if not header + length:
                 return

@@ -21,7 +21,7 @@ _KINDS = (
     RuntimeError, re.error,
 )  # fmt: skip
 # A recursion may be one of a stand-in; torch raises NotImplementedError for a device.
-_ABSENT = (ImportError, OSError, NotImplementedError, RecursionError, MemoryError)
+_ABSENCE_ERRORS = (ImportError, OSError, NotImplementedError, RecursionError, MemoryError)
 _WORDS = re.compile(
     r"\b(meta|cuda|nvml|driver|triton)\b|\b_C\b|Anything|AnyClass|StandIn", re.IGNORECASE
 )
@@ -91,7 +91,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _is_of_environment(error: BaseException) -> bool:
-    return isinstance(error, _ABSENT) or bool(_WORDS.search(str(error)))
+    return isinstance(error, _ABSENCE_ERRORS) or bool(_WORDS.search(str(error)))
 
 
 def _is_library(line: traceback.FrameSummary) -> bool:

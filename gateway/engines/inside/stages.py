@@ -18,7 +18,7 @@ _STATEMENTS = ("raise", "assert")
 # Files of libraries that check the values of config.json for the engine.
 _CHECKS = ("huggingface_hub/dataclasses.py", "transformers/modeling_rope_utils.py")
 # Of a value that only a GPU would have.
-_OF_DEVICES = ("CUDA device", "cuda device", "CUDA error", "NVML", "driver", "meta tensor")
+_DEVICE_WORDS = ("CUDA device", "cuda device", "CUDA error", "NVML", "driver", "meta tensor")
 
 
 class Start:
@@ -130,4 +130,4 @@ def _checks(filename: str) -> str:
 def _is_of_a_device(error: BaseException) -> bool:
     """Whether only a GPU could have prevented the error. A refused value may mention one."""
     refused = isinstance(error, (ValueError, AssertionError, NotImplementedError))
-    return not refused and any(word in str(error) for word in _OF_DEVICES)
+    return not refused and any(word in str(error) for word in _DEVICE_WORDS)

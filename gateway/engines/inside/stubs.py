@@ -19,7 +19,7 @@ from .crashes import touch
 from .meta import StandIn
 
 
-def _special(name: str) -> bool:
+def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
@@ -29,7 +29,7 @@ def _any_schema(*_: Any) -> Any:
 
 class _ClassMeta(type):
     def __getattr__(cls, name: str) -> Any:
-        if _special(name):
+        if _is_special(name):
             raise AttributeError(name)
         return Anything(name)
 
@@ -53,7 +53,7 @@ class AnyClass(metaclass=_ClassMeta):
         return cls
 
     def __getattr__(self, name: str) -> Any:
-        if _special(name):
+        if _is_special(name):
             raise AttributeError(name)
         return Anything(name)
 
@@ -67,7 +67,7 @@ class Anything:
         self.name = name
 
     def __getattr__(self, name: str) -> Any:
-        if _special(name):
+        if _is_special(name):
             raise AttributeError(name)
         value = self.__dict__[name] = Anything(name)
         return value
@@ -127,7 +127,7 @@ class _Module(types.ModuleType):
     __version__ = "99.0.0"
 
     def __getattr__(self, name: str) -> Any:
-        if _special(name):
+        if _is_special(name):
             raise AttributeError(name)
         is_class = name[:1].isupper() and not name.isupper()
         value: Any = (
@@ -220,10 +220,16 @@ def stand_in(present: set[str], absent: set[str] = frozenset()) -> None:  # type
 
 
 # Shared memory that a block may ask for, bytes; 99 KiB where not listed.
-_SHARED = {(7, 5): 65536, (8, 0): 166912, (9, 0): 232448, (10, 0): 232448, (10, 3): 232448}
+_SHARED_MEMORY_BYTES = {
+    (7, 5): 65536,
+    (8, 0): 166912,
+    (9, 0): 232448,
+    (10, 0): 232448,
+    (10, 3): 232448,
+}
 
 
-def _always(value: Any) -> Callable[..., Any]:
+def _constant(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
@@ -232,7 +238,7 @@ def fake_cuda(
 ) -> None:
     """`torch.cuda` answers for `count` equal GPUs of this capability."""
     torch: Any = importlib.import_module("torch")
-    shared = _SHARED.get(capability, 101376)
+    shared = _SHARED_MEMORY_BYTES.get(capability, 101376)
     properties = StandIn(
         name=called, major=capability[0], minor=capability[1], total_memory=memory_bytes,
         multi_processor_count=80, is_integrated=capability == (12, 1),
@@ -250,11 +256,11 @@ def fake_cuda(
         "default_stream": AnyClass(), "synchronize": None, "empty_cache": None,
     }  # fmt: skip
     for name, answer in answers.items():
-        setattr(torch.cuda, name, _always(answer))
+        setattr(torch.cuda, name, _constant(answer))
     for name in ("Stream", "Event", "CUDAGraph"):
         setattr(torch.cuda, name, _ClassMeta(name, (AnyClass,), {}))
     torch.Event, torch.Stream = torch.cuda.Event, torch.cuda.Stream
-    torch._C._cuda_getDevice = _always(0)
+    torch._C._cuda_getDevice = _constant(0)
     torch.version.cuda = cuda
     accelerator = {
         "is_available": True, "device_count": count, "current_device_index": 0,
@@ -262,7 +268,7 @@ def fake_cuda(
         "set_device_index": None, "set_device_idx": None, "synchronize": None, "empty_cache": None,
     }  # fmt: skip
     for name, answer in accelerator.items():
-        setattr(torch.accelerator, name, _always(answer))
+        setattr(torch.accelerator, name, _constant(answer))
 
 
 def fake_ops(namespaces: set[str], fakes: dict[str, Callable[..., Any]]) -> None:
@@ -276,7 +282,7 @@ def fake_ops(namespaces: set[str], fakes: dict[str, Callable[..., Any]]) -> None
             try:
                 return super().__getattr__(name)
             except AttributeError:
-                if _special(name):
+                if _is_special(name):
                     raise
                 self.__dict__[name] = Anything(name)
                 return self.__dict__[name]

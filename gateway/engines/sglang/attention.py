@@ -100,7 +100,7 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
         backend = rules.backends[name]
         if why := backend.known.refusal(model):
             return _unknown_selection(f"what becomes of {name} is not known: it {why}")
-        if why := _none_of(backend.any_of, model) or _none_of(conditions, model):
+        if why := _checks_refusal(backend.any_of, model) or _checks_refusal(conditions, model):
             refused.append(Refusal(kernel=name, reason=why))
     if refused:
         return Selection(refused=tuple(dict.fromkeys(refused)), status="none")
@@ -274,7 +274,7 @@ def _limit_refusals(
     return refused
 
 
-def _none_of(any_of: Sequence[Check], model: Subject) -> str:
+def _checks_refusal(any_of: Sequence[Check], model: Subject) -> str:
     """Why none of the checks holds; "": one does."""
     reasons = [check.refusal(model) for check in any_of]
     return (

@@ -18,7 +18,7 @@ AUTO = "auto"
 _FP8 = "fp8_e4m3"
 # A trait of SGLang 0.5.23: compressed-tensors checkpoints declare a cache dtype too
 # (compressed_tensors.py:143).
-COMPRESSED = "kv_of_compressed_tensors"
+COMPRESSED_TRAIT = "kv_of_compressed_tensors"
 
 
 def adopted_dtype(spec: ModelSpec, engine: Engine, capability: str | None) -> str:
@@ -35,7 +35,7 @@ def declared_dtype(quant: Quant | None, engine: Engine) -> str:
     if method.startswith("modelopt"):
         return _modelopt(quant)
     scheme = quant.config.get("kv_cache_scheme")
-    if method == "compressed-tensors" and COMPRESSED in engine.traits:
+    if method == "compressed-tensors" and COMPRESSED_TRAIT in engine.traits:
         return _FP8 if isinstance(scheme, Mapping) and _is_static_fp8(scheme) else AUTO
     return AUTO
 

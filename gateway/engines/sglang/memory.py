@@ -27,7 +27,7 @@ _PROCESS = 728 * MIB
 _NCCL = 1024 * MIB
 # A vision tower of this size (ViT-L/14) leaves 95 % of the share; each further one of its size
 # takes 10 % more.
-_VIT_LAYERS, _VIT_HIDDEN = 24, 1024
+_VIT_LAYERS, _VIT_HIDDEN_SIZE = 24, 1024
 # Elements of an FP8 row that share a scale, and bytes of a scale: quant_block_size of
 # DSATokenToKVPool in srt/mem_cache/memory_pool.py.
 SCALED_BLOCK, SCALE_BYTES = 128, 4
@@ -196,8 +196,8 @@ def prefill_graph_sizes(largest: int) -> tuple[int, ...]:
 
 def _vision_factor(model: ModelTraits) -> float:
     layers = _VIT_LAYERS if model.vision_layers is None else model.vision_layers
-    hidden = _VIT_HIDDEN if model.vision_hidden is None else model.vision_hidden
-    size = layers * hidden**2 / (_VIT_LAYERS * _VIT_HIDDEN**2)
+    hidden = _VIT_HIDDEN_SIZE if model.vision_hidden is None else model.vision_hidden
+    size = layers * hidden**2 / (_VIT_LAYERS * _VIT_HIDDEN_SIZE**2)
     return 0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0)))
 
 

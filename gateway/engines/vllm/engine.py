@@ -50,14 +50,14 @@ from gateway.models.rank import Rank
 
 # The part of its share that a conservative plan leaves free, because the plan that failed may have
 # lacked it.
-_CONSERVATIVE = 0.05
+_CONSERVATIVE_SPARE_SHARE = 0.05
 # The extra share for a model without a KV cache: its activations are an estimate.
 _ENCODER_SPARE = 4
 # The largest share of a GPU that is taken, where all of the GPU is free.
-_MOST = 0.97
+_MAX_UTILIZATION = 0.97
 # Of the size of a KV cache in RAM.
-_RAM_STEP = GIB // 4
-_LEAST_KV = 16 * MIB
+_RAM_STEP_BYTES = GIB // 4
+_MIN_KV_BYTES = 16 * MIB
 CACHE_BYTES = "kv-cache-memory-bytes"
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside
 # it.
@@ -237,7 +237,7 @@ class VllmRules(VllmKind):
     # --- batch: the engine's own defaults, which its authors measured ---
 
     def default_seqs(self, candidate: Candidate) -> Default:
-        if _big(candidate, 70):
+        if _is_big(candidate, 70):
             return 1024, "the engine's default for GPUs of 70 GiB and more", _DEFAULTS
         return candidate.engine.default_seqs, "the engine's default", candidate.source
 
@@ -250,7 +250,7 @@ class VllmRules(VllmKind):
             return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
         usual: Default = engine.default_batched_tokens, "the engine's default", candidate.source
         for least_gib, tokens in ((160, 16384), (70, 8192)):
-            if _big(candidate, least_gib):
+            if _is_big(candidate, least_gib):
                 reason = f"the engine's default for GPUs of {least_gib} GiB and more"
                 usual = tokens, reason, _DEFAULTS
                 break
@@ -320,7 +320,7 @@ class VllmRules(VllmKind):
             return Budget(
                 round(seen_bytes * share), {}, f"utilization {share:.2f}, set by the user"
             )
-        spared = _CONSERVATIVE if candidate.variant.conservative else 0
+        spared = _CONSERVATIVE_SPARE_SHARE if candidate.variant.conservative else 0
         share = self._share(footprint, candidate.engine.default_utilization - spared)
         if not footprint.cache.bytes_for(1, footprint.load.batched_tokens):
             # Of an encoder nothing grows: it takes no more, and more would only be kept from
@@ -349,7 +349,7 @@ class VllmRules(VllmKind):
         flags: dict[str, Scalar] = {}
         if "gpu-memory-utilization" not in candidate.args:
             share = math.ceil(count * 100 / max(1, candidate.devices.visible_bytes))
-            flags = {"gpu-memory-utilization": min(share, math.floor(_MOST * 100)) / 100}
+            flags = {"gpu-memory-utilization": min(share, math.floor(_MAX_UTILIZATION * 100)) / 100}
         return Budget(count, flags, f"{gib(kv_bytes)} of KV cache, set by the user")
 
     def largest_budget(self, footprint: Footprint, usual: Budget) -> Budget | None:
@@ -362,7 +362,10 @@ class VllmRules(VllmKind):
             or candidate.variant.conservative
         ):
             return None
-        usual_share, share = usual.flags["gpu-memory-utilization"], self._share(footprint, _MOST)
+        usual_share, share = (
+            usual.flags["gpu-memory-utilization"],
+            self._share(footprint, _MAX_UTILIZATION),
+        )
         if share <= float(usual_share):
             return None
         warning = (
@@ -431,7 +434,7 @@ class VllmRules(VllmKind):
         (MemorySnapshot.measure in vllm/utils/mem_utils.py, since 0.19: psutil's `available`).
         """
         if candidate.engine.device == "cpu":
-            return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
+            return {CACHE_BYTES: max(memory.kv_bytes, _MIN_KV_BYTES)}
         has_flag = CACHE_BYTES in candidate.engine.flags and memory.kv_bytes_per_token > 0
         if (
             not candidate.has_unified_memory
@@ -439,7 +442,7 @@ class VllmRules(VllmKind):
             or "gpu-memory-utilization" in candidate.args
         ):
             return {}
-        return {CACHE_BYTES: max(memory.kv_bytes, _LEAST_KV)}
+        return {CACHE_BYTES: max(memory.kv_bytes, _MIN_KV_BYTES)}
 
     def _ram_budget(self, footprint: Footprint, context: int) -> Budget:
         """Budget in RAM: weights, activations, and a KV cache for four requests of the wanted
@@ -449,7 +452,7 @@ class VllmRules(VllmKind):
         hardware = candidate.inputs.hardware
         free = available_ram(hardware, candidate.inputs.claims)
         used_bytes = self.used_bytes(footprint, self.divide_budget(footprint, 0))
-        cache_words = _told_of_cache(candidate)
+        cache_words = _cache_of_user(candidate)
         if cache_words is not None:
             kv, reason = cache_words
             if used_bytes + kv > free:
@@ -463,8 +466,8 @@ class VllmRules(VllmKind):
         if used_bytes > free:
             return Budget(max(0, free), {}, "of RAM, beside other engines")
         half = available_ram(hardware, {}) // 2 - used_bytes
-        least = -(-item // _RAM_STEP) * _RAM_STEP
-        kv = _coarse(min(max(least, min(4 * item, half)), free - used_bytes))
+        least = -(-item // _RAM_STEP_BYTES) * _RAM_STEP_BYTES
+        kv = _round_down(min(max(least, min(4 * item, half)), free - used_bytes))
         return Budget(used_bytes + kv, {}, f"{gib(kv)} of KV cache")
 
 
@@ -484,7 +487,7 @@ def _with_state_dtypes(
     return attention if dtype == "auto" else with_matrices(attention, dtype)
 
 
-def _told_of_cache(candidate: Candidate) -> tuple[int, str] | None:
+def _cache_of_user(candidate: Candidate) -> tuple[int, str] | None:
     """Bytes of KV cache that the user set for a CPU, and how. Raises BadFlag."""
     if "kv-cache-memory-bytes" in candidate.args:
         count = int(candidate.args["kv-cache-memory-bytes"])
@@ -504,7 +507,7 @@ def _block_size(args: Mapping[str, Scalar]) -> int | None:
     return int(args["block-size"]) if "block-size" in args else None
 
 
-def _big(candidate: Candidate, least_gib: int) -> bool:
+def _is_big(candidate: Candidate, least_gib: int) -> bool:
     if not candidate.gpus:
         return False
     name = candidate.gpus[0].name.lower()
@@ -552,7 +555,7 @@ def _spare_bytes(candidate: Candidate) -> int:
     return max((fact.value or 0 for fact in facts), default=0)
 
 
-def _coarse(count: int) -> int:
+def _round_down(count: int) -> int:
     """Down to whole steps: a machine's RAM reads a little different after each boot, and facts must
     go on to hold."""
-    return max(0, count // _RAM_STEP) * _RAM_STEP
+    return max(0, count // _RAM_STEP_BYTES) * _RAM_STEP_BYTES

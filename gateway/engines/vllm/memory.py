@@ -48,20 +48,20 @@ _FUSED_TIMES = 13.3
 # Graphs of one layer, all batch sizes together. The engine's own estimate, if it makes one: 0.009
 # to 0.024 GiB. Real captures: 0.009 to 0.044; of dense models in 16 bits 0.031, as 0.98 GiB of
 # Llama 8B.
-_GRAPH_OF_LAYER = round(0.017 * GIB)
-_CAPTURED_OF_LAYER = round(0.031 * GIB)
-_MOST_GRAPH_OF_LAYER = round(0.045 * GIB)
+_GRAPH_BYTES_OF_LAYER = round(0.017 * GIB)
+_CAPTURE_BYTES_OF_LAYER = round(0.031 * GIB)
+_MAX_GRAPH_BYTES_OF_LAYER = round(0.045 * GIB)
 # Batch sizes that get a graph: _set_cudagraph_sizes in vllm/config/vllm.py of 0.18.0 to 0.33.0.
 # Graphs of 16 layers took 0.45 GiB with all sizes, and 0.15 with the 19 of 64 requests
 # (benchmarks/speed/results/vllm-0.26.0-h200-twice.jsonl, --max-num-seqs=64). The first graph's
 # shared memory counts as three more graphs.
-_LARGEST_GRAPH = 512
+_MAX_GRAPH_TOKENS = 512
 _FIRST_GRAPHS = 3
 # Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p:
 # 3.7 copies in float32 (gpt-oss-20b). The second does neither (gemma-3-1b), and takes up to 27 in
 # its warm-up, which its budget ignores.
-_LOGIT = {1: 14.8, 2: 2.2}
-_LOGIT_WARM = 27
+_LOGIT_BYTES = {1: 14.8, 2: 2.2}
+_WARMUP_LOGIT_BYTES = 27
 # Observed beside everything else with DeepSeek-V2-Lite, for every batch.
 _LATENT = round(0.15 * GIB)
 # Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them
@@ -139,7 +139,7 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
     embedding_values = (6 * hidden if sees else 0) + (_LATENT if "mla" in kinds else 0)
     logits = min(load.seqs, tokens) * spec.vocab if spec.generates else 0
-    sampling = round(_LOGIT[load.runner] * logits) + hidden
+    sampling = round(_LOGIT_BYTES[load.runner] * logits) + hidden
     # A model that sees is given embeddings, so that its compiled part has none.
     ranks = 1 if load.rank.tp == 1 else 2
     compiling = (
@@ -179,7 +179,7 @@ def beside_bytes(
     if load.runner == 2 and spec.generates:
         outside_bytes += _warm_bytes(spec, load)
     if load.graphs and (load.runner == 2 or not graphs_in_budget):
-        outside_bytes += _graphs(built, load, _CAPTURED_OF_LAYER)
+        outside_bytes += _graphs(built, load, _CAPTURE_BYTES_OF_LAYER)
     return outside_bytes
 
 
@@ -196,13 +196,13 @@ def _fused_bytes(spec: ModelSpec, load: Workload) -> int:
 
 def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
     """Of sampling, once the second runner warms up."""
-    return _LOGIT_WARM * min(load.seqs, load.batched_tokens) * spec.vocab
+    return _WARMUP_LOGIT_BYTES * min(load.seqs, load.batched_tokens) * spec.vocab
 
 
 @lru_cache(maxsize=256)
 def graph_sizes(seqs: int, query: int = 1) -> int:
     """How many sizes of batches get a graph, where so many requests are computed at once."""
-    limit = min(2 * seqs * query, _LARGEST_GRAPH)
+    limit = min(2 * seqs * query, _MAX_GRAPH_TOKENS)
     small = sum(size <= limit for size in (1, 2, 4))
     return small + len(range(8, min(limit + 1, 256), 8)) + len(range(256, limit + 1, 16))
 
@@ -211,7 +211,7 @@ def _graphs(built: BuiltModel, load: Workload, of_layer: int) -> int:
     """Bytes of all graphs. of_layer: those of one layer in all sizes."""
     layers = sum(group.layers for group in built.attention if group.kind != "vision")
     part = (graph_sizes(load.seqs, load.query) + _FIRST_GRAPHS) / (
-        graph_sizes(_LARGEST_GRAPH) + _FIRST_GRAPHS
+        graph_sizes(_MAX_GRAPH_TOKENS) + _FIRST_GRAPHS
     )
     return round(layers * of_layer * part)
 
@@ -246,7 +246,7 @@ def memory(
     overhead += position_bytes(spec, built, load.rank.dtype)
     counted = graphs_in_budget and load.runner == 1
     graph = (
-        _graphs(built, load, _GRAPH_OF_LAYER if counted else _CAPTURED_OF_LAYER)
+        _graphs(built, load, _GRAPH_BYTES_OF_LAYER if counted else _CAPTURE_BYTES_OF_LAYER)
         if load.graphs
         else 0
     )
@@ -256,7 +256,7 @@ def memory(
     unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     warm = _warm_bytes(spec, load) if spec.generates else 0
     limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
-    limit += _graphs(built, load, _MOST_GRAPH_OF_LAYER) if load.graphs else 0
+    limit += _graphs(built, load, _MAX_GRAPH_BYTES_OF_LAYER) if load.graphs else 0
     return Memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,

@@ -18,7 +18,7 @@ from gateway.domain.choice import str_choice
 VARIABLE, _METHOD = FORK
 # Whisper hangs after a fork, and tensors in shared memory of torch want `spawn`:
 # vllm/config/vllm.py of 0.26.0 and 0.32.0.
-_SPAWNED = ("WhisperForConditionalGeneration",)
+_SPAWN_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 _FLAGS: Mapping[str, tuple[Scalar, ...]] = {
     "mm-tensor-ipc": ("torch_shm",),
     "distributed-executor-backend": ("ray", "external_launcher"),
@@ -35,7 +35,7 @@ def start_method(
     if (
         engine.device != "cuda"
         or VARIABLE not in engine.user_env
-        or architecture in _SPAWNED
+        or architecture in _SPAWN_ARCHITECTURES
         or any(name.startswith("numa-bind") for name in args)
         or any(args.get(name) in values for name, values in _FLAGS.items())
     ):

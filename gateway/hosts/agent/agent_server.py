@@ -35,7 +35,7 @@ from gateway.errors import (
 )
 from gateway.hosts.agent.calls import (
     CALL,
-    MOST_BYTES_OF_CALL,
+    MAX_BYTES_OF_CALL,
     Answer,
     Call,
     ConditionsCall,
@@ -56,24 +56,24 @@ from gateway.hosts.agent.calls import (
     StartCall,
     StopCall,
 )
-from gateway.hosts.agent.policy import MOST_INSTANCES, check_engine, check_gpus, check_launch
+from gateway.hosts.agent.policy import MAX_INSTANCES, check_engine, check_gpus, check_launch
 from gateway.hosts.agent.resolved_images import ResolvedImages
 from gateway.hosts.host import Host
 from gateway.hosts.peer import peer_user
 from gateway.logging import Logger
-from gateway.secret import REVEALED
+from gateway.secret import REVEAL_CONTEXT
 
 log = Logger("fitserve.agent")
 
 # A gateway follows the log of each engine, and makes few other calls.
-_MOST_CONNECTIONS = MOST_INSTANCES + 64
+_MAX_CONNECTIONS = MAX_INSTANCES + 64
 # A gateway writes its line at once.
 _LINE_S = 10.0
 _BACKLOG = 64
 # A config of 16 MB and the headers of half a million tensors.
-_MOST_ASKED = 128 * 1024 * 1024
+_MAX_DOCUMENT_BYTES = 128 * 1024 * 1024
 # Inquiries whose documents are in memory at once. Others wait with theirs packed.
-_UNPACKED_AT_ONCE = 3
+_MAX_UNPACKED_DOCUMENTS = 3
 # Unread reports of a pull. Only the last ones count.
 _REPORTS = 16
 
@@ -86,7 +86,7 @@ class HostServer:
         self._connections: set[asyncio.Task[None]] = set()
         self._starting: set[str] = set()
         self._full = False
-        self._documents = asyncio.Semaphore(_UNPACKED_AT_ONCE)
+        self._documents = asyncio.Semaphore(_MAX_UNPACKED_DOCUMENTS)
 
     @asynccontextmanager
     async def serving(self, path: Path) -> AsyncIterator[None]:
@@ -100,7 +100,7 @@ class HostServer:
                 hint="Set FITSERVE_AGENT_SOCKET or FITSERVE_DATA_DIR to another path.",
             ) from None
         server = await asyncio.start_unix_server(
-            self._serve, sock=listener, limit=MOST_BYTES_OF_CALL, backlog=_BACKLOG
+            self._serve, sock=listener, limit=MAX_BYTES_OF_CALL, backlog=_BACKLOG
         )
         try:
             yield
@@ -129,9 +129,9 @@ class HostServer:
             self._connections.discard(task)
 
     def _admits(self, writer: asyncio.StreamWriter) -> bool:
-        full = len(self._connections) > _MOST_CONNECTIONS
+        full = len(self._connections) > _MAX_CONNECTIONS
         if full and not self._full:
-            log.warning("too many connections", most=_MOST_CONNECTIONS)
+            log.warning("too many connections", most=_MAX_CONNECTIONS)
         self._full = full
         if full:
             return False
@@ -152,7 +152,7 @@ class HostServer:
             why = (
                 f"{error.error_count()} faults"
                 if isinstance(error, ValidationError)
-                else f"more than {MOST_BYTES_OF_CALL} bytes"
+                else f"more than {MAX_BYTES_OF_CALL} bytes"
             )
             log.warning("refused", reason="an unknown call", why=why)
             await _write(
@@ -255,9 +255,9 @@ class HostServer:
 
     async def _start(self, spec: LaunchSpec) -> Instance:
         names = self._starting | {instance.name for instance in await self._host.list()}
-        if len(names - {spec.name}) >= MOST_INSTANCES:
+        if len(names - {spec.name}) >= MAX_INSTANCES:
             raise AgentRefusal(
-                f"The agent refuses: {MOST_INSTANCES} engines exist already.",
+                f"The agent refuses: {MAX_INSTANCES} engines exist already.",
                 hint="Remove a model first.",
             )
         log.info("starting", instance=spec.name, engine=str(spec.engine), gpus=spec.gpus)
@@ -347,7 +347,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 async def _write(writer: asyncio.StreamWriter, answer: Answer) -> None:
     # The gateway calls engines by their keys.
-    writer.write(answer.model_dump_json(context=REVEALED).encode() + b"\n")
+    writer.write(answer.model_dump_json(context=REVEAL_CONTEXT).encode() + b"\n")
     await writer.drain()
 
 
@@ -356,7 +356,7 @@ def _unpack(text: str) -> bytes:
     needs."""
     opener = zlib.decompressobj()
     try:
-        document = opener.decompress(base64.b64decode(text, validate=True), _MOST_ASKED)
+        document = opener.decompress(base64.b64decode(text, validate=True), _MAX_DOCUMENT_BYTES)
     except (ValueError, zlib.error):
         document = b""
     if not document or opener.unconsumed_tail:

@@ -39,9 +39,9 @@ from gateway.domain import (
 )
 
 # Questions about a model hold its config and, packed, the names and shapes of its tensors.
-MOST_BYTES_OF_CALL = 1024 * 1024
+MAX_BYTES_OF_CALL = 1024 * 1024
 # A byte of an engine's log takes at most six bytes. The description of a version is plain text.
-MOST_BYTES_OF_ANSWER = 16 * 1024 * 1024
+MAX_BYTES_OF_ANSWER = 16 * 1024 * 1024
 
 Name = Annotated[str, Field(min_length=1, max_length=255)]
 

@@ -33,8 +33,8 @@ from gateway.errors import (
 )
 from gateway.hosts.agent.calls import (
     ANSWER,
-    MOST_BYTES_OF_ANSWER,
-    MOST_BYTES_OF_CALL,
+    MAX_BYTES_OF_ANSWER,
+    MAX_BYTES_OF_CALL,
     Answer,
     Call,
     ConditionsCall,
@@ -60,8 +60,8 @@ Instances = list[Instance]
 
 # Longer than the agent waits for Docker, so that its answer says why.
 _PATIENCE_S = 30.0
-_SLOW_S = 180.0
-_AGAIN_S = 1.0
+_SLOW_CALL_TIMEOUT_S = 180.0
+_RETRY_S = 1.0
 
 
 class AgentHost:
@@ -98,14 +98,18 @@ class AgentHost:
         """Containers are not forked."""
 
     async def start(self, spec: LaunchSpec) -> Instance:
-        (instance,) = (await self.final_answer(StartCall(spec=spec), _SLOW_S)).instances
+        (instance,) = (
+            await self.final_answer(StartCall(spec=spec), _SLOW_CALL_TIMEOUT_S)
+        ).instances
         return instance
 
     async def list(self) -> Instances:
         return [*(await self.final_answer(ListCall(), self._timeout_s)).instances]
 
     async def stop(self, name: str, grace_s: float) -> None:
-        await self.final_answer(StopCall(name=name, grace_s=grace_s), grace_s + _SLOW_S)
+        await self.final_answer(
+            StopCall(name=name, grace_s=grace_s), grace_s + _SLOW_CALL_TIMEOUT_S
+        )
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         return (await self.final_answer(ProcessesCall(name=name), self._timeout_s)).processes
@@ -131,7 +135,7 @@ class AgentHost:
                                 line_count = passed
                                 yield answer.text.encode("latin-1")
             except AgentAway:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
             else:
                 return
 
@@ -150,7 +154,7 @@ class AgentHost:
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
         packed = base64.b64encode(zlib.compress(document)).decode()
-        if len(packed) > MOST_BYTES_OF_CALL // 2:
+        if len(packed) > MAX_BYTES_OF_CALL // 2:
             raise HostError(
                 "The model has too many tensors for a call to the agent.",
                 hint="fitserve plans by its own rules; nothing is to be done.",
@@ -184,7 +188,7 @@ class AgentHost:
         try:
             async with asyncio.timeout(self._timeout_s):
                 reader, writer = await asyncio.open_unix_connection(
-                    self._path, limit=MOST_BYTES_OF_ANSWER
+                    self._path, limit=MAX_BYTES_OF_ANSWER
                 )
                 owned = call.evolve(owner=self._owner) if self._owner else call
                 writer.write(self._preface + owned.model_dump_json().encode() + b"\n")

@@ -13,22 +13,22 @@ from collections.abc import Mapping
 from gateway.domain import Engine, EngineRef, LaunchSpec, Mount
 from gateway.domain.image_name import AllowedImages, is_digest_of
 from gateway.domain.units import GIB
-from gateway.domain.value import MOST_BYTES
+from gateway.domain.value import MAX_BYTES
 from gateway.domain.wish import NAME_PATTERN
 from gateway.engines.registry import engine_kind
 from gateway.errors import AgentRefusal, BadFlag
 from gateway.planner.command import check_command, check_environment
 
 # Replicas of all models on one machine.
-MOST_INSTANCES = 128
+MAX_INSTANCES = 128
 _GPU = re.compile(r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _NAME = re.compile(r"[\w-]{1,255}")
 _CACHE = re.compile(r"([0-9a-f]{16})?")
 _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
-_MOST_GPUS = 64
+_MAX_GPUS = 64
 # The need of plans with 64 ranks, rounded up.
-_MOST_SHARED_BYTES = 256 * GIB
-_MOST_PIDS = 2**19
+_MAX_SHARED_BYTES = 256 * GIB
+_MAX_PIDS = 2**19
 
 
 def check_engine(
@@ -99,10 +99,10 @@ def check_launch(
     if spec.kernel_builds not in ({}, engine_kind(engine.kind).kernel_builds):
         raise _refusal(f"the kernel builds of {engine.ref} must be those of its kind")
     bounds = {
-        "shared memory": (0, spec.shm_bytes, _MOST_SHARED_BYTES),
+        "shared memory": (0, spec.shm_bytes, _MAX_SHARED_BYTES),
         "port": (1024, spec.port, 65535),
-        "memory": (GIB, spec.memory_bytes or 0, MOST_BYTES),
-        "number of processes": (1, spec.pids, _MOST_PIDS),
+        "memory": (GIB, spec.memory_bytes or 0, MAX_BYTES),
+        "number of processes": (1, spec.pids, _MAX_PIDS),
     }
     for name, (least, value, most) in bounds.items():
         if not least <= value <= most:
@@ -118,7 +118,7 @@ def check_launch(
 
 def check_gpus(gpus: tuple[str, ...]) -> None:
     """Raises AgentRefusal for values that could ask Docker for more than GPUs."""
-    if len(gpus) > _MOST_GPUS or not all(map(_GPU.fullmatch, gpus)) or len(set(gpus)) < len(gpus):
+    if len(gpus) > _MAX_GPUS or not all(map(_GPU.fullmatch, gpus)) or len(set(gpus)) < len(gpus):
         raise _refusal("GPUs must be named by UUID, each once")
 
 

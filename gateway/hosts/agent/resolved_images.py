@@ -14,7 +14,7 @@ from gateway.errors import HostError
 from gateway.store import atomic_file
 
 # Beyond this number the oldest are forgotten.
-_MOST = 1000
+_MAX_IMAGES = 1000
 
 
 class ResolvedImages:
@@ -42,7 +42,10 @@ class ResolvedImages:
             other_images = {
                 digest: image for digest, image in self.digests.items() if digest != engine.digest
             }
-            images = {**dict([*other_images.items()][1 - _MOST :]), engine.digest: engine.image}
+            images = {
+                **dict([*other_images.items()][1 - _MAX_IMAGES :]),
+                engine.digest: engine.image,
+            }
             try:
                 atomic_file.write(self._path, json.dumps(images).encode())
             except OSError as error:

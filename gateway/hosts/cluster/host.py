@@ -45,12 +45,12 @@ Instances = list[Instance]
 
 _LIST_S = 1.5
 # A call that was silent for _LIST_S goes on, and each listing waits so long for it.
-_SILENT_S = 0.2
+_SILENT_CALL_PATIENCE_S = 0.2
 _CONNECT_S = 0.5
 # A raylet that ended is back within this time.
 _RETURN_S = 60.0
 # Logs of ended engines are asked for soon, or never.
-_MOST_PLACES = 10_000
+_MAX_PLACES = 10_000
 # A start follows its port within this time, or never.
 _PLANNED_S = 1800.0
 
@@ -114,7 +114,7 @@ class ClusterHost:
 
     async def prepare(self, engine: EngineRef, report: Callable[[str], None]) -> None:
         """One machine with the engine is enough: others start none of it."""
-        nodes = await self._alive()
+        nodes = await self._alive_nodes()
         answers = await asyncio.gather(
             *(node.prepare(engine, report) for node in nodes), return_exceptions=True
         )
@@ -135,7 +135,7 @@ class ClusterHost:
         return instance.evolve(node=node.name)
 
     async def list(self) -> Instances:
-        nodes = await self._alive()
+        nodes = await self._alive_nodes()
         names = [node.name for node in nodes]
         lost = sorted(self._listings.keys() - set(names))
         for name in self._silent_calls.keys() - set(names):
@@ -173,12 +173,12 @@ class ClusterHost:
         return next((processes for processes in families if processes), ())
 
     async def conditions(self, engine: EngineRef, cache: str) -> StartConditions:
-        node, _ = await self._having(engine)
+        node, _ = await self._node_with(engine)
         return await node.conditions(engine, cache)
 
     async def prepared_views(self) -> tuple[PreparedView, ...]:
         views = await asyncio.gather(
-            *(node.prepared_views() for node in await self._alive()), return_exceptions=True
+            *(node.prepared_views() for node in await self._alive_nodes()), return_exceptions=True
         )
         return tuple(view for answer in views if isinstance(answer, tuple) for view in answer)
 
@@ -193,8 +193,10 @@ class ClusterHost:
         # Models that are added together are spread too.
         async with self._allocating:
             oldest = asyncio.get_running_loop().time() - _PLANNED_S
-            self._ports = {port: one for port, one in self._ports.items() if one.at > oldest}
-            node = min(await self._open(), key=self._load)
+            self._ports = {
+                port: reserved for port, reserved in self._ports.items() if reserved.at > oldest
+            }
+            node = min(await self._open_nodes(), key=self._load)
             port = await node.allocate_port()
             # The GPUs of the plan may be on another machine.
             while port in self._used_ports() or port in self._ports:
@@ -215,12 +217,12 @@ class ClusterHost:
         return engine
 
     async def identity(self, engine: EngineRef) -> str:
-        return (await self._having(engine))[1]
+        return (await self._node_with(engine))[1]
 
     async def inquire(
         self, engine: EngineRef, document: bytes, gpus: tuple[str, ...] = ()
     ) -> AsyncGenerator[bytes, None]:
-        node, _ = await self._having(engine)
+        node, _ = await self._node_with(engine)
         async with aclosing(node.inquire(engine, document, gpus)) as lines:
             async for line in lines:
                 yield line
@@ -270,7 +272,7 @@ class ClusterHost:
     async def views(self) -> Sequence[NodeView]:
         """The machines that answer. Their GPUs decide where engines start."""
         answers = await asyncio.gather(
-            *(node.view() for node in await self._alive()), return_exceptions=True
+            *(node.view() for node in await self._alive_nodes()), return_exceptions=True
         )
         views = [view for view in answers if isinstance(view, NodeView)]
         for view in views:
@@ -280,12 +282,12 @@ class ClusterHost:
     def node(self, name: str) -> NodeHost:
         return self._hosts.setdefault(name, NodeHost(self._link, name, self._owner, self._answer_s))
 
-    async def _alive(self) -> Sequence[NodeHost]:
+    async def _alive_nodes(self) -> Sequence[NodeHost]:
         """The machines that Ray knows. Raises AgentAway if the link does not answer."""
         states = await node_states(self._link)
         return [self.node(name) for name, state in states.items() if state == "alive"]
 
-    async def _open(self) -> Sequence[NodeHost]:
+    async def _open_nodes(self) -> Sequence[NodeHost]:
         """The machines that start engines. Raises HostError if there is none."""
         names = {view.name for view in await self.views() if not view.drained}
         if not names:
@@ -295,7 +297,7 @@ class ClusterHost:
     async def _candidates(self, name: str) -> Sequence[NodeHost]:
         """The machine of an instance, or all where it is unknown."""
         place = self._places.get(name)
-        return [self.node(place)] if place is not None else await self._alive()
+        return [self.node(place)] if place is not None else await self._alive_nodes()
 
     async def _choose(self, spec: LaunchSpec) -> NodeHost:
         """The machine of a start: a running instance's, the named one, that of its GPUs or port, or
@@ -320,7 +322,7 @@ class ClusterHost:
                     hint="`fitserve cluster status` shows lost machines.",
                 )
             return self.node(str(places.pop()))
-        nodes = {node.name: node for node in await self._open()}
+        nodes = {node.name: node for node in await self._open_nodes()}
         if (reserved := self._ports.get(spec.port)) is not None and reserved.node in nodes:
             return nodes[reserved.node]
         return min(nodes.values(), key=self._load)
@@ -330,9 +332,9 @@ class ClusterHost:
         reserved = sum(one.node == node.name for one in self._ports.values())
         return len(self._listings.get(node.name, ())) + reserved
 
-    async def _having(self, engine: EngineRef) -> tuple[NodeHost, str]:
+    async def _node_with(self, engine: EngineRef) -> tuple[NodeHost, str]:
         """A machine with the engine, and the identity of its code. Raises HostError."""
-        nodes = await self._alive()
+        nodes = await self._alive_nodes()
         answers = await asyncio.gather(
             *(node.identity(engine) for node in nodes), return_exceptions=True
         )
@@ -371,7 +373,7 @@ class ClusterHost:
     async def _ask_for_instances(self, node: NodeHost) -> Instances:
         """Raises TimeoutError while the machine is silent, and what its answer raises."""
         call = self._silent_calls.get(node.name)
-        patience_s = _SILENT_S
+        patience_s = _SILENT_CALL_PATIENCE_S
         if call is None:
             call, patience_s = asyncio.ensure_future(node.list()), _LIST_S
             call.add_done_callback(_read_failure)
@@ -418,7 +420,7 @@ class ClusterHost:
                 twin = instance if stays is first else first
                 self._stop_twin(twin)
         self._places.update((name, instance.node) for name, instance in merged.items())
-        for name in [*self._places][:-_MOST_PLACES]:
+        for name in [*self._places][:-_MAX_PLACES]:
             del self._places[name]
         return [*merged.values()]
 

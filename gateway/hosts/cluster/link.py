@@ -24,7 +24,7 @@ from gateway.hosts.peer import peer_user
 
 _LOOK_S = 0.25
 _SILENCE_S = 10.0
-_MOST_LINE = 1024 * 1024
+_MAX_LINE_BYTES = 1024 * 1024
 
 
 class LinkServer:
@@ -140,7 +140,7 @@ async def _wait_for_parent(stdin: int) -> None:
 async def _run(ray: Any, path: Path) -> None:
     link = LinkServer(ray)
     await link.look()
-    server = await asyncio.start_unix_server(link.serve, sock=listen(path), limit=_MOST_LINE)
+    server = await asyncio.start_unix_server(link.serve, sock=listen(path), limit=_MAX_LINE_BYTES)
     looking = asyncio.ensure_future(link.looking())
     sys.stdout.write("ready\n")
     sys.stdout.flush()

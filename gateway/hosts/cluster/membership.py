@@ -20,7 +20,7 @@ from gateway.domain import Value
 from gateway.errors import SettingsError
 from gateway.store import atomic_file
 
-LEAST_TOKEN_BYTES = 32
+MIN_TOKEN_BYTES = 32
 FIRST_PORT = 19_900
 """The first of PORTS ports of Ray on each machine, below the ports of engines (from 20,000)."""
 PORTS = 100
@@ -84,7 +84,7 @@ def make_token(path: Path) -> None:
         return
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(LEAST_TOKEN_BYTES))
+            file.write(secrets.token_hex(MIN_TOKEN_BYTES))
     except OSError:
         # The next call would take an empty file for the token.
         path.unlink(missing_ok=True)
@@ -106,8 +106,8 @@ def check_token(path: Path) -> None:
             " its holder run programs on every machine.",
             hint=f"Run `chmod 600 {path}`.",
         )
-    if len(token) < LEAST_TOKEN_BYTES:
+    if len(token) < MIN_TOKEN_BYTES:
         raise SettingsError(
-            f"The token in {path} has {len(token)} bytes; {LEAST_TOKEN_BYTES} are the least.",
+            f"The token in {path} has {len(token)} bytes; {MIN_TOKEN_BYTES} are the least.",
             hint="Remove the file on the head, run `fitserve cluster init`, and copy the new one.",
         )

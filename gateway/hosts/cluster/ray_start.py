@@ -20,7 +20,15 @@ RESOURCE = "fitserve-node:"
 _STORE_BYTES = 80 * 1024 * 1024
 # A raylet's workers get its environment, and Ray's token opens every machine. So the environment
 # has no keys of the gateway.
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+_INHERITED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "PYTHONPATH",
+    "PYTHONDONTWRITEBYTECODE",
+)
 # Programs of a head that is gone end after this time, then join the next head.
 _HEAD_SILENCE_S = "10"
 # Ray misses a machine after 3 s of silence in four probes; the defaults take a minute.
@@ -37,7 +45,7 @@ def ray_environment(token_file: Path, inherited: Mapping[str, str]) -> dict[str,
     variables = {
         name: value
         for name, value in inherited.items()
-        if name in _INHERITED or name.startswith("RAY_")
+        if name in _INHERITED_VARIABLES or name.startswith("RAY_")
     }
     variables.pop("RAY_AUTH_TOKEN", None)
     return variables | {

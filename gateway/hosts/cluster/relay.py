@@ -12,7 +12,7 @@ import os
 
 SOCKET_VARIABLE = "FITSERVE_NODE_SOCKET"
 """Names the node service's socket in the environment of a machine's raylet."""
-_MOST_BYTES = 256 * 1024
+_MAX_BYTES = 256 * 1024
 
 
 class Relay:
@@ -42,7 +42,7 @@ class Relay:
         if number not in self._open:
             return b""
         try:
-            chunk = await self._open[number][0].read(_MOST_BYTES)
+            chunk = await self._open[number][0].read(_MAX_BYTES)
         except OSError:
             chunk = b""
         if not chunk:

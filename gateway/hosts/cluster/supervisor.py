@@ -20,7 +20,7 @@ from gateway.errors import SettingsError
 from gateway.hosts.cluster.head_check import HeadAway, check_head
 from gateway.hosts.cluster.membership import Membership, folder, node_socket
 from gateway.hosts.cluster.ray_start import raylet_command, raylet_environment
-from gateway.hosts.cluster.restart_pause import LONGEST_S, RestartPause
+from gateway.hosts.cluster.restart_pause import MAX_PAUSE_S, RestartPause
 from gateway.hosts.cluster.strays import end_strays
 from gateway.hosts.process import procfs
 from gateway.logging import Logger
@@ -28,11 +28,11 @@ from gateway.logging import Logger
 log = Logger("fitserve.cluster")
 
 # A program that ran for so long did its work.
-_WELL_S = 10 * LONGEST_S
+_HEALTHY_RUN_S = 10 * MAX_PAUSE_S
 _GRACE_S = 10.0
 _POLL_S = 0.05
 # Ray adds some 65 characters, and the path of a Unix socket has 107 at most.
-_LONGEST_TEMP_DIR = 40
+_MAX_TEMP_DIR_CHARACTERS = 40
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -64,7 +64,7 @@ async def _keep_raylet(membership: Membership, data: Path, *, checked: bool) -> 
         end_strays(socket)
 
 
-async def _nothing() -> None:
+async def _check_nothing() -> None:
     """The check before a start that depends on nothing."""
 
 
@@ -72,7 +72,7 @@ async def _keep(
     name: str,
     command: Sequence[str],
     environment: Mapping[str, str],
-    check: Callable[[], Awaitable[None]] = _nothing,
+    check: Callable[[], Awaitable[None]] = _check_nothing,
     output: Path | None = None,
 ) -> None:
     """Start a program whenever it does not run. Raises SettingsError of `check`."""
@@ -88,7 +88,7 @@ async def _keep(
             log.info("starting", program=name)
             code = await _run(command, environment, output)
             log.warning("ended; it is started again", program=name, code=code)
-            was_well = asyncio.get_running_loop().time() - began > _WELL_S
+            was_well = asyncio.get_running_loop().time() - began > _HEALTHY_RUN_S
         await pause.rest(was_well=was_well)
 
 
@@ -140,7 +140,7 @@ def _temp_dir(data: Path) -> Path:
     Ray lets every user write to it, so it lies in a folder for this user alone.
     """
     parent = folder(data)
-    if len(str(parent / "ray")) > _LONGEST_TEMP_DIR:
+    if len(str(parent / "ray")) > _MAX_TEMP_DIR_CHARACTERS:
         parent = Path("/tmp") / f"fitserve-ray-{os.getuid()}"  # noqa: S108 - checked below
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = parent.lstat()

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 _KEY = "fitserve.engine_key"
 FOLDER = "/var/cache/fitserve"
 # Of one installation, as on the process host.
-MOST_BYTES = 32 * GIB
+MAX_BYTES = 32 * GIB
 # The most volumes where Docker does not report their sizes.
-MOST_UNMEASURED = 16
+MAX_UNMEASURED_VOLUMES = 16
 _PASSWD = "/etc/passwd"  # noqa: S105 - the names of users
-_MOST_PASSWD = 2**20
+_MAX_PASSWD_BYTES = 2**20
 
 Attributes = dict[str, Any]
 
@@ -120,9 +120,9 @@ def _make_room(client: APIClient, volume: str, candidates: list[Attributes]) -> 
     ]
     for name in (*names,):
         if (
-            sum(sizes.get(volume_name, 0) for volume_name in (volume, *names)) <= MOST_BYTES
+            sum(sizes.get(volume_name, 0) for volume_name in (volume, *names)) <= MAX_BYTES
             if sizes
-            else len(names) < MOST_UNMEASURED
+            else len(names) < MAX_UNMEASURED_VOLUMES
         ):
             return
         try:
@@ -166,7 +166,7 @@ def _user(client: APIClient, image: Attributes) -> int | None:
         packed = b""
         for piece in pieces:
             packed += piece
-            if len(packed) > _MOST_PASSWD:
+            if len(packed) > _MAX_PASSWD_BYTES:
                 return None
         with tarfile.open(fileobj=io.BytesIO(packed)) as files:
             file = files.extractfile("passwd")

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 Attributes = dict[str, Any]
 
-RUNNING = ("running", "paused", "restarting")
+RUNNING_STATES = ("running", "paused", "restarting")
 # Of the machine's RAM. An engine that takes more is killed alone, before Linux chooses a victim.
-_MOST_OF_RAM = 0.95
+_MAX_RAM_SHARE = 0.95
 
 
 def container_name(name: str, owner: str) -> str:
@@ -140,7 +140,7 @@ def _host_config(
 
 
 def _memory(spec: LaunchSpec, machine_bytes: int) -> int | None:
-    most = int(machine_bytes * _MOST_OF_RAM)
+    most = int(machine_bytes * _MAX_RAM_SHARE)
     return min(spec.memory_bytes, most) if spec.memory_bytes is not None else None
 
 
@@ -177,7 +177,7 @@ def running_instance(
 def instance_of(attributes: Attributes, network: str) -> Instance:
     """The instance by an inspected container of ours."""
     labels, state = attributes["Config"]["Labels"], attributes["State"]
-    if state["Status"] in RUNNING:
+    if state["Status"] in RUNNING_STATES:
         return running_instance(labels, attributes["NetworkSettings"]["Networks"], network)
     if state["Status"] == "created":
         return _instance(labels, state="created")

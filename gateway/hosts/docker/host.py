@@ -34,7 +34,7 @@ from gateway.errors import Conflict, ForeignInstance, HostError
 from gateway.hosts.docker.cache_volumes import has_volume
 from gateway.hosts.docker.client import DockerClient, available, socket_path
 from gateway.hosts.docker.container import (
-    RUNNING,
+    RUNNING_STATES,
     Attributes,
     container_name,
     create,
@@ -54,7 +54,7 @@ from gateway.hosts.docker.stream import (
     stream,
     whole_frames,
 )
-from gateway.hosts.host import MOST_COMMAND, Machines
+from gateway.hosts.host import MAX_COMMAND, Machines
 
 if TYPE_CHECKING:
     from docker.api import APIClient
@@ -68,8 +68,8 @@ Instances = list[Instance]
 ENGINE_PORT = 8000
 # A start waits for the GPU driver, seconds per GPU if nothing keeps it loaded; removal waits for
 # the disk.
-_SLOW_S = 60.0
-_AGAIN_S = 0.1
+_SLOW_CALL_TIMEOUT_S = 60.0
+_RETRY_S = 0.1
 
 
 class DockerHost:
@@ -105,7 +105,7 @@ class DockerHost:
 
     async def start(self, spec: LaunchSpec) -> Instance:
         self._images.name_of(spec.engine)
-        return await self._docker.call(partial(self._start, spec), _SLOW_S)
+        return await self._docker.call(partial(self._start, spec), _SLOW_CALL_TIMEOUT_S)
 
     async def list(self) -> list[Instance]:
         return await self._docker.call(self._list)
@@ -115,7 +115,7 @@ class DockerHost:
         if attributes is None:
             return
         container = attributes["Id"]
-        if attributes["State"]["Status"] in RUNNING:
+        if attributes["State"]["Status"] in RUNNING_STATES:
             await self._docker.call(partial(_terminate, container))
             deadline, pause = time.monotonic() + grace_s, 0.05
             while (left_s := deadline - time.monotonic()) > 0 and await self._docker.call(
@@ -123,11 +123,11 @@ class DockerHost:
             ):
                 await asyncio.sleep(min(pause, left_s))
                 pause = min(pause * 1.5, 0.5)
-        await self._docker.call(partial(_remove, container), _SLOW_S)
+        await self._docker.call(partial(_remove, container), _SLOW_CALL_TIMEOUT_S)
 
     async def processes(self, name: str) -> tuple[EngineProcess, ...]:
         container = await self._docker.call(partial(self._find, name))
-        if container is None or container["State"]["Status"] not in RUNNING:
+        if container is None or container["State"]["Status"] not in RUNNING_STATES:
             return ()
         return await self._docker.call(
             partial(_processes, container["Id"], container["State"]["Status"] == "paused")
@@ -151,7 +151,7 @@ class DockerHost:
             # log may lack its end. So there are two passes or more. A broken pass is repeated, also
             # for long while Docker restarts.
             try:
-                version, running = await self._docker.call(partial(_version_and_running, container))
+                version, running = await self._docker.call(partial(_docker_facts, container))
                 query = (
                     f"stdout=1&stderr=1&timestamps=1&since={lines.resume()}&follow={int(running)}"
                 )
@@ -192,7 +192,7 @@ class DockerHost:
     ) -> AsyncGenerator[bytes, None]:
         image, output = self._images.name_of(engine), InquiryOutput()
         container, version = await self._docker.call(
-            partial(_make_inquiry, image, self._owner, gpus), _SLOW_S
+            partial(_make_inquiry, image, self._owner, gpus), _SLOW_CALL_TIMEOUT_S
         )
         path, place = self._docker.path, f"POST /v{version}/containers/{container}"
         attach = f"{place}/attach?stream=1&stdin=1&stdout=1&stderr=1"
@@ -206,7 +206,9 @@ class DockerHost:
                     path, f"{place}/wait?condition=next-exit", head_s=self._docker.timeout_s
                 ) as (ended, _),
             ):
-                await self._docker.call(partial(_start_inquiry, container, image), _SLOW_S)
+                await self._docker.call(
+                    partial(_start_inquiry, container, image), _SLOW_CALL_TIMEOUT_S
+                )
                 # The input is written while output is read.
                 log_stream.write(script.input_bytes(document))
                 frames = bytearray()
@@ -226,7 +228,9 @@ class DockerHost:
                 hint="fitserve plans by its own rules; nothing is to be done.",
             ) from error
         finally:
-            await asyncio.shield(self._docker.call(partial(_remove, container), _SLOW_S))
+            await asyncio.shield(
+                self._docker.call(partial(_remove, container), _SLOW_CALL_TIMEOUT_S)
+            )
 
     async def end_command(self, names: Sequence[str]) -> Sequence[str]:
         return ("docker", "rm", "-f", *names)
@@ -241,7 +245,7 @@ class DockerHost:
 
         # A container that does not exist yet, or no longer, may hold the name or network: try
         # again.
-        deadline = time.monotonic() + _SLOW_S
+        deadline = time.monotonic() + _SLOW_CALL_TIMEOUT_S
         while True:
             late = time.monotonic() > deadline
             try:
@@ -252,7 +256,7 @@ class DockerHost:
                     raise start_error(spec, error) from error
                 attributes = self._find(spec.name, client)
                 if attributes is None:
-                    time.sleep(_AGAIN_S)
+                    time.sleep(_RETRY_S)
                     continue
                 if attributes["Config"]["Labels"]["fitserve.fingerprint"] != spec.fingerprint:
                     raise Conflict(
@@ -260,7 +264,7 @@ class DockerHost:
                         hint="Stop it first.",
                     ) from error
                 container, status = attributes["Id"], attributes["State"]["Status"]
-                if status in RUNNING:
+                if status in RUNNING_STATES:
                     return instance_of(attributes, self._network)
                 if status != "created":
                     _remove(container, client)
@@ -288,7 +292,7 @@ class DockerHost:
                 or status == "removing"
             ):
                 continue
-            if status in RUNNING:
+            if status in RUNNING_STATES:
                 instances.append(
                     running_instance(labels, summary["NetworkSettings"]["Networks"], self._network)
                 )
@@ -334,7 +338,7 @@ def _start_inquiry(container: str, image: str, client: APIClient) -> None:
     start_inquiry(client, container, image)
 
 
-def _version_and_running(container: str, client: APIClient) -> tuple[str, bool]:
+def _docker_facts(container: str, client: APIClient) -> tuple[str, bool]:
     """The API version, and whether the container runs."""
     return client.api_version, _runs(container, client)
 
@@ -343,7 +347,7 @@ def _runs(container: str, client: APIClient) -> bool:
     from docker.errors import NotFound
 
     try:
-        return client.inspect_container(container)["State"]["Status"] in RUNNING
+        return client.inspect_container(container)["State"]["Status"] in RUNNING_STATES
     except NotFound:
         return False
 
@@ -361,7 +365,7 @@ def _processes(container: str, paused: bool, client: APIClient) -> tuple[EngineP
             pid=int(pid),
             stopped=paused or stat[0] in "Tt",
             cpu_s=float(cpu),
-            command=command[:MOST_COMMAND],
+            command=command[:MAX_COMMAND],
         )
         for pid, stat, cpu, command in rows
         if stat[0] not in "ZX"
@@ -383,7 +387,7 @@ def _remove(container: str, client: APIClient) -> None:
     """Kill the container if it runs, and remove it with its anonymous volumes."""
     from docker.errors import APIError
 
-    deadline = time.monotonic() + _SLOW_S
+    deadline = time.monotonic() + _SLOW_CALL_TIMEOUT_S
     while True:
         try:
             return client.remove_container(container, v=True, force=True)
@@ -393,4 +397,4 @@ def _remove(container: str, client: APIClient) -> None:
             # Another client is removing it already.
             if error.status_code != 409 or time.monotonic() > deadline:
                 raise
-        time.sleep(_AGAIN_S)
+        time.sleep(_RETRY_S)

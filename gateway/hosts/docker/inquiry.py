@@ -21,7 +21,7 @@ _BYTES_OF_A_GPU = 4 << 30
 _SHM_BYTES = 1 << 30
 _SCRATCH_BYTES = 1 << 30
 # An older inquiry has lost its caller, and ignores the end of its input.
-_LOST_S = script.LONGEST_S + 60
+_LOST_INQUIRY_AGE_S = script.MAX_INQUIRY_S + 60
 
 
 def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, ...] = ()) -> str:
@@ -35,7 +35,7 @@ def create_inquiry(client: APIClient, image: str, owner: str, gpus: tuple[str, .
     python, *arguments = script.command("python3")
     # Docker makes a folder on disk for each volume of an image, unless a mount is there.
     volumes = client.inspect_image(image)["Config"].get("Volumes") or {}  # type: ignore[no-untyped-call]
-    memory = script.MOST_MEMORY + len(gpus) * _BYTES_OF_A_GPU
+    memory = script.MAX_MEMORY + len(gpus) * _BYTES_OF_A_GPU
     # A default NVIDIA runtime would give an image the GPUs that it names.
     hidden = {} if gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}
     container = client.create_container(
@@ -88,7 +88,9 @@ def start_inquiry(client: APIClient, container: str, image: str) -> None:
         ) from None
 
 
-def remove_lost_inquiries(client: APIClient, owner: str, older_s: float = _LOST_S) -> None:
+def remove_lost_inquiries(
+    client: APIClient, owner: str, older_s: float = _LOST_INQUIRY_AGE_S
+) -> None:
     """Remove old inquiries of this owner: of a killed gateway, with an image that ignores its
     end."""
     from docker.errors import APIError

@@ -39,7 +39,7 @@ def _temporary_folder(folder: Path) -> tempfile.TemporaryDirectory[str]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.iterdir():
-            if time.time() - leftover.stat().st_mtime > script.LONGEST_S:
+            if time.time() - leftover.stat().st_mtime > script.MAX_INQUIRY_S:
                 shutil.rmtree(leftover, ignore_errors=True)
         return tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True)
     except OSError as error:

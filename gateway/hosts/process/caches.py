@@ -18,13 +18,13 @@ from gateway.domain.units import GIB
 
 # Of all versions. A model with all its sizes takes some hundred MB, a version of FlashInfer up to
 # some GB.
-MOST_BYTES = 32 * GIB
+MAX_BYTES = 32 * GIB
 
 
 class Caches:
     """Every method may raise OSError."""
 
-    def __init__(self, data: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, data: Path, most_bytes: int = MAX_BYTES) -> None:
         self._folder = data / "caches"
         self._most_bytes = most_bytes
 

@@ -47,7 +47,7 @@ from gateway.domain import (
     StartConditions,
 )
 from gateway.errors import Conflict, ForeignInstance, HostError
-from gateway.hosts.host import MOST_COMMAND, Machines
+from gateway.hosts.host import MAX_COMMAND, Machines
 from gateway.hosts.process import procfs
 from gateway.hosts.process.asked_environment import ask
 from gateway.hosts.process.caches import Caches, is_empty
@@ -70,7 +70,7 @@ from gateway.store import atomic_file
 POLL_S = 0.05
 FOLLOW_S = 0.1
 """Seconds between looks at a log without new lines: ten such logs cost about 1 % of a core."""
-NOTED_S = 1.0
+RECORD_TIMEOUT_S = 1.0
 """Seconds that the exit code of a dead engine may take to be noted by its parent."""
 KILL_S = 10.0
 """Seconds that SIGKILL may take. More means a process stuck in a driver."""
@@ -148,7 +148,7 @@ class ProcessHost:
             return (await run_to_end(self._spawn, spec)).instance
 
     async def list(self) -> list[Instance]:
-        return [record.instance for record in await run_to_end(self._look)]
+        return [record.instance for record in await run_to_end(self._tend_and_list)]
 
     async def stop(self, name: str, grace_s: float) -> None:
         async with self._name_lock(name):
@@ -258,7 +258,7 @@ class ProcessHost:
                 return None
             return self._resolve_spawn(record) if record.pid is None else self._observe(record)
 
-    def _look(self) -> Sequence[Record]:
+    def _tend_and_list(self) -> Sequence[Record]:
         """All instances, after a look at the prepared processes."""
         records = self._find_all()
         if self._prepared is not None:
@@ -284,7 +284,7 @@ class ProcessHost:
                 pid=process.pid,
                 stopped=process.is_stopped,
                 cpu_s=process.cpu_s,
-                command=process.command(MOST_COMMAND),
+                command=process.command(MAX_COMMAND),
             )
             for process in family
         )
@@ -347,7 +347,7 @@ class ProcessHost:
 
     def _exit_code(self, record: Record) -> int | None:
         """The exit code of a forked engine. Its parent notes the code, and only then reaps it."""
-        deadline = time.monotonic() + NOTED_S
+        deadline = time.monotonic() + RECORD_TIMEOUT_S
         while record.holder is not None and time.monotonic() < deadline:
             if (code := self._records.exit_code(record)) is not None:
                 return code

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, ValidationError
 from gateway.domain import Instance, Value
 from gateway.errors import ForeignInstance, HostError
 from gateway.hosts.process import procfs
-from gateway.secret import REVEALED, Secret
+from gateway.secret import REVEAL_CONTEXT, Secret
 from gateway.store import atomic_file
 
 
@@ -118,7 +118,7 @@ class Records:
             ) from None
 
     def write(self, record: Record) -> Record:
-        text = record.model_dump_json(indent=1, context=REVEALED)
+        text = record.model_dump_json(indent=1, context=REVEAL_CONTEXT)
         atomic_file.write(self.path(record.name), text.encode())
         return record
 

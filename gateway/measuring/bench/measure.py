@@ -20,7 +20,7 @@ from gateway.errors import NotReady
 from gateway.measuring.bench.sentences import text_prompt
 from gateway.measuring.bench.streamed_answer import BenchTarget, NoAnswer, TimedAnswer, ask
 
-_SHORT, _LONG = 2048, 32768
+_SHORT_PROMPT_TOKENS, _LONG_PROMPT_TOKENS = 2048, 32768
 # Tokens of an answer alone: the first comes with the prompt, the others show the pace.
 _SINGLE_TOKENS = 65
 _TRIES = 3
@@ -68,12 +68,14 @@ class LoadTest:
         self.report("one request alone")
         single_tokens = max(2, min(_SINGLE_TOKENS, self.context // 2))
         single_answers = await self._measure_alone(
-            min(_SHORT, self.context - single_tokens), single_tokens, seconds
+            min(_SHORT_PROMPT_TOKENS, self.context - single_tokens), single_tokens, seconds
         )
         long_answers: list[TimedAnswer] = []
-        if self.context >= _LONG and not self.text:
+        if self.context >= _LONG_PROMPT_TOKENS and not self.text:
             self.report("a prompt of 32k tokens")
-            long_answers = await self._measure_alone(min(_LONG, self.context - 1), 1, seconds)
+            long_answers = await self._measure_alone(
+                min(_LONG_PROMPT_TOKENS, self.context - 1), 1, seconds
+            )
         measured = []
         for level in levels:
             self.report(f"{level} at once")

@@ -15,7 +15,7 @@ NEEDED_BYTES = 2 * GIB
 # A desktop uses less memory. If it also uses the GPU much, the measurements vary.
 _DESKTOP_BYTES = GIB
 # The most pairs with different links.
-_MOST_PAIRS = 8
+_MAX_PAIRS = 8
 
 
 class GpuSet(NamedTuple):
@@ -78,6 +78,6 @@ def _groups(gpus: Sequence[Gpu], links: Mapping[frozenset[int], Link]) -> Iterat
     for pair in combinations(range(len(gpus)), 2):
         two = [gpus[index] for index in pair]
         ways.setdefault((cards(two), reach(two, links)), pair)
-    yield from [*ways.values()][:_MOST_PAIRS]
+    yield from [*ways.values()][:_MAX_PAIRS]
     sizes = [size for size in (4, 8, 16) if size < len(gpus)]
     yield from (tuple(range(size)) for size in (*sizes, *([len(gpus)] if len(gpus) > 2 else [])))

@@ -29,8 +29,8 @@ _SAMPLE_S = 0.02
 # Time limit of a part. The import of torch takes seconds, half a minute from a cold disk.
 _PART_S = 45.0
 # Samples of an idle GPU differ by about 1 %, short waits by a few percent.
-_MOST_SPREAD = 0.1
-_MOST_SPREAD_OF_SECONDS = 0.3
+_MAX_SPREAD_SHARE = 0.1
+_MAX_SPREAD_SHARE_OF_SECONDS = 0.3
 
 Quantity = Literal[
     "memory",
@@ -60,7 +60,9 @@ class MeasuredNumber(Value):
 
     @property
     def steady(self) -> bool:
-        return self.spread <= (_MOST_SPREAD_OF_SECONDS if self.what in SECONDS else _MOST_SPREAD)
+        return self.spread <= (
+            _MAX_SPREAD_SHARE_OF_SECONDS if self.what in SECONDS else _MAX_SPREAD_SHARE
+        )
 
 
 class Measurement(Value):

@@ -12,7 +12,7 @@ from .timing import number, time_runs
 
 _SMALL_COPY = 4096
 _CHECKED_BYTES = 4 << 20
-_ACCESS_ALREADY = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+_ACCESS_ENABLED_CODE = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _SIZE = ctypes.c_size_t
 _POINTER = ctypes.c_uint64
 
@@ -111,7 +111,7 @@ class DriverMeasurer:
         source_context = self.use(pair[0])
         source = self.allocate(size)
         if can.value:
-            self.call("cuCtxEnablePeerAccess", target_context, 0, fine=_ACCESS_ALREADY)
+            self.call("cuCtxEnablePeerAccess", target_context, 0, fine=_ACCESS_ENABLED_CODE)
 
         def copy(count: int) -> None:
             self.call(

@@ -16,10 +16,10 @@ from .timing import number, sample_times, time_runs
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
 
-_IN_GRAPH = 50
+_GRAPH_LAUNCHES = 50
 _SMALL_COPY = 4096
 _CHECKED_BYTES = 4 << 20
-_SMALL = 1 << 20
+_SMALL_REDUCE_BYTES = 1 << 20
 
 
 class TorchMeasurer:
@@ -143,17 +143,17 @@ class TorchMeasurer:
             return
         ranks = self.process_group(group)
         for size in self.question["reduce_bytes"]:
-            if size <= _SMALL:
+            if size <= _SMALL_REDUCE_BYTES:
                 data, graph = (
                     torch.zeros(size // 4, dtype=torch.float32, device=self.device),
                     torch.cuda.CUDAGraph(),
                 )
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    for _ in range(_IN_GRAPH):
+                    for _ in range(_GRAPH_LAUNCHES):
                         dist.all_reduce(data, group=ranks)
                 time_s, spread = self.timed_together(graph.replay, ranks)
                 if self.rank == group[0]:
-                    yield number("all_reduce", group, time_s / _IN_GRAPH, spread, bytes=size)
+                    yield number("all_reduce", group, time_s / _GRAPH_LAUNCHES, spread, bytes=size)
 
     def process_group(self, group: list[int]) -> Any:
         """The process group of these ranks. The ranks meet through a file, so no port is needed."""

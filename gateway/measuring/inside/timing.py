@@ -9,7 +9,7 @@ from typing import Any
 
 _SAMPLES = 15
 # GPUs raise their clocks within some hundred milliseconds.
-_WARM_S = 0.3
+_WARMUP_S = 0.3
 
 
 def time_runs(
@@ -19,7 +19,7 @@ def time_runs(
     run()
     wait()
     start_s, runs = time.perf_counter(), 0
-    while runs < 3 or time.perf_counter() - start_s < _WARM_S:
+    while runs < 3 or time.perf_counter() - start_s < _WARMUP_S:
         run()
         wait()
         runs += 1

@@ -59,12 +59,12 @@ class AutomaticTuning:
         """By model: served and better plans that a search has ended for."""
         self._retry_at: dict[str, float] = {}
         self._search: _Search | None = None
-        self._watching = SupervisedTask(self._look, "tuning idle models")
+        self._watching = SupervisedTask(self._tune_idle_models, "tuning idle models")
 
     async def close(self) -> None:
         await self._watching.close()
 
-    async def _look(self) -> float:
+    async def _tune_idle_models(self) -> float:
         models = self._fleet.models
         for times in (self._last_requests, self._tuned, self._retry_at):
             for name in times.keys() - models.keys():

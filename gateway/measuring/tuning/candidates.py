@@ -30,7 +30,7 @@ _TOKENS, _SEQS, _EAGER, _KV_DTYPE = (
     "kv-cache-dtype",
 )
 # A batch below the least makes prompts slow; one above the most takes memory and gives nothing.
-_LEAST_TOKENS, _MOST_TOKENS = 512, 65536
+_MIN_TOKENS, _MAX_TOKENS = 512, 65536
 # Fewer requests at once than this free no memory that counts.
 _FEW_SEQS = 8
 # The largest batch with a graph of decoding: vLLM's flag, and SGLang's by version. vLLM captures up
@@ -38,7 +38,7 @@ _FEW_SEQS = 8
 _GRAPH_SIZE = ("max-cudagraph-capture-size", "cuda-graph-max-bs-decode", "cuda-graph-max-bs")
 _OWN_GRAPHS = 512
 # A plan whose expectation is so much lower than the best plan's is not started.
-_HOPELESS = 0.8
+_MIN_WORTH_SHARE = 0.8
 # Values of a KV cache in 8 bits, by preference of the engines that have them.
 _EIGHT_BITS = ("fp8", "fp8_e4m3")
 
@@ -143,7 +143,7 @@ def may_win(plan: Plan, about: BasePlan) -> bool:
     if plan.speed is None or about.plan.speed is None:
         return True
     best = worth_of(about.plan, about.plan.speed, about.owner)
-    return worth_of(plan, plan.speed, about.owner) >= _HOPELESS * best
+    return worth_of(plan, plan.speed, about.owner) >= _MIN_WORTH_SHARE * best
 
 
 def at_once(wish: Wish, plan: Plan) -> int:
@@ -209,7 +209,7 @@ def _batches(about: BasePlan) -> Iterator[PlanChange]:
         (now * 2, "prompts are read in fewer steps"),
         (now // 2, "answers wait less for the prompts of others"),
     ):
-        if _LEAST_TOKENS <= count <= _MOST_TOKENS and _open_flag(about, _TOKENS):
+        if _MIN_TOKENS <= count <= _MAX_TOKENS and _open_flag(about, _TOKENS):
             yield _with_flag(about, _TOKENS, count, f"{count:,} tokens in a batch", reason)
 
 

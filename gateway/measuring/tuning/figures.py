@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gateway.domain import BenchReport, Plan, Speed, Wish
 from gateway.engines.common.speed.correction import estimate
-from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
+from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrency
 from gateway.engines.common.speed.rival import MEASURED_GAIN, worth
 from gateway.measuring.tuning.tuning_report import TuningReport
 from gateway.planner.sizes import COMFORTABLE_CONTEXT
@@ -31,7 +31,9 @@ def measured_speed(plan: Plan, report: BenchReport) -> Speed:
 def worth_of(plan: Plan, speed: Speed | None, wish: Wish) -> float:
     """The worth of a plan with this speed; of two plans for a wish the larger is better."""
     context = min(plan.max_model_len.value, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
-    return worth(plan.evolve(speed=speed), wish, context * min(LONG_AT_ONCE, concurrency(wish)))
+    return worth(
+        plan.evolve(speed=speed), wish, context * min(LONG_REQUESTS_MAX, concurrency(wish))
+    )
 
 
 def rebase(report: TuningReport, speed: Speed, ratio: float) -> TuningReport:

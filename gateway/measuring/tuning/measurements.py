@@ -40,7 +40,7 @@ class Measurements:
         self._traffic = traffic
         self._compared_plans: dict[str, str] = {}
         """The serving plan by model, after its comparison with others."""
-        self._watching = SupervisedTask(self._look, "comparing plans")
+        self._watching = SupervisedTask(self._learn_measurements, "comparing plans")
 
     async def close(self) -> None:
         await self._watching.close()
@@ -111,7 +111,7 @@ class Measurements:
         log.info("measured", model=name, stream=bench.stream, learned=len(facts), why=why or None)
         return BenchKept(bench, earlier[-1] if earlier else None, why)
 
-    async def _look(self) -> float:
+    async def _learn_measurements(self) -> float:
         for name, model in list(self._fleet.models.items()):
             serving = model.serving
             if serving and self._compared_plans.get(name) != serving[0].fingerprint:

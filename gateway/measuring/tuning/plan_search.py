@@ -51,7 +51,7 @@ log = Logger("fitserve.tuning")
 
 _POLL_S = 0.1
 # Seconds for each number of concurrent requests.
-_MEASURED_S = 5.0
+_MEASUREMENT_S = 5.0
 # Of a better plan, which the next candidates are made from.
 _GAIN = 1.03
 # So many candidates in a row without a gain end the search.
@@ -350,7 +350,7 @@ class PlanSearch:
                 one_copy,
                 instance,
                 self._disturbance(attempt),
-                _MEASURED_S,
+                _MEASUREMENT_S,
                 at_once(self.wish, attempt.plan),
                 text=self._text,
             )
@@ -381,9 +381,9 @@ class PlanSearch:
     def _has_time(self) -> bool:
         """Whether one more trial ends in time, and the model comes back."""
         count = 2 if self._options.offline else 1
-        return self._left_s() > count * self._trial_s
+        return self._remaining_time_s() > count * self._trial_s
 
-    def _left_s(self) -> float:
+    def _remaining_time_s(self) -> float:
         return self._options.seconds - (time.monotonic() - self._began)
 
     async def _rest(self) -> None:
@@ -394,7 +394,7 @@ class PlanSearch:
         """Raises _Interrupted if the time is over, or the model is changed meanwhile."""
         model = self._model
         model.used_at = time.time()
-        if self._left_s() <= 0:
+        if self._remaining_time_s() <= 0:
             raise _NoFigures("the time is over")
         if model.wish != self.wish or model.has_pending_changes or model.deleting or model.stopped:
             raise _Interrupted("the model was changed, stopped or removed meanwhile")

@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.watch.engine_client import NoAnswerError
 from gateway.domain import Attempt, Engine, EngineRef, Served
-from gateway.engines.common.speed.served import LEAST_STRETCHES, Counts, sum_series, traffic_between
+from gateway.engines.common.speed.served import MIN_STRETCHES, Counts, sum_series, traffic_between
 from gateway.errors import FitserveError
 
 # Seconds between two reads of an engine's counters.
 READ_INTERVAL_S = 30.0
 _TIMEOUT_S = 5.0
 # vLLM writes 100 KB for a model with one rank.
-_MOST_BYTES = 1024 * 1024
+_MAX_BYTES = 1024 * 1024
 # Only the newest stretches count: they describe the engine as it is now.
 _MAX_STRETCHES = 20
-_OK, _NOT_FOUND = 200, 404
+_OK_STATUS, _NOT_FOUND_STATUS = 200, 404
 # A comparison needs a plan, so it is made every few minutes.
 MIN_NEW_STRETCHES = 10
 # The first requests compile kernels, so they do not count.
-_COLD_S = 60.0
+_WARMUP_S = 60.0
 
 
 @dataclass
@@ -96,7 +96,7 @@ class ServedTraffic:
             if attempt.instance_name in self._engines
         ]
         minimum = (
-            MIN_NEW_STRETCHES if any(readings.reported for readings in engines) else LEAST_STRETCHES
+            MIN_NEW_STRETCHES if any(readings.reported for readings in engines) else MIN_STRETCHES
         )
         if sum(readings.new_stretches for readings in engines) < minimum:
             return ()
@@ -111,7 +111,7 @@ class ServedTraffic:
             neighbours is not None
             and neighbours == neighbours_before == self._neighbours(replica, attempt)
         )
-        cold = time.time() - (attempt.ready_at or 0.0) < _COLD_S
+        cold = time.time() - (attempt.ready_at or 0.0) < _WARMUP_S
         if counts is not None and readings.counts is not None and undisturbed:
             stretch = traffic_between(readings.counts, counts)
             if stretch is not None:
@@ -131,12 +131,12 @@ class ServedTraffic:
             if not readings.names or watcher is None:
                 readings.silent = not readings.names
                 return None
-            answer = await watcher.client.get(f"{watcher.url}/metrics", _TIMEOUT_S, _MOST_BYTES)
+            answer = await watcher.client.get(f"{watcher.url}/metrics", _TIMEOUT_S, _MAX_BYTES)
         except (NoAnswerError, FitserveError):
             return None
         # An engine without counters has none later.
-        readings.silent = answer.status == _NOT_FOUND
-        return sum_series(answer.body, readings.names) if answer.status == _OK else None
+        readings.silent = answer.status == _NOT_FOUND_STATUS
+        return sum_series(answer.body, readings.names) if answer.status == _OK_STATUS else None
 
     def _neighbours(self, replica: ReplicaState, attempt: Attempt) -> Mapping[str, float] | None:
         """Ended requests of other models on the same GPUs. None while one of them starts, stops or

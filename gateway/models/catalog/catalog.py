@@ -41,7 +41,7 @@ _MAX_NAMED_SHARDS = 3
 # DefaultModelLoader._prepare_weights (vllm/model_executor/model_loader/default_loader.py:164-196 of
 # 0.32.0). Other loaders read weights from elsewhere.
 SAFETENSORS_FORMATS = ("", "auto", "hf", "safetensors")
-_FOREIGN = (".bin", ".pt", ".pth", ".gguf")
+_FOREIGN_SUFFIXES = (".bin", ".pt", ".pth", ".gguf")
 _SENTENCE_CONFIGS = tuple(
     f"sentence_{family}_config.json"
     for family in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -183,7 +183,7 @@ def weight_files(files: Files) -> list[str]:
         return shards
     if "model.safetensors" in present:
         return ["model.safetensors"]
-    foreign = sorted(name for name in files.names if name.endswith(_FOREIGN))
+    foreign = sorted(name for name in files.names if name.endswith(_FOREIGN_SUFFIXES))
     if not present and foreign:
         raise BadModel(
             f"The weights are in {files.location(foreign[0])}, and only safetensors are served.",

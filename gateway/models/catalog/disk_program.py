@@ -19,7 +19,7 @@ from gateway.models.catalog.cache_scan import scan_cache
 from gateway.models.catalog.disk import DiskJob
 from gateway.models.catalog.hub_cache import HubCache
 
-_OURS = "fitserve/"
+_GATEWAY_REFS = "fitserve/"
 
 
 def main() -> None:
@@ -41,8 +41,8 @@ def disk_usage(job: DiskJob) -> dict[str, Any]:
             "last_used": max(
                 (file.blob_last_accessed for file in revision.files), default=revision.last_modified
             ),
-            "names": sorted(ref for ref in revision.refs if not ref.startswith(_OURS)),
-            "ours": any(ref.startswith(_OURS) for ref in revision.refs),
+            "names": sorted(ref for ref in revision.refs if not ref.startswith(_GATEWAY_REFS)),
+            "ours": any(ref.startswith(_GATEWAY_REFS) for ref in revision.refs),
             "missing": missing.get((repo.repo_id, revision.commit_hash), ()),
         }
         for repo in (info.repos if info is not None else ())

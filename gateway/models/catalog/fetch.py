@@ -33,7 +33,7 @@ from gateway.models.catalog.hub import Hub
 from gateway.models.catalog.hub_cache import HubCache, Listing
 
 MARGIN_BYTES = GIB
-REPORT_EVERY_S = 1.0
+REPORT_INTERVAL_S = 1.0
 # The limit while listing and index are read; transfers may need more.
 _MEMORY_BYTES = 2 * GIB
 # File size allowed beyond the longest listed file, for the library's own files.
@@ -43,7 +43,7 @@ _NICE = 10
 _MAX_TEXT = 4000
 _DIGEST_THREADS = 4
 
-_SMALL = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|tokenizer[^/]*")
+_SMALL_FILE = re.compile(r"[^/]+\.(json|txt|jinja|model|tiktoken)|tokenizer[^/]*")
 # The parts of a sentence-transformers model: 1_Pooling/config.json, 2_Dense/model.safetensors.
 _MODULE = re.compile(r"\d+_\w+/[\w.-]+\.(json|safetensors)", re.ASCII)
 _CODE = re.compile(r"[^/]+\.py")
@@ -97,7 +97,7 @@ def _reporting_progress(disk: HubCache, listing: Listing) -> Iterator[None]:
     def report() -> None:
         folder = disk.snapshot(listing.repo, listing.commit)
         total, last = sum(listing.files.values()), -1
-        while not ended.wait(REPORT_EVERY_S):
+        while not ended.wait(REPORT_INTERVAL_S):
             unfinished = set(blobs.glob("*.incomplete")) - foreign
             paths = (*(folder / name for name in listing.files), *unfinished)
             done_bytes = min(sum(size_of(path) or 0 for path in paths), total)
@@ -152,7 +152,7 @@ def engine_files(job: Job, hub: Hub) -> Listing:
         if path.endswith(_REFUSED_SUFFIXES):
             return False
         return bool(
-            _SMALL.fullmatch(path)
+            _SMALL_FILE.fullmatch(path)
             or _MODULE.fullmatch(path)
             or (job.remote_code and _CODE.fullmatch(path))
         )

@@ -63,16 +63,16 @@ class Folder:
         return printable(f"{self.path}/{name}")
 
     def read(self, name: str, limit: int) -> bytes:
-        with self._open(name) as (descriptor, size):
+        with self._open_file(name) as (descriptor, size):
             if size > limit:
-                raise _too_large(self.location(name), size, limit)
+                raise _size_error(self.location(name), size, limit)
             return os.pread(descriptor, size, 0)
 
     def headers(self, names: Sequence[str]) -> Iterator[Header]:
         return map(self.header, names)
 
     def header(self, name: str) -> Header:
-        with self._open(name) as (descriptor, size):
+        with self._open_file(name) as (descriptor, size):
 
             def read(offset: int, length: int) -> bytes:
                 return os.pread(descriptor, length, offset)
@@ -80,7 +80,7 @@ class Folder:
             return Header(size, read_header(self.location(name), size, read))
 
     @contextmanager
-    def _open(self, name: str) -> Iterator[tuple[int, int]]:
+    def _open_file(self, name: str) -> Iterator[tuple[int, int]]:
         place = self.location(name)
         try:
             # Without O_NONBLOCK a named pipe would block.
@@ -116,7 +116,7 @@ class Repository:
     def read(self, name: str, limit: int) -> bytes:
         size = self.listing.files.get(name, 0)
         if size > limit:
-            raise _too_large(self.location(name), size, limit)
+            raise _size_error(self.location(name), size, limit)
         if (folder := self._downloaded_folder(name)) is not None:
             return folder.read(name, limit)
         return self.hub.fetch(self.listing, name)
@@ -147,7 +147,7 @@ class Repository:
         return Header(size, read_header(self.location(name), size, read))
 
 
-def _too_large(place: str, size: int, limit: int) -> BadModel:
+def _size_error(place: str, size: int, limit: int) -> BadModel:
     return BadModel(
         f"{place} has {size} bytes, over the limit of {limit}.",
         hint="A file of this name is never so large; download or copy it again.",

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-_LONGEST_PATH = 1024
+_MAX_PATH_CHARACTERS = 1024
 
 
 class Listing(NamedTuple):
@@ -196,7 +196,7 @@ def stays_inside(path: Any) -> bool:
     try:
         plain = (
             isinstance(path, str)
-            and len(path.encode()) <= _LONGEST_PATH
+            and len(path.encode()) <= _MAX_PATH_CHARACTERS
             and "\0" not in path
             and "\\" not in path
         )

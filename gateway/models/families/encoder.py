@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.models.families.blueprint import Blueprint, Built
 from gateway.models.families.config import Fields
-from gateway.models.families.field_names import HEADS, HIDDEN
+from gateway.models.families.field_names import HEADS, HIDDEN_SIZE
 from gateway.models.families.parts import layer_numbers, mlp, norms, tensor
 
 # vLLM 0.18.0 and 0.19.1: RoBERTa's positions and token types are replicated, unlike BERT's
@@ -127,7 +127,7 @@ def nomic(fields: Fields, _: str, __: str) -> Blueprint:
 
 def _size(fields: Fields) -> tuple[int, int]:
     """(hidden size, heads)."""
-    hidden, heads = fields.integer(*HIDDEN), fields.integer(*HEADS)
+    hidden, heads = fields.integer(*HIDDEN_SIZE), fields.integer(*HEADS)
     if hidden % heads:
         raise fields.wrong(
             next(name for name in HEADS if name in fields.config),
@@ -173,7 +173,7 @@ def _group(layers: int, hidden: int, heads: int, window: int | None = None) -> A
 
 
 FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = {"nomic_bert": nomic}
-VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
+VARIED_FAMILIES: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta"), bert),
     "modernbert": modern_bert,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Spellings of the same size. Source: CONFIG_FIELD_ALIASES in vllm/transformers_utils/config.py, and
 # transformers.
-HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
+HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model", "dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 KV_HEADS = (
     "n_head_kv",
@@ -74,7 +74,7 @@ SHARED_EXPERTS = (
     "moe_num_shared_experts",
 )
 
-FIRST_SPARSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+FIRST_SPARSE_LAYER = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 
 STATE_HEADS = (
     "mamba_n_heads",

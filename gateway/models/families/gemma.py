@@ -25,7 +25,7 @@ _GEMMA3 = {
 }
 _GEMMA4 = _GEMMA3 | {"vocab_size": 262144, "num_hidden_layers": 30, "sliding_window": 512}
 DEFAULTS: Mapping[str, Mapping[str, int]] = {"gemma3_text": _GEMMA3, "gemma4_text": _GEMMA4}
-_FULL_EVERY = 6
+_FULL_LAYER_INTERVAL = 6
 
 # vLLM 0.19.1 and 0.26.0: layers that read the keys and values of earlier layers still project their
 # own, and drop them. Experts have their own module (Gemma4Attention and Gemma4DecoderLayer in
@@ -115,7 +115,7 @@ def _heads(fields: Fields, numbers: Sequence[int]) -> list[_Heads]:
     """Source: Gemma4TextConfig.__post_init__ of transformers; Gemma4DecoderLayer in
     models/gemma4.py:444 of 0.19.1."""
     kinds = fields.config.get("layer_types") or [
-        "sliding_attention" if (number + 1) % _FULL_EVERY else "full_attention"
+        "sliding_attention" if (number + 1) % _FULL_LAYER_INTERVAL else "full_attention"
         for number in numbers
     ]
     layer_types = ("full_attention", "sliding_attention")
@@ -244,6 +244,6 @@ def _layer_inputs(
     return built, parameters + norms(layer, count, hidden, "post_per_layer_input_norm")
 
 
-VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
+VARIED_FAMILIES: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
     "gemma4_text": gemma4
 }

@@ -25,8 +25,8 @@ PATHS = (
 )
 # vLLM 0.19.1 uses transformers' own modules for these towers, and quantizes none of them
 # (models/gemma4_mm.py).
-PLAIN = "plain_gemma4_towers"
-_TEXT_HIDDEN = 2304  # Gemma4TextConfig of transformers
+PLAIN_TOWERS_TRAIT = "plain_gemma4_towers"
+_TEXT_HIDDEN_SIZE = 2304  # Gemma4TextConfig of transformers
 
 
 # Methods that accept every size. The other methods skip a tower whose sizes are not multiples of 64
@@ -41,7 +41,7 @@ def gemma_towers(top: Fields) -> Blueprint:
         if top.config.get(name) is not None:
             fields = Fields(top.mapping(name, {}), top.source)
             text = Fields(top.mapping("text_config", {}), top.source)
-            tower, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN))
+            tower, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN_SIZE))
             method = top.mapping("quantization_config", {}).get("quant_method")
             odd = any(
                 fields.integer(size, default=64) % 64
@@ -53,7 +53,9 @@ def gemma_towers(top: Fields) -> Blueprint:
     return Blueprint(tuple(linears), (), tuple(parameters))
 
 
-def _whole(name: str, numbers: Sequence[int], k: int, n: int, *, bias: bool = False) -> Built:
+def _replicated_layer(
+    name: str, numbers: Sequence[int], k: int, n: int, *, bias: bool = False
+) -> Built:
     return Built(name, numbers, k, (n,), "replicated", bias=bias)
 
 
@@ -79,14 +81,19 @@ def _vision(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorG
         "down_proj": (width, hidden),
     }
     linears = [
-        _whole(f"{path}.self_attn.{name}.linear", blocks, *size)
+        _replicated_layer(f"{path}.self_attn.{name}.linear", blocks, *size)
         for name, size in projections.items()
     ]
     linears += [
-        _whole(f"{path}.mlp.{name}.linear", blocks, *size) for name, size in products.items()
+        _replicated_layer(f"{path}.mlp.{name}.linear", blocks, *size)
+        for name, size in products.items()
     ]
-    linears.append(_whole("vision_tower.patch_embedder.input_proj", (0,), 3 * patch**2, hidden))
-    linears.append(_whole("embed_vision.embedding_projection", (0,), hidden, text_hidden))
+    linears.append(
+        _replicated_layer("vision_tower.patch_embedder.input_proj", (0,), 3 * patch**2, hidden)
+    )
+    linears.append(
+        _replicated_layer("embed_vision.embedding_projection", (0,), hidden, text_hidden)
+    )
     positions = fields.integer("position_embedding_size", default=10240)
     parameters = [
         tensor("vision_tower.patch_embedder.position_embedding_table", 1, 2, positions, hidden)
@@ -118,20 +125,25 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
     near, far = channels
     path, depth = "audio_tower.layers.*", len(blocks)
     linears = [
-        _whole(f"{path}.self_attn.{name}.linear", blocks, hidden, hidden) for name in _SQUARE
+        _replicated_layer(f"{path}.self_attn.{name}.linear", blocks, hidden, hidden)
+        for name in _SQUARE_LAYERS
     ]
-    linears.append(_whole(f"{path}.self_attn.relative_k_proj", blocks, hidden, hidden))
+    linears.append(_replicated_layer(f"{path}.self_attn.relative_k_proj", blocks, hidden, hidden))
     for name in ("feed_forward1", "feed_forward2"):
-        linears.append(_whole(f"{path}.{name}.ffw_layer_1.linear", blocks, hidden, 4 * hidden))
-        linears.append(_whole(f"{path}.{name}.ffw_layer_2.linear", blocks, 4 * hidden, hidden))
+        linears.append(
+            _replicated_layer(f"{path}.{name}.ffw_layer_1.linear", blocks, hidden, 4 * hidden)
+        )
+        linears.append(
+            _replicated_layer(f"{path}.{name}.ffw_layer_2.linear", blocks, 4 * hidden, hidden)
+        )
     linears += [
-        _whole(f"{path}.lconv1d.linear_start.linear", blocks, hidden, 2 * hidden),
-        _whole(f"{path}.lconv1d.linear_end.linear", blocks, hidden, hidden),
-        _whole(
+        _replicated_layer(f"{path}.lconv1d.linear_start.linear", blocks, hidden, 2 * hidden),
+        _replicated_layer(f"{path}.lconv1d.linear_end.linear", blocks, hidden, hidden),
+        _replicated_layer(
             "audio_tower.subsample_conv_projection.input_proj_linear", (0,), near // 4 * far, hidden
         ),
-        _whole("audio_tower.output_proj", (0,), hidden, output, bias=True),
-        _whole("embed_audio.embedding_projection", (0,), output, text_hidden),
+        _replicated_layer("audio_tower.output_proj", (0,), hidden, output, bias=True),
+        _replicated_layer("embed_audio.embedding_projection", (0,), output, text_hidden),
     ]
     first = "audio_tower.subsample_conv_projection"
     parameters = [
@@ -153,7 +165,7 @@ def _audio(fields: Fields, text_hidden: int) -> tuple[list[Built], list[TensorGr
     return linears, parameters
 
 
-_SQUARE = ("q_proj", "k_proj", "v_proj", "post")
+_SQUARE_LAYERS = ("q_proj", "k_proj", "v_proj", "post")
 
 
 def _layers(fields: Fields, count: int) -> Fields:

@@ -19,7 +19,7 @@ from gateway.models.families.field_names import (
     EXPERT_COUNT,
     EXPERT_WIDTH,
     HEAD_COUNT,
-    HIDDEN,
+    HIDDEN_SIZE,
     KV_HEADS,
     LAYER_COUNT,
     MAX_FACTOR,
@@ -59,7 +59,7 @@ _MAX_LAYERS = 2000
 
 def decoder(fields: Fields, path: str) -> Blueprint:
     """The text model. Raises BadModel where layers, heads or the hidden size are missing."""
-    layers, hidden = layers_of(fields), fields.largest(HIDDEN)
+    layers, hidden = layers_of(fields), fields.largest(HIDDEN_SIZE)
     if layers > _MAX_LAYERS:
         raise fields.wrong(
             next(name for name in LAYER_COUNT if name in fields.config), f"at most {_MAX_LAYERS}"
@@ -107,7 +107,7 @@ def _attention_layers(
     fields: Fields, layer: str, attends: Sequence[int], kinds: Sequence[LayerKind]
 ) -> tuple[list[Built], list[AttentionGroup]]:
     """The projections and attention groups of the layers `attends`."""
-    hidden = fields.largest(HIDDEN)
+    hidden = fields.largest(HIDDEN_SIZE)
     linears: list[Built] = []
     groups: list[AttentionGroup] = []
     for config, members in by_kv_heads(fields, len(kinds), attends):
@@ -169,7 +169,7 @@ def towers(top: Fields) -> Blueprint:
         layers = fields.largest(
             ("depth", "encoder_layers", "num_encoder_layers", *LAYER_COUNT), default=0
         )
-        hidden = fields.largest(("embed_dim", "encoder_dim", *HIDDEN, "width"), default=0)
+        hidden = fields.largest(("embed_dim", "encoder_dim", *HIDDEN_SIZE, "width"), default=0)
         if not 0 < layers <= _MAX_LAYERS or not hidden:
             continue
         width = fields.largest(("encoder_ffn_dim", *MLP_WIDTH), default=4 * hidden)
@@ -211,7 +211,7 @@ def _ends(fields: Fields, path: str, hidden: int) -> list[TensorGroup]:
 
 
 # Activations of MLPs without a gate.
-_PLAIN = {"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "xielu"}
+_PLAIN_ACTIVATIONS = {"relu", "relu2", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "xielu"}
 
 
 def _attention(
@@ -382,7 +382,7 @@ def _mlps(
 ) -> tuple[list[Built], int]:
     """The MLPs, and the number of experts."""
     function = next((fields.config[name] for name in ACTIVATIONS if name in fields.config), "silu")
-    gated = not (isinstance(function, str) and function in _PLAIN)
+    gated = not (isinstance(function, str) and function in _PLAIN_ACTIVATIONS)
     built: list[Built] = []
     plain, sparse = numbers["plain"], numbers["sparse"]
     blocks = sized_blocks(fields, len(plain))

@@ -120,6 +120,6 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
 FAMILIES: Mapping[str, Callable[[Fields, str, str], Blueprint]] = dict.fromkeys(
     ("deepseek_v2", "deepseek_v3"), deepseek
 )
-VARIED: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
+VARIED_FAMILIES: Mapping[str, Callable[[Fields, str, str, Collection[str]], Blueprint]] = {
     "deepseek_v32": deepseek_sparse
 }

@@ -8,9 +8,9 @@ from typing import Any, Literal, NamedTuple
 from gateway.models.families.config import Fields
 from gateway.models.families.field_names import (
     EXPERT_COUNT,
-    FIRST_SPARSE,
+    FIRST_SPARSE_LAYER,
     HEAD_COUNT,
-    HIDDEN,
+    HIDDEN_SIZE,
     MAX_FACTOR,
     STATE_COLUMNS,
     STATE_HEADS,
@@ -62,7 +62,7 @@ def _block(fields: Fields, config: Mapping[str, Any]) -> _Block:
     factor = mlp.config.get("ffn_mult")
     width = mlp.largest(("intermediate_size",), default=0)
     if isinstance(factor, int | float) and 0 < factor < MAX_FACTOR:
-        width = -(-int(2 * factor * fields.largest(HIDDEN) / 3) // 256) * 256
+        width = -(-int(2 * factor * fields.largest(HIDDEN_SIZE) / 3) // 256) * 256
     return _Block(sharing, 0 if mlp.flag("no_op") else width)
 
 
@@ -85,9 +85,28 @@ def is_paired(fields: Fields) -> bool:
 
 
 def layer_kinds(fields: Fields, layers: int) -> list[LayerKind]:
-    config = fields.config
-    if blocks := sized_blocks(fields, layers):
-        return ["full" if block.sharing else "none" for block in blocks]
+    """The kind of each layer, by the first fields of the config that tell it."""
+    for reader in (
+        _kinds_of_blocks,
+        _kinds_of_names,
+        _kinds_of_flags,
+        _kinds_of_full_layers,
+        _kinds_of_chunks,
+        _kinds_of_windows,
+    ):
+        if (kinds := reader(fields, layers)) is not None:
+            return kinds
+    return [_kind_of_every_layer(fields)] * layers
+
+
+def _kinds_of_blocks(fields: Fields, layers: int) -> list[LayerKind] | None:
+    """The kinds of blocks with sizes of their own, of which some have no attention."""
+    blocks = sized_blocks(fields, layers)
+    return ["full" if block.sharing else "none" for block in blocks] if blocks else None
+
+
+def _kinds_of_names(fields: Fields, layers: int) -> list[LayerKind] | None:
+    """The kinds by a word or letter for each layer; shorter lists of blocks repeat."""
     for name in (
         "layer_types",
         "layers_block_type",
@@ -95,39 +114,66 @@ def layer_kinds(fields: Fields, layers: int) -> list[LayerKind]:
         "block_types",
         "_block_types",
     ):
-        codes = config.get(name)
-        if isinstance(codes, list | str) and codes and all(isinstance(code, str) for code in codes):
-            repeated = (
-                [codes[number % len(codes)] for number in range(layers)]
-                if name.endswith("block_types")
-                else codes
-            )
-            if len(repeated) == layers:
-                return [
-                    next((kind for word, kind in _KIND_WORDS if word in code), "none")
-                    for code in repeated
-                ]
-    for name, kind in (("hybrid_layer_pattern", "sliding"), ("attn_type_list", "full")):
-        codes = config.get(name)
-        if isinstance(codes, list) and len(codes) == layers:
-            other_kind: LayerKind = "full" if kind == "sliding" else "recurrent"
-            return [kind if code == 1 else other_kind for code in codes]  # type: ignore[misc]
+        codes = fields.config.get(name)
+        if not (isinstance(codes, list | str) and codes):
+            continue
+        if not all(isinstance(code, str) for code in codes):
+            continue
+        if name.endswith("block_types"):
+            codes = [codes[number % len(codes)] for number in range(layers)]
+        if len(codes) == layers:
+            return [
+                next((kind for word, kind in _KIND_WORDS if word in code), "none") for code in codes
+            ]
+    return None
+
+
+def _kinds_of_flags(fields: Fields, layers: int) -> list[LayerKind] | None:
+    """The kinds by a list of 0 and 1."""
+    kinds_of_flags: tuple[tuple[str, LayerKind, LayerKind], ...] = (
+        ("hybrid_layer_pattern", "sliding", "full"),
+        ("attn_type_list", "full", "recurrent"),
+    )
+    for name, kind, other_kind in kinds_of_flags:
+        flags = fields.config.get(name)
+        if isinstance(flags, list) and len(flags) == layers:
+            return [kind if flag == 1 else other_kind for flag in flags]
+    return None
+
+
+def _kinds_of_full_layers(fields: Fields, layers: int) -> list[LayerKind] | None:
+    """The kinds by the numbers of the layers with full attention; the others are recurrent."""
     full = _full_layers(fields, layers)
-    if full is not None:
-        return ["full" if number in full else "recurrent" for number in range(layers)]
-    if config.get("attention_chunk_size"):
-        step = max(1, fields.largest(("no_rope_layer_interval",), default=4))
-        return ["full" if (number + 1) % step == 0 else "sliding" for number in range(layers)]
-    pattern = config.get("sliding_window_pattern")
-    if isinstance(pattern, str) and pattern and config.get("sliding_window"):
-        return [
-            "full" if pattern[number % len(pattern)] == "G" else "sliding"
-            for number in range(layers)
-        ]
-    state = any(config.get(name) for name in (*STATE_COLUMNS, *STATE_HEADS))
-    if not any(config.get(name) for name in HEAD_COUNT):
-        return ["recurrent" if state else "full"] * layers
-    return ["both" if state else "full"] * layers
+    if full is None:
+        return None
+    return ["full" if number in full else "recurrent" for number in range(layers)]
+
+
+def _kinds_of_chunks(fields: Fields, layers: int) -> list[LayerKind] | None:
+    """The kinds where every n-th layer has no rotary embedding, and the others attend to chunks."""
+    if not fields.config.get("attention_chunk_size"):
+        return None
+    step = max(1, fields.largest(("no_rope_layer_interval",), default=4))
+    return ["full" if (number + 1) % step == 0 else "sliding" for number in range(layers)]
+
+
+def _kinds_of_windows(fields: Fields, layers: int) -> list[LayerKind] | None:
+    """The kinds by a pattern such as `LLG`, which repeats: G attends globally, L in a window."""
+    pattern = fields.config.get("sliding_window_pattern")
+    if not (isinstance(pattern, str) and pattern and fields.config.get("sliding_window")):
+        return None
+    return [
+        "full" if pattern[number % len(pattern)] == "G" else "sliding" for number in range(layers)
+    ]
+
+
+def _kind_of_every_layer(fields: Fields) -> LayerKind:
+    """The kind of all layers, by the heads and states that the config names."""
+    has_state = any(fields.config.get(name) for name in (*STATE_COLUMNS, *STATE_HEADS))
+    has_heads = any(fields.config.get(name) for name in HEAD_COUNT)
+    if has_state:
+        return "both" if has_heads else "recurrent"
+    return "full"
 
 
 def _full_layers(fields: Fields, layers: int) -> set[int] | None:
@@ -171,11 +217,11 @@ def layers_with_mlp(fields: Fields, layers: int) -> dict[str, list[int]]:
         }
     if not fields.largest(EXPERT_COUNT, default=0) or fields.largest(EXPERT_COUNT, default=0) == 1:
         return {"plain": numbers, "sparse": []}
-    sparse = [number for number in numbers if _sparse(fields, number)]
+    sparse = [number for number in numbers if _is_sparse(fields, number)]
     return {"plain": sorted(set(numbers) - set(sparse)), "sparse": sparse}
 
 
-def _sparse(fields: Fields, number: int) -> bool:
+def _is_sparse(fields: Fields, number: int) -> bool:
     config = fields.config
     layer_numbers = config.get("moe_layers") if isinstance(config.get("moe_layers"), list) else None
     if isinstance(listed := config.get("moe_layers_enum"), str):
@@ -202,4 +248,4 @@ def _sparse(fields: Fields, number: int) -> bool:
     )
     if period := fields.largest(("expert_layer_period",), default=0):
         return number % period == fields.largest(("expert_layer_offset",), default=0)
-    return number >= fields.largest(FIRST_SPARSE, default=0) and (number + 1) % step == 0
+    return number >= fields.largest(FIRST_SPARSE_LAYER, default=0) and (number + 1) % step == 0

@@ -91,7 +91,7 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    sparse = _ernie_sparse(fields, numbers)
+    sparse = _ernie_sparse_layers(fields, numbers)
     rest, block, bias = sorted(set(numbers) - set(sparse)), f"{layer}.mlp", fields.flag("use_bias")
     linears = [
         *attention(fields, family, f"{layer}.self_attn", numbers, biases=(bias, bias)),
@@ -110,7 +110,7 @@ def ernie(fields: Fields, family: str, path: str) -> Blueprint:
     return Blueprint(tuple(linears), softmax_groups(fields, family), tuple(parameters))
 
 
-def _ernie_sparse(fields: Fields, numbers: Sequence[int]) -> list[int]:
+def _ernie_sparse_layers(fields: Fields, numbers: Sequence[int]) -> list[int]:
     """Source: Ernie4_5_MoeDecoderLayer (models/ernie45_moe.py:337 of 0.33.0); -1 is the last
     layer."""
     first, step = (

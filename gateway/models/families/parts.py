@@ -13,7 +13,7 @@ from gateway.domain import AttentionGroup, Shard, TensorGroup
 from gateway.errors import BadModel
 from gateway.models.families.blueprint import Built
 from gateway.models.families.config import Fields, quote
-from gateway.models.families.field_names import HEADS, HIDDEN, KV_HEADS, LAYERS
+from gateway.models.families.field_names import HEADS, HIDDEN_SIZE, KV_HEADS, LAYERS
 
 # Encoders attend in both directions and generate nothing, so engines keep no KV cache for them.
 ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert", "nomic_bert"}
@@ -33,7 +33,14 @@ _HEAD_DIMS |= {"qwen3_5_text": 256, "qwen3_5_moe_text": 256}
 # Families where every n-th layer is full attention and the rest slide, unless `layer_types` says
 # otherwise. Source: the defaults of transformers' configuration classes, which fill `layer_types`
 # for the engine.
-_FULL_EVERY = {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3": 6, "gemma3_text": 6}
+_FULL_LAYER_INTERVALS = {
+    "gemma2": 2,
+    "gpt_oss": 2,
+    "cohere2": 4,
+    "olmo3": 4,
+    "gemma3": 6,
+    "gemma3_text": 6,
+}
 # Families where all layers slide. Any other family counts as full attention, which never
 # underestimates the cache.
 _ALL_SLIDE = {"mistral", "mixtral", "phi3", "phimoe", "starcoder2"}
@@ -52,7 +59,7 @@ _RECURRENT = (
 
 def heads_of(fields: Fields, family: str) -> tuple[int, int, int]:
     """(query heads, KV heads, head size)."""
-    heads, hidden = fields.integer(*HEADS), fields.integer(*HIDDEN)
+    heads, hidden = fields.integer(*HEADS), fields.integer(*HIDDEN_SIZE)
     # Multi-query attention has one KV head. Source: FalconModelArchConfigConvertor
     # (vllm/transformers_utils).
     single = fields.flag("multi_query") and not fields.flag("new_decoder_architecture")
@@ -177,8 +184,8 @@ def _sliding_layers(fields: Fields, family: str, layers: int) -> Sequence[int]:
             if is_used
             else ()
         )
-    if family in _FULL_EVERY:
-        period = fields.integer("sliding_window_pattern", default=_FULL_EVERY[family])
+    if family in _FULL_LAYER_INTERVALS:
+        period = fields.integer("sliding_window_pattern", default=_FULL_LAYER_INTERVALS[family])
         return [number for number in range(layers) if (number + 1) % period]
     return range(layers) if family in _ALL_SLIDE else ()
 

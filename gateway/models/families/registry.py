@@ -88,9 +88,13 @@ FAMILIES: Mapping[str, Family] = {
     **decoder.FAMILIES,
     **mixture.FAMILIES,
 }
-VARIED: Mapping[str, Varied] = {**gemma.VARIED, **latent.VARIED, **encoder.VARIED}
+VARIED_FAMILIES: Mapping[str, Varied] = {
+    **gemma.VARIED_FAMILIES,
+    **latent.VARIED_FAMILIES,
+    **encoder.VARIED_FAMILIES,
+}
 _PATH = "language_model.model"
-NESTED: Mapping[str, Nested] = {
+NESTED_FAMILIES: Mapping[str, Nested] = {
     **dict.fromkeys(
         ("qwen3_5", "qwen3_5_moe"),
         Nested(_PATH, vision.qwen_vision, vision.QWEN3_PATHS, outer_ties=False),
@@ -102,14 +106,14 @@ NESTED: Mapping[str, Nested] = {
     "mistral3": Nested(_PATH, vision.pixtral_tower, vision.MISTRAL_PATHS),
     "gemma3": Nested(_PATH, vision.siglip, vision.SIGLIP_PATHS),
     "gemma4": Nested(
-        _PATH, gemma_towers.gemma_towers, gemma_towers.PATHS, plain=gemma_towers.PLAIN
+        _PATH, gemma_towers.gemma_towers, gemma_towers.PATHS, plain=gemma_towers.PLAIN_TOWERS_TRAIT
     ),
 }
 # Module paths that differ between checkpoint and engine (hf_to_vllm_mapper).
 RENAMES: Mapping[str, Renames] = {
     "gpt_oss": ((".self_attn.", ".attn."),),
     "nemotron_h": (("backbone.", "model."),),
-    **{family: nested.renames for family, nested in NESTED.items()},
+    **{family: nested.renames for family, nested in NESTED_FAMILIES.items()},
 }
 
 
@@ -176,11 +180,11 @@ def _exact_blueprint(
 ) -> Blueprint | None:
     top = Fields(config, source)
     outer = top.word("model_type")
-    if outer not in FAMILIES and outer not in VARIED and outer not in NESTED:
+    if outer not in FAMILIES and outer not in VARIED_FAMILIES and outer not in NESTED_FAMILIES:
         outer = _CLASSES.get(top.first_word("architectures"), outer)
     if config.get("text_config") is None:
         return _family_blueprint(top, outer, "model", traits)
-    text, nested = top.mapping("text_config", {}), NESTED.get(outer)
+    text, nested = top.mapping("text_config", {}), NESTED_FAMILIES.get(outer)
     if nested is None or "model_type" not in text:
         return None
     if nested.outer_ties and "tie_word_embeddings" in config:
@@ -205,7 +209,8 @@ def depends_on_version(config: Mapping[str, Any]) -> bool:
     text = config.get("text_config")
     names = [fields.get("model_type") for fields in (config, text) if isinstance(fields, Mapping)]
     return any(
-        isinstance(name, str) and (name in VARIED or (name in NESTED and NESTED[name].plain))
+        isinstance(name, str)
+        and (name in VARIED_FAMILIES or (name in NESTED_FAMILIES and NESTED_FAMILIES[name].plain))
         for name in names
     )
 
@@ -228,7 +233,7 @@ def _family_blueprint(
     config: Fields, family: str, path: str, traits: Collection[str]
 ) -> Blueprint | None:
     fields = with_defaults(config)
-    if family in VARIED:
-        return VARIED[family](fields, family, path, traits)
+    if family in VARIED_FAMILIES:
+        return VARIED_FAMILIES[family](fields, family, path, traits)
     build = FAMILIES.get(family)
     return None if build is None else build(fields, family, path)

@@ -37,7 +37,7 @@ from gateway.models.families.config import Fields
 # The unknown part for which the guess of a family without a structure is taken.
 ATTENTION = "its attention"
 _MAX_LAYERS = 2000
-_MISSING = object()
+_NO_VALUE = object()
 # The remainder of a division by 0, as of layers that differ "every 0": it equals no layer's.
 _NO_REST = -1
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -74,7 +74,7 @@ class _Config:
 
     def _read(self, name: str) -> Any:
         stated = [self._lookup(spelling) for spelling in (name, *self._aliases.get(name, ()))]
-        values = [value for value in stated if value is not None and value is not _MISSING]
+        values = [value for value in stated if value is not None and value is not _NO_VALUE]
         if not {"each", "of", "period"}.isdisjoint(self._absent.get(name, {})):
             # An empty list names no layer's kind: engines then fill it in.
             values = [value for value in values if value != []]
@@ -89,7 +89,7 @@ class _Config:
         value: Any = self._config
         for part in name.split("."):
             if not isinstance(value, Mapping) or part not in value:
-                return _MISSING
+                return _NO_VALUE
             value = value[part]
         return value
 

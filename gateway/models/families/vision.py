@@ -19,7 +19,7 @@ SIGLIP_PATHS = (
     ("model.multi_modal_projector.", "multi_modal_projector."),
     ("lm_head.", "language_model.lm_head."),
 )
-_GEMMA_HIDDEN = 2304  # Gemma3TextConfig of transformers
+_GEMMA_HIDDEN_SIZE = 2304  # Gemma3TextConfig of transformers
 
 # Module paths that differ between checkpoint and engine (hf_to_vllm_mapper of each model).
 QWEN2_PATHS = (
@@ -41,7 +41,7 @@ QWEN3_PATHS = (
     ("model.language_model.", "language_model.model."),
 )
 # No real tower has so many blocks.
-_MOST_QWEN_BLOCKS = 2000
+_MAX_QWEN_BLOCKS = 2000
 
 
 def _tower(top: Fields) -> Fields:
@@ -110,8 +110,8 @@ def qwen_vision(top: Fields) -> Blueprint:
         fields.integer("hidden_size"),
         fields.integer("intermediate_size"),
     )
-    if depth > _MOST_QWEN_BLOCKS:
-        raise fields.wrong("depth", f"at most {_MOST_QWEN_BLOCKS}")
+    if depth > _MAX_QWEN_BLOCKS:
+        raise fields.wrong("depth", f"at most {_MAX_QWEN_BLOCKS}")
     blocks = range(depth)
     merged = hidden * fields.integer("spatial_merge_size", default=2) ** 2
     path, heads = "visual.blocks.*", fields.integer("num_heads")
@@ -291,7 +291,7 @@ def siglip(top: Fields) -> Blueprint:
             "multi_modal_projector.mm_input_projection_weight",
             1,
             hidden,
-            text.integer("hidden_size", default=_GEMMA_HIDDEN),
+            text.integer("hidden_size", default=_GEMMA_HIDDEN_SIZE),
         ),
         *norms("multi_modal_projector", 1, hidden, "mm_soft_emb_norm"),
     ]

@@ -25,7 +25,7 @@ _WHOLE_TOWER: dict[str, str | bool] = {"mm-encoder-tp-mode": "data", "mm-enable-
 
 # The trait of engines that refuse ranks with unlike free memory: _check_tp_memory_balance in
 # srt/distributed/bootstrap.py of SGLang 0.5.23, init_torch_distributed in model_runner.py before.
-UNBALANCED = "balanced_ranks"
+BALANCE_TRAIT = "balanced_ranks"
 
 
 def gate_peers(inputs: PlanningInput, engine: Engine, gpus: tuple[Gpu, ...]) -> None:
@@ -160,7 +160,7 @@ def gate_nodes(inputs: PlanningInput, engine: Engine, variant: Variant) -> None:
 
 def gate_balance(engine: Engine, tp: int, free_bytes: Collection[int]) -> None:
     """Refuse ranks with unlike free memory where the engine does."""
-    if tp < 2 or UNBALANCED not in engine.traits:
+    if tp < 2 or BALANCE_TRAIT not in engine.traits:
         return
     if 10 * min(free_bytes) < 9 * max(free_bytes):
         reason = (

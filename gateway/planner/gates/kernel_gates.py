@@ -41,7 +41,7 @@ def gate_kernels(
     )
     for row in evidence.kernels if may_fail else ():
         suspected = row.kernel is not None and facts.may_hold("kernel_fails", "kernel", row.kernel)
-        if suspected and (fact := _failing(row, engine, facts, capability)):
+        if suspected and (fact := _failure_fact(row, engine, facts, capability)):
             reason = (
                 f"{row.kernel}, which {row.layer}{_size(row)} would get, is known to fail here:"
                 f" {fact.source}"
@@ -96,7 +96,7 @@ def _size(row: LayerKernel) -> str:
     return f" (K={row.k}, N={row.n} per rank)" if row.k else ""
 
 
-def _failing(
+def _failure_fact(
     row: LayerKernel, engine: Engine, facts: KnownFacts, capability: str | None
 ) -> Fact | None:
     about = {

@@ -28,7 +28,7 @@ def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> Non
                 " where it is installed"
             )
         raise Refused("unsupported_architecture", reason, f"profile {engine.ref}")
-    if not inputs.wish.policy.allow_remote_code and (foreign_code := _foreign(spec, engine)):
+    if not inputs.wish.policy.allow_remote_code and (foreign_code := _foreign_part(spec, engine)):
         reason = (
             f"{engine.ref} would need code of the repository ({', '.join(spec.remote_code[:5])}):"
             f" it has no {foreign_code} of its own"
@@ -124,7 +124,7 @@ def stands_in(spec: ModelSpec, engine: Engine) -> bool:
     return own_classes and not spec.remote_code
 
 
-def _foreign(spec: ModelSpec, engine: Engine) -> str:
+def _foreign_part(spec: ModelSpec, engine: Engine) -> str:
     """The part of the engine that the repository's code would replace; "": none.
 
     Untrusted code never runs. The class of the model is the engine's, as its architecture is

@@ -12,10 +12,10 @@ from gateway.engines.common.variant import Variant
 from gateway.planner.quantization_methods import check, resolve
 
 # KV cache dtypes without rules of backends: their size follows from the name.
-_SIZED = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+_SIZED_DTYPES = ("auto", "bfloat16", "bf16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 # Tensors that belong to quantized layers of every format.
-_PACKED = (
+_PACKED_SUFFIXES = (
     ".qweight",
     ".qzeros",
     ".weight_packed",
@@ -38,7 +38,7 @@ def gate_kv(spec: ModelSpec, engine: Engine, rules: EngineRules, kv_dtype: str) 
     if reason := rules.kv_refusal(spec.quant, engine, kv_dtype):
         raise Refused("bad_flag", reason, f"profile {engine.ref}")
     described = rules.kv_dtypes
-    if kv_dtype not in (_SIZED if described is None else described):
+    if kv_dtype not in (_SIZED_DTYPES if described is None else described):
         reason = (
             f"which attention backend takes a KV cache in {kv_dtype}, and how large it is, is not"
             " known here"
@@ -84,7 +84,9 @@ def gate_method(
 def _check_quantization(spec: ModelSpec) -> None:
     """Raises Refused for packed weights without a word about their quantization: engines take them
     for plain ones, and fail on their tensors."""
-    packed = next((group.name for group in spec.tensors if group.name.endswith(_PACKED)), None)
+    packed = next(
+        (group.name for group in spec.tensors if group.name.endswith(_PACKED_SUFFIXES)), None
+    )
     if packed is not None:
         reason = (
             f"the weights are quantized ({packed}), and neither config.json nor"

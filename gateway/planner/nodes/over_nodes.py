@@ -35,7 +35,7 @@ from gateway.planner.nodes.spans import Networks, NodeGroups, node_groups
 from gateway.planner.nodes.words import node_reason
 from gateway.planner.parallel import without_engines
 
-_MOST_NAMED = 4
+_MAX_NAMES = 4
 
 
 def decide_over_nodes(
@@ -62,7 +62,7 @@ def decide_over_nodes(
     later = _decide(inputs.with_fields(claims={}), cluster, empty, engines, rules)
     if not later.plans:
         return decision
-    return decision.evolve(waits=_waiting(later.plans[0], nodes, inputs.claims))
+    return decision.evolve(waits=_shortage_words(later.plans[0], nodes, inputs.claims))
 
 
 def _decide(
@@ -87,7 +87,7 @@ def _decide(
         for groups in node_groups(kind, networks, inputs):
             decisions.append(_decide_span(inputs, groups, engines, rules))
             placed = [over_groups(plan, groups, ports_in_use) for plan in decisions[-1].plans]
-            plans += _least_traffic(placed, groups) if networks.is_unknown(groups) else placed
+            plans += _low_traffic_plans(placed, groups) if networks.is_unknown(groups) else placed
             networks_used += [(plan, groups.span.network) for plan in placed]
     whole = inputs.with_fields(hardware=_all_gpus(nodes), alike_nodes=1)
     best = rank_plans(whole, plans, engine_order(engines))
@@ -108,7 +108,7 @@ def _decide(
     )
 
 
-def _least_traffic(plans: list[Plan], groups: NodeGroups) -> list[Plan]:
+def _low_traffic_plans(plans: list[Plan], groups: NodeGroups) -> list[Plan]:
     """The plans with stages between nodes, where there are such: they need least of a network that
     nobody measured."""
     size = groups.span.gpus_each
@@ -147,9 +147,9 @@ def _unlike(kinds: Sequence[NodeKind], engines: Sequence[Engine]) -> Iterator[Re
     names = [kind.nodes[0].name for kind in kinds if kind.hardware.gpus]
     if len(names) < 2:
         return
-    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     reason = (
-        f"one engine over unlike nodes ({', '.join(names[:_MOST_NAMED])}{more}) is not planned, as"
+        f"one engine over unlike nodes ({', '.join(names[:_MAX_NAMES])}{more}) is not planned, as"
         " their GPUs or free memory differ; copies may have unlike nodes"
     )
     gpus = sum(len(kind.hardware.gpus) * len(kind.nodes) for kind in kinds)
@@ -194,7 +194,7 @@ def _wished_nodes(nodes: tuple[Node, ...], wish: Wish) -> tuple[Node, ...]:
     return tuple(node for node in chosen if node.hardware.gpus)
 
 
-def _waiting(plan: Plan, nodes: Sequence[Node], claims: Mapping[str, int]) -> str:
+def _shortage_words(plan: Plan, nodes: Sequence[Node], claims: Mapping[str, int]) -> str:
     """The GPUs with too little free memory for this plan, in words."""
     promised, shortages = plan.memory.promised_bytes, []
     by_uuid = {gpu.uuid: (node, gpu) for node in nodes for gpu in node.hardware.gpus}
@@ -205,8 +205,8 @@ def _waiting(plan: Plan, nodes: Sequence[Node], claims: Mapping[str, int]) -> st
         if free < promised:
             shortages.append(f"GPU {gpu.index} of {node.name} has {gib(free)}")
     names = list(dict.fromkeys(row.node for row in plan.nodes))
-    more = f" and {len(shortages) - _MOST_NAMED} more" if len(shortages) > _MOST_NAMED else ""
+    more = f" and {len(shortages) - _MAX_NAMES} more" if len(shortages) > _MAX_NAMES else ""
     return (
-        f"A plan over {', '.join(names[:_MOST_NAMED])} needs {gib(promised)} of each GPU at once;"
-        f" {', '.join(shortages[:_MOST_NAMED])}{more}. It starts when other engines have left."
+        f"A plan over {', '.join(names[:_MAX_NAMES])} needs {gib(promised)} of each GPU at once;"
+        f" {', '.join(shortages[:_MAX_NAMES])}{more}. It starts when other engines have left."
     )

@@ -16,7 +16,7 @@ from gateway.planner.parallel import GpuGroups
 # The ports at which nodes meet: the engine's own group of processes, and the groups of ranks with
 # requests of their own. SGLang takes the ports behind the first too: PortArgs in
 # sglang/srt/server_args.py.
-_FIRST_PORT, _LAST_PORT, _PORTS_EACH = 29600, 32700, 64
+_FIRST_PORT, _LAST_PORT, _PORTS_PER_ENGINE = 29600, 32700, 64
 RENDEZVOUS, GROUPS = "rendezvous", "groups"
 
 
@@ -97,14 +97,14 @@ def over_groups(
 
 def _ports(ports_in_use: Collection[int]) -> dict[str, int]:
     """The first free stretch of ports."""
-    starts = range(_FIRST_PORT, _LAST_PORT, _PORTS_EACH)
+    starts = range(_FIRST_PORT, _LAST_PORT, _PORTS_PER_ENGINE)
     free = (
         start
         for start in starts
-        if not any(start <= port < start + _PORTS_EACH for port in ports_in_use)
+        if not any(start <= port < start + _PORTS_PER_ENGINE for port in ports_in_use)
     )
     start = next(free, _FIRST_PORT)
-    return {RENDEZVOUS: start, GROUPS: start + _PORTS_EACH // 2}
+    return {RENDEZVOUS: start, GROUPS: start + _PORTS_PER_ENGINE // 2}
 
 
 def _variables(node: Node, address_env: str) -> dict[str, str]:

@@ -66,14 +66,14 @@ def node_rows(plan: Plan) -> list[tuple[str, ...]]:
             str(row.copy_number + 1),
             row.node,
             _range(row.ranks),
-            _first(row.gpus),
+            _first_gpu(row.gpus),
             ", ".join(f"{use} {port}" for use, port in row.ports.items()),
         )
         for row in plan.nodes
     ]
 
 
-def _first(gpus: tuple[str, ...]) -> str:
+def _first_gpu(gpus: tuple[str, ...]) -> str:
     more = f" and {len(gpus) - 1} more" if len(gpus) > 1 else ""
     return f"{gpus[0]}{more}" if gpus else "CPU"
 

@@ -9,7 +9,7 @@ from gateway.domain import Choice, Fact, bool_choice, int_choice, str_choice
 from gateway.domain.units import words
 from gateway.engines.common import sleep_mode
 from gateway.engines.common.candidate import Candidate
-from gateway.engines.common.chat.parsers import NO_PARSER, REASONING, TOOLS
+from gateway.engines.common.chat.parsers import NO_PARSER, REASONING_FLAG, TOOLS_FLAG
 from gateway.engines.common.lora.adapter_flags import supported_rank
 from gateway.planner.sizes import Sizes
 
@@ -110,10 +110,10 @@ def parsers(candidate: Candidate) -> tuple[Choice[str], Choice[str]]:
         tools = reasoning = str_choice(NO_PARSER, "no table of parsers is at hand", "planner")
     else:
         tools, reasoning = writing.tool_parser(engine), writing.reasoning_parser(engine)
-    chosen = {TOOLS: tools, REASONING: reasoning}
+    chosen = {TOOLS_FLAG: tools, REASONING_FLAG: reasoning}
     for flag in chosen.keys() & candidate.args.keys():
         chosen[flag] = str_choice(str(candidate.args[flag]), "set by the user", "user")
-    return chosen[TOOLS], chosen[REASONING]
+    return chosen[TOOLS_FLAG], chosen[REASONING_FLAG]
 
 
 def sleep_choice(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> Choice[bool]:

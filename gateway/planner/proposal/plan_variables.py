@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.diagnosis.facts.peers import P2P, P2P_OFF
+from gateway.diagnosis.facts.peers import P2P, P2P_SWITCH
 from gateway.domain import Choice, Fact, str_choice
 from gateway.engines.common import expert_warmups
 from gateway.engines.common.candidate import Candidate
@@ -29,8 +29,8 @@ def engine_variables(
             value, "needed without CUDA graphs", f"profile {engine.ref}"
         )
     if P2P in silent:
-        variables_found[P2P_OFF[0]] = str_choice(
-            P2P_OFF[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
+        variables_found[P2P_SWITCH[0]] = str_choice(
+            P2P_SWITCH[1], f"the GPUs could not talk to each other: {silent[P2P].source}", "fact"
         )
     for name, value in env.items():
         if name == candidate.rules.stage_layers_env and candidate.variant.layers:

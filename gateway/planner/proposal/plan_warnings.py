@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.diagnosis.facts.peers import P2P, P2P_OFF
+from gateway.diagnosis.facts.peers import P2P, P2P_SWITCH
 from gateway.domain import Fact, Memory
 from gateway.domain.units import GIB, gib
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.kernels.compiled import runs
-from gateway.engines.common.kernels.linear import DISABLED
+from gateway.engines.common.kernels.linear import DISABLED_REASON
 from gateway.engines.common.planning_input import left_bytes
 from gateway.planner.flags import CACHE_BYTES
 from gateway.planner.sizes import Sizes
@@ -28,7 +28,7 @@ def plan_warnings(
         *_load_warnings(candidate),
         *_host_transfer_warnings(silent),
         *_host_memory_warnings(candidate, sizes.memory),
-        *_left_out(candidate),
+        *_variable_warnings(candidate),
         *_unfollowed_variables(candidate),
         *_answer_limit_warnings(candidate, sizes),
     )
@@ -37,7 +37,7 @@ def plan_warnings(
 def _host_transfer_warnings(silent: Mapping[str, Fact]) -> list[str]:
     if P2P not in silent:
         return []
-    name, value = P2P_OFF
+    name, value = P2P_SWITCH
     return [
         f"The GPUs talk through the host's memory ({name}={value}), which is slower:"
         f" {silent[P2P].source}"
@@ -90,7 +90,10 @@ def _count_skipped_layers(candidate: Candidate, kernel: str) -> int:
     passed = [
         row
         for row in candidate.evidence.kernels
-        if any(refusal.kernel == kernel and refusal.reason == DISABLED for refusal in row.refused)
+        if any(
+            refusal.kernel == kernel and refusal.reason == DISABLED_REASON
+            for refusal in row.refused
+        )
     ]
     return sum(row.count for row in passed)
 
@@ -223,7 +226,7 @@ def _format_warnings(candidate: Candidate) -> list[str]:
     ]
 
 
-def _left_out(candidate: Candidate) -> list[str]:
+def _variable_warnings(candidate: Candidate) -> list[str]:
     """The warning for variables of FITSERVE_ENGINE_ENV with this engine's prefix that it lacks."""
     engine, inputs = candidate.engine, candidate.inputs
     prefixes = candidate.rules.env_prefixes

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 # Variants that are read, seconds for all, reads at once, and forms that are shown.
-_MOST_READ, _LIMIT_S, _AT_ONCE, _MOST_TOLD = 8, 6.0, 4, 5
+_MAX_READ, _LIMIT_S, _MAX_READERS, _MAX_ALTERNATIVES = 8, 6.0, 4, 5
 # Verdicts that no other form of the model cures.
-_HOPELESS = {
+_FORMLESS_VERDICTS = {
     "unsupported_architecture",
     "untrusted_code",
     "text_only",
@@ -55,10 +55,10 @@ _OPTIONS = {
     "--lora": ("loras",),
 }
 # Verdicts that no option of the wish cures.
-_CURELESS = {"unsupported_architecture", "driver_too_old", "unsupported_platform"}
+_CURELESS_VERDICTS = {"unsupported_architecture", "driver_too_old", "unsupported_platform"}
 _BITS = {"fp8": 8, "awq": 4}
 # Verdicts on a layout that no quantization changes.
-_IMPOSSIBLE = {"illegal_parallelism", "unsupported_architecture"}
+_LAYOUT_VERDICTS = {"illegal_parallelism", "unsupported_architecture"}
 _CONTEXT_FLAGS = {"max-model-len", "context-length"}
 
 
@@ -79,11 +79,11 @@ class Unplanned(FrozenRecord, frozen=True):
 def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Decision:
     """The decision with `would_fit`, if it has no plan and another form could help."""
     verdicts = {rejection.verdict for rejection in decision.rejected}
-    if decision.plans or not verdicts - _CURELESS:
+    if decision.plans or not verdicts - _CURELESS_VERDICTS:
         return decision
-    shorter = _shorter(unplanned)
+    shorter = _best_shorter_plan(unplanned)
     change = _change(unplanned, shorter)
-    if not verdicts - _HOPELESS:
+    if not verdicts - _FORMLESS_VERDICTS:
         fitting = WouldFit(weights_bytes=0, room_bytes=0, change=change)
         return decision.evolve(would_fit=fitting) if change else decision
     unshared = (
@@ -178,7 +178,7 @@ def _plan_words(plan: Plan) -> str:
     return f"{plan.engine} then runs on {place} with {plan.max_model_len.value:,} tokens of context"
 
 
-def _shorter(unplanned: Unplanned) -> Plan | None:
+def _best_shorter_plan(unplanned: Unplanned) -> Plan | None:
     """The best plan where no context is demanded."""
     wish = unplanned.wish
     flags = {
@@ -188,11 +188,11 @@ def _shorter(unplanned: Unplanned) -> Plan | None:
     }
     if wish.least_context is None and flags == wish.args:
         return None
-    plans = unplanned.decide(unplanned.spec, _of_any_context(wish).evolve(args=flags)).plans
+    plans = unplanned.decide(unplanned.spec, _free_context(wish).evolve(args=flags)).plans
     return plans[0] if plans else None
 
 
-def _of_any_context(wish: Wish) -> Wish:
+def _free_context(wish: Wish) -> Wish:
     """The wish with as much context as fits, up to the wished one."""
     return wish.evolve(context=None, min_context=None, max_context=wish.most_context)
 
@@ -221,7 +221,7 @@ def _is_too_large(unplanned: Unplanned, decision: Decision, bits: int) -> bool:
     return not any("offload" in name for name in wish.args) and all(
         rejection.memory.weights_bytes * bits > rejection.memory.budget_bytes * whole
         if rejection.memory is not None
-        else rejection.verdict in _IMPOSSIBLE
+        else rejection.verdict in _LAYOUT_VERDICTS
         for rejection in decision.rejected
     )
 
@@ -233,11 +233,11 @@ def _variants(unplanned: Unplanned, hub: Hub) -> Iterator[tuple[str, str, Plan]]
     repo, end = unplanned.wish.source or "", time.monotonic() + _LIMIT_S
     if not REPOSITORY.fullmatch(repo) or unplanned.spec.revision is None:
         return
-    readers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="variant")
+    readers = ThreadPoolExecutor(_MAX_READERS, thread_name_prefix="variant")
     try:
         listed = readers.submit(hub.quantized_repositories, repo)
         wait([listed], timeout=max(0.0, end - time.monotonic()))
-        names = listed.result()[:_MOST_READ] if listed.done() and listed.exception() is None else ()
+        names = listed.result()[:_MAX_READ] if listed.done() and listed.exception() is None else ()
         reading: dict[Future[ModelSpec], str] = {
             readers.submit(unplanned.read, name): name for name in names
         }
@@ -255,7 +255,7 @@ def _best_plans(spec: ModelSpec, unplanned: Unplanned) -> Iterator[Plan]:
     wish = unplanned.wish.evolve(source=spec.source, revision=None)
     try:
         plans = unplanned.decide(spec, wish).plans or (
-            unplanned.decide(spec, _of_any_context(wish)).plans if wish.least_context else ()
+            unplanned.decide(spec, _free_context(wish)).plans if wish.least_context else ()
         )
     except FitserveError:
         return
@@ -282,5 +282,5 @@ def _best(forms: Iterable[tuple[str, str, Plan]], unplanned: Unplanned) -> list[
             engine=str(plan.engine),
             gpus=len(plan.gpus),
         )
-        for change, source, plan in ranked[:_MOST_TOLD]
+        for change, source, plan in ranked[:_MAX_ALTERNATIVES]
     ]

@@ -44,11 +44,11 @@ log = Logger("fitserve.planning")
 # For one request, without its wait. Headers of a thousand files at a far Hub come in a minute.
 PATIENCE_S = 180.0
 # Requests that may wait before a preview is refused.
-WAITING = 8
+MAX_WAITING_PLANS = 8
 
 _NICE = 10
 # Between the end of a child's pipe and its own end.
-_DYING_S = 2.0
+_EXIT_TIMEOUT_S = 2.0
 _PROGRAM = "gateway.planner.service.plan_program"
 _ERRORS = {
     error.__name__: error
@@ -73,9 +73,9 @@ class PlanProcess:
         waits: however many requests are queued. Raises the child's error, BadModel, or Busy.
         """
         source = request.wish.source or ""
-        if self._waiting > WAITING and not waits:
+        if self._waiting > MAX_WAITING_PLANS and not waits:
             raise Busy(
-                f"The planner is busy: {WAITING} requests are queued.",
+                f"The planner is busy: {MAX_WAITING_PLANS} requests are queued.",
                 hint="Try again in a minute.",
                 retry_after_s=30,
             )
@@ -165,7 +165,7 @@ class PlanProcess:
         with suppress(TimeoutError):
             # Not killed at once: `kill` looks for a living child, and would lose the code of a
             # dead one.
-            async with asyncio.timeout(_DYING_S):
+            async with asyncio.timeout(_EXIT_TIMEOUT_S):
                 return await child.wait()
         return await kill(child)
 

@@ -20,9 +20,9 @@ from gateway.engines.common.resources import free_ram_beside
 from gateway.planner.sharing.offers import bytes_given, minimal_offers
 
 # Part of the weights and KV cache that an offer promises: a little less comes back.
-_SURE = 0.97
+_RETURNED_SHARE = 0.97
 # Difference of two readings of unchanged memory.
-_STEADY = 64 * MIB
+_NOISE_BYTES = 64 * MIB
 
 
 def why_not_sleep(plan: Plan, machine: Hardware) -> str:
@@ -80,7 +80,7 @@ def leave_offers(awake: Iterable[Leaver], asleep: Iterable[Leaver]) -> list[Offe
         stop = leaver.offer("stop", leaver.held_bytes, " is unloaded")
         if leaver.engine is not None and leaver.engine.plan.gpus:
             plan = leaver.engine.plan
-            gives = dict.fromkeys(plan.gpus, int(_SURE * expected_bytes(plan)))
+            gives = dict.fromkeys(plan.gpus, int(_RETURNED_SHARE * expected_bytes(plan)))
             first.append(leaver.offer("sleep", gives, " sleeps"))
             last.append(stop)
         else:
@@ -113,7 +113,9 @@ def bytes_occupied(attempt: Attempt, machine: Hardware) -> dict[str, int]:
         gpu.uuid: gpu.total_bytes or 0 if gpu.free_bytes is None else gpu.free_bytes
         for gpu in machine.gpus
     }
-    missing = {uuid: count - _STEADY - free.get(uuid, 0) for uuid, count in (gave or {}).items()}
+    missing = {
+        uuid: count - _NOISE_BYTES - free.get(uuid, 0) for uuid, count in (gave or {}).items()
+    }
     return {uuid: count for uuid, count in missing.items() if count > 0}
 
 

@@ -14,7 +14,7 @@ from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Choice, Decision, Plan, Wish
 
 # Failures of a start that is cut off, for example by a power cut: nothing follows from them.
-_CUT_OFF = frozenset({"exited", "killed", "ended_with_gateway"})
+_INTERRUPTION_KINDS = frozenset({"exited", "killed", "ended_with_gateway"})
 _SIZES = frozenset({"max_model_len", "max_num_seqs", "max_num_batched_tokens", "replicas"})
 
 
@@ -28,7 +28,7 @@ def interrupted_plan(attempts: Sequence[Attempt]) -> Plan | None:
             return None
         if attempt.ready_at is not None:
             return attempt.plan
-        if attempt.failure.kind not in _CUT_OFF:
+        if attempt.failure.kind not in _INTERRUPTION_KINDS:
             return None
     return None
 

@@ -15,12 +15,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from gateway.diagnosis.ending import environmental
 from gateway.domain import Attempt, Cap, Offer, Plan, Wish
 from gateway.domain.units import MIB, gib
-from gateway.engines.common.speed.objective import LONG_AT_ONCE, concurrency
+from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrency
 from gateway.planner.flags import MEMORY_FLAGS
-from gateway.planner.sizes import COMFORTABLE_CONTEXT, UNSURE
+from gateway.planner.sizes import COMFORTABLE_CONTEXT, UNCERTAINTY_PARTS
 
 # An offer below 512 MiB, or below a 25th of the GPU's memory, is not worth a restart.
-_LEAST, _LEAST_SHARE = 512 * MIB, 25
+_MIN_OFFER_BYTES, _MIN_SHARE = 512 * MIB, 25
 # An engine's share of a GPU is in hundredths.
 _STEP = 100
 
@@ -45,14 +45,16 @@ def surplus_offers(plan: Plan, wish: Wish, replica: int = 0) -> tuple[Offer, ...
         context = min(context, wish.context or wish.min_context or COMFORTABLE_CONTEXT)
     offers: list[Offer] = []
     for at_once in sorted(
-        {min(LONG_AT_ONCE, concurrency(wish)), min(LONG_AT_ONCE, wish.concurrency or 1)},
+        {min(LONG_REQUESTS_MAX, concurrency(wish)), min(LONG_REQUESTS_MAX, wish.concurrency or 1)},
         reverse=True,
     ):
         tokens = context * at_once
         # The next plan of the giver reserves this for errors of its estimates and for rounding.
-        spare = (memory.budget_bytes - memory.kv_bytes) // UNSURE + memory.gpu_bytes // _STEP * 2
+        spare = (
+            memory.budget_bytes - memory.kv_bytes
+        ) // UNCERTAINTY_PARTS + memory.gpu_bytes // _STEP * 2
         count = memory.kv_bytes - math.ceil(memory.kv_bytes * tokens / memory.kv_tokens) - spare
-        if count < max(_LEAST, memory.gpu_bytes // _LEAST_SHARE):
+        if count < max(_MIN_OFFER_BYTES, memory.gpu_bytes // _MIN_SHARE):
             continue
         offer = Offer(
             model=wish.name,

@@ -35,7 +35,9 @@ from gateway.planner.sizing import batch_of, sizes
 from gateway.planner.variants.variant_kernels import VariantKernels
 
 # The speculation and the evidence of a variant that has only GPUs yet.
-_UNDECIDED = Speculation(method=StrChoice(value="none", reason="not decided yet", source="planner"))
+_NO_SPECULATION = Speculation(
+    method=StrChoice(value="none", reason="not decided yet", source="planner")
+)
 _NO_EVIDENCE = VariantEvidence()
 _KERNEL_VERDICTS = ("no_kernel", "no_backend", "runtime_fail", "known_bad")
 
@@ -168,7 +170,7 @@ class VariantPlanner:
             group,
             dtype,
             self.canonical,
-            _UNDECIDED,
+            _NO_SPECULATION,
             _NO_EVIDENCE,
         )
 

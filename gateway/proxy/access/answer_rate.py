@@ -19,9 +19,9 @@ from gateway.proxy.access.client_network import client_network
 PER_S = 200.0
 BURST = 1000
 # A client waits for so long without a sign; probes of health wait no longer.
-LONGEST_S = 5.0
+MAX_DELAY_S = 5.0
 # Callers that are counted. The caller that asked least recently is dropped.
-MOST = 16_384
+MAX_ADDRESSES = 16_384
 
 
 class AnswerRate:
@@ -41,12 +41,12 @@ class AnswerRate:
         now, caller = self._clock(), (key, client_network(address))
         over_at = max(now, self._over_at.pop(caller, now)) + 1 / PER_S
         wait_s = max(0.0, over_at - now - BURST / PER_S)
-        if wait_s > LONGEST_S:
+        if wait_s > MAX_DELAY_S:
             over_at -= 1 / PER_S
         self._over_at[caller] = over_at
-        if len(self._over_at) > MOST:
+        if len(self._over_at) > MAX_ADDRESSES:
             self._over_at.popitem(last=False)
-        if wait_s > LONGEST_S:
+        if wait_s > MAX_DELAY_S:
             raise RateLimited(
                 f"More than {PER_S:g} requests a second came to the gateway itself from this"
                 " address.",

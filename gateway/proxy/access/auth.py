@@ -30,9 +30,9 @@ _LOOPBACK = rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?"
 _LOCAL_HOST = re.compile(_LOOPBACK, re.IGNORECASE)
 _LOCAL_ORIGIN = re.compile(rb"https?://" + _LOOPBACK, re.IGNORECASE)
 # A shorter key of the settings is probably invented by a person.
-_LONG = 32
-_NOBODY = bytes(32)
-_OF_ACCESS = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site"})
+_LONG_KEY_CHARACTERS = 32
+_NO_DIGEST = bytes(32)
+_ACCESS_HEADERS = frozenset({b"authorization", b"host", b"origin", b"sec-fetch-site"})
 # Of the header Sec-Fetch-Site: a request by a program, by the address line, or by our own page. A
 # browser sends it even where it sends no Origin, as for images and links.
 _OWN_SITES = frozenset({None, b"none", b"same-origin"})
@@ -64,7 +64,7 @@ class Key:
 
 
 # The caller of a gateway without keys.
-ANYONE = Key("", _NOBODY, SCOPES)
+ANONYMOUS_KEY = Key("", _NO_DIGEST, SCOPES)
 
 
 def key_of(grant: Grant, digest: bytes) -> Key:
@@ -106,7 +106,7 @@ class Keys:
         fixed: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
         fixed = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed = tuple(
-            Key(name, digest_of(key), scopes, guessable=len(key.reveal()) < _LONG)
+            Key(name, digest_of(key), scopes, guessable=len(key.reveal()) < _LONG_KEY_CHARACTERS)
             for name, key, scopes in fixed
             if key is not None
         )
@@ -137,7 +137,7 @@ class Keys:
 
     def allow(self, key: Key, need: Scope) -> bool:
         """Whether a caller that was admitted with `key` still has the scope `need`."""
-        if key is ANYONE:
+        if key is ANONYMOUS_KEY:
             return self._open
         present = self.table.keys.get(key.digest)
         return present is not None and need in present.scopes
@@ -147,7 +147,7 @@ class Keys:
         Raises BadRequest, and the errors of `authenticate`."""
         single: dict[bytes, bytes] = {}
         for name, value in headers:
-            if name in _OF_ACCESS:
+            if name in _ACCESS_HEADERS:
                 if name in single:
                     raise BadRequest(
                         f"The request has two {name.decode()} headers.", hint="Send only one."
@@ -166,7 +166,7 @@ class Keys:
             )
             if need != "inference" and not welcome:
                 check_site(headers.get(b"sec-fetch-site"))
-            return ANYONE
+            return ANONYMOUS_KEY
         return self.check(headers.get(b"authorization"), need, address)
 
     def _is_welcome(self, origin: bytes | None, need: Scope) -> bool:
@@ -180,7 +180,7 @@ class Keys:
         """The caller with this header. Raises Unauthorized without a valid key, Forbidden for a key
         without the scope `need`, RateLimited (`FailedLogins`)."""
         if self._open:
-            return ANYONE
+            return ANONYMOUS_KEY
         if need not in self._scopes:
             api = "inference API is" if need == "inference" else "admin API is"
             name = "API" if need == "inference" else "admin"
@@ -203,7 +203,10 @@ class Keys:
         # reveals nothing about a key.
         digest = digest_of(token)
         key = self.table.keys.get(digest)
-        if not hmac.compare_digest(digest, _NOBODY if key is None else key.digest) or key is None:
+        if (
+            not hmac.compare_digest(digest, _NO_DIGEST if key is None else key.digest)
+            or key is None
+        ):
             self._failed_logins.count_wrong_key(address)
             raise Unauthorized(
                 "The key is not valid at this gateway.",

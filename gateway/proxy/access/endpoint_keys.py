@@ -19,7 +19,7 @@ from gateway.file_reading import read_file
 from gateway.secret import Secret
 
 FOLDER = "endpoint-keys"
-_MOST_BYTES = 4096
+_MAX_BYTES = 4096
 # Characters allowed in a header after `Bearer `.
 _KEY = re.compile(r"[!-~]+", re.ASCII)
 
@@ -45,13 +45,13 @@ class EndpointKeys:
                 raise NoKeyError("the variable is not set where the gateway runs")
         else:
             try:
-                content = read_file(self.data / FOLDER / name, _MOST_BYTES + 1)
+                content = read_file(self.data / FOLDER / name, _MAX_BYTES + 1)
                 key = content.decode("ascii", "replace")
             except OSError as error:
                 raise NoKeyError(f"its file: {error.strerror}") from None
         key = key.strip()
         if not key:
             raise NoKeyError("it is empty")
-        if len(key) > _MOST_BYTES or not _KEY.fullmatch(key):
+        if len(key) > _MAX_BYTES or not _KEY.fullmatch(key):
             raise NoKeyError("it has blanks, several lines, more than 4 KiB, or invalid characters")
         return Secret(key)

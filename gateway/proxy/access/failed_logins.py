@@ -16,7 +16,7 @@ from gateway.errors import RateLimited
 from gateway.proxy.access.client_network import client_network
 from gateway.proxy.shared_memory import FAILED_LOGINS, ROWS, SharedMemory, SharedTable
 
-MOST = 10
+MAX_FAILURES = 10
 WINDOW_S = 60.0
 # Index of the lock.
 _LOCK = ROWS
@@ -43,8 +43,8 @@ class FailedLogins:
             if not count or now - start >= WINDOW_S:
                 start, count = int(now), 0
             self._table.store(network, count + 1, start)
-        if count >= MOST:
-            raise _too_many(start + WINDOW_S - now)
+        if count >= MAX_FAILURES:
+            raise _rate_error(start + WINDOW_S - now)
 
     def accept_guessable_key(self, address: str, digest: bytes) -> None:
         """Accepts a guessable key. Raises RateLimited if it may have been guessed just now."""
@@ -52,12 +52,12 @@ class FailedLogins:
         if self._table.get(login)[0]:
             return
         count, start = self._table.get(client_network(address).encode())
-        if count > MOST and now - start < WINDOW_S:
-            raise _too_many(start + WINDOW_S - now)
+        if count > MAX_FAILURES and now - start < WINDOW_S:
+            raise _rate_error(start + WINDOW_S - now)
         self._table.store(login, 1, int(now))
 
 
-def _too_many(wait_s: float) -> RateLimited:
+def _rate_error(wait_s: float) -> RateLimited:
     return RateLimited(
         "Too many wrong keys came from this address.",
         hint="Correct the key and try again later.",

@@ -24,7 +24,7 @@ from gateway.disk_fault import unwritten
 from gateway.domain import Value
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
-from gateway.keys import FROM_SETTINGS, digest_of, new_key
+from gateway.keys import SETTINGS_KEYS, digest_of, new_key
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Key, Keys, key_of
 from gateway.secret import Secret
@@ -43,10 +43,10 @@ class StoredKey(Value):
 
     @property
     def is_struck(self) -> bool:
-        return self.digest == _STRUCK
+        return self.digest == _REVOKED_DIGEST
 
 
-_STRUCK = "0" * 64
+_REVOKED_DIGEST = "0" * 64
 _RETRY_S = 5.0
 _STORED_KEYS: TypeAdapter[tuple[StoredKey, ...]] = TypeAdapter(tuple[StoredKey, ...])
 
@@ -102,7 +102,7 @@ class Keyring:
         self._swap(valid, closed=closed)
         if stored and valid != in_file:
             self._revoked = {
-                key.grant.name: key.evolve(digest=_STRUCK)
+                key.grant.name: key.evolve(digest=_REVOKED_DIGEST)
                 for key in stored
                 if (key.grant.name, key.created_at) in struck
             }
@@ -117,7 +117,7 @@ class Keyring:
                     "A revoked key is still in the database. Nothing was changed.",
                     hint="Free disk space or repair the permissions of FITSERVE_DATA_DIR.",
                 )
-            if grant.name in FROM_SETTINGS or any(
+            if grant.name in SETTINGS_KEYS or any(
                 key.grant.name == grant.name for key in self.stored
             ):
                 raise Conflict(
@@ -144,7 +144,7 @@ class Keyring:
         change; otherwise it is retried, and a gateway that starts before accepts the key. Raises
         NotFound, Conflict."""
         with self._lock:
-            if name in FROM_SETTINGS:
+            if name in SETTINGS_KEYS:
                 raise Conflict(
                     f"The key {name} comes from the settings.",
                     hint=f"Unset FITSERVE_{name.upper()}_KEY and restart.",
@@ -197,12 +197,12 @@ class Keyring:
                 if offset < 0:
                     return False
                 file.seek(offset)
-                file.write(_STRUCK.encode())
+                file.write(_REVOKED_DIGEST.encode())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
             return False
-        self._revoked[key.grant.name] = key.evolve(digest=_STRUCK)
+        self._revoked[key.grant.name] = key.evolve(digest=_REVOKED_DIGEST)
         return True
 
     def _settle(self) -> bool:

@@ -18,19 +18,19 @@ from gateway.errors import Busy
 from gateway.proxy.bodies import media_urls
 
 # The entry of the setting for every host whose addresses are all public.
-PUBLIC = "public"
+PUBLIC_HOSTS = "public"
 _NAME = re.compile(r"(?!-)[a-z0-9-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?")
 # resolvers of C read a last label of this kind as a number of an IPv4 address
-_NUMERIC = re.compile(r"(?:\d+|0x[0-9a-f]*)")
+_NUMERIC_LABEL = re.compile(r"(?:\d+|0x[0-9a-f]*)")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # Its platform gives every virtual machine of Azure the settings of that machine at this address.
 # Source: learn.microsoft.com, "What is IP address 168.63.129.16?".
 _PLATFORM = ipaddress.ip_address("168.63.129.16")
 _ANY_PORT = 9
-_KEPT_S = 60.0
-_MOST_KEPT = 1024
-_MOST_WAITING = 64
-_RESOLVE_S = 5.0
+_VERDICT_LIFE_S = 60.0
+_MAX_VERDICTS = 1024
+_MAX_LOOKUPS = 64
+_LOOKUP_TIMEOUT_S = 5.0
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -42,8 +42,8 @@ class MediaHosts:
     """
 
     def __init__(self, allowed: Collection[str]) -> None:
-        self._patterns = tuple(pattern.lower() for pattern in allowed if pattern != PUBLIC)
-        self._has_public = PUBLIC in allowed
+        self._patterns = tuple(pattern.lower() for pattern in allowed if pattern != PUBLIC_HOSTS)
+        self._has_public = PUBLIC_HOSTS in allowed
         self._verdicts: dict[str, tuple[float, bool]] = {}
         """By name, the end of the answer's validity and the answer; the oldest first."""
         self._lookups: dict[str, asyncio.Future[bool]] = {}
@@ -61,7 +61,7 @@ class MediaHosts:
         except ValueError:
             pass
         labels = host.rstrip(".").split(".")
-        if not _NAME.fullmatch(host) or _NUMERIC.fullmatch(labels[-1]) or len(labels) < 2:
+        if not _NAME.fullmatch(host) or _NUMERIC_LABEL.fullmatch(labels[-1]) or len(labels) < 2:
             return False
         until, answer = self._verdicts.get(host, (0.0, False))
         return answer if until > now else None
@@ -88,7 +88,7 @@ class MediaHosts:
         """Whether all addresses of a name are public. Raises Busy."""
         host, loop = host.lower(), asyncio.get_running_loop()
         if host not in self._lookups:
-            if len(self._lookups) >= _MOST_WAITING:
+            if len(self._lookups) >= _MAX_LOOKUPS:
                 raise Busy(
                     "Too many names of media hosts are being resolved.",
                     hint="Try again in a few seconds, or send the media as data: URLs.",
@@ -101,7 +101,7 @@ class MediaHosts:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(4, "media-hosts")
         try:
-            async with asyncio.timeout(_RESOLVE_S):
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
                 addresses = await loop.run_in_executor(self._threads, addresses_of, host)
             answer = bool(addresses) and all(map(is_foreign, addresses))
         except (OSError, UnicodeError, TimeoutError):
@@ -109,9 +109,9 @@ class MediaHosts:
         finally:
             del self._lookups[host]
         self._verdicts.pop(host, None)
-        while len(self._verdicts) >= _MOST_KEPT:
+        while len(self._verdicts) >= _MAX_VERDICTS:
             del self._verdicts[next(iter(self._verdicts))]
-        self._verdicts[host] = (loop.time() + _KEPT_S, answer)
+        self._verdicts[host] = (loop.time() + _VERDICT_LIFE_S, answer)
         return answer
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # Headers of an answer that a page may read.
-EXPOSED = (
+EXPOSED_HEADERS = (
     "x-request-id",
     "x-gateway-source",
     "retry-after",
@@ -42,7 +42,7 @@ class Origins:
         """CORS headers of an answer to a page of that origin."""
         if origin is None or not (EVERY_ORIGIN in self.named or self.names(origin)):
             return []
-        exposed = (b"access-control-expose-headers", ", ".join(EXPOSED).encode())
+        exposed = (b"access-control-expose-headers", ", ".join(EXPOSED_HEADERS).encode())
         if EVERY_ORIGIN in self.named:
             return [(b"access-control-allow-origin", b"*"), exposed]
         return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]

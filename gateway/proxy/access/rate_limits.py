@@ -143,11 +143,11 @@ class RateLimiter:
             return None
         account = self._accounts.get(key.digest)
         if account is None:
-            account = self._accounts[key.digest] = self._open(key.digest, key.limit, now)
+            account = self._accounts[key.digest] = self._open_account(key.digest, key.limit, now)
         account.admit(shape, now)
         return Permit(account, shape)
 
-    def _open(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002
+    def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> Account:  # noqa: ARG002
         return Account(limit, now)
 
     def keep(self, digests: Iterable[bytes]) -> None:

@@ -104,7 +104,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
 )
 _PATHS = {endpoint.path: endpoint for endpoint in ENDPOINTS}
 # Endpoints by the exact bytes of method and target, found without parsing the URL.
-USUAL = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in ENDPOINTS}
+USUAL_ENDPOINTS = {(endpoint.method_bytes, endpoint.target): endpoint for endpoint in ENDPOINTS}
 
 
 def is_inference(path: str) -> bool:
@@ -158,7 +158,7 @@ def find(path: str, query: bytes, method: str) -> Endpoint:
         )
     if endpoint is None:
         raise NotFound(
-            f"The path {path[:200]} does not exist.", hint=f"The endpoints are {_SERVED}."
+            f"The path {path[:200]} does not exist.", hint=f"The endpoints are {_PATH_LIST}."
         )
     if endpoint.method != method:
         raise MethodNotAllowed(
@@ -169,4 +169,4 @@ def find(path: str, query: bytes, method: str) -> Endpoint:
     return endpoint
 
 
-_SERVED = ", ".join(dict.fromkeys(endpoint.path for endpoint in ENDPOINTS))
+_PATH_LIST = ", ".join(dict.fromkeys(endpoint.path for endpoint in ENDPOINTS))

@@ -11,31 +11,31 @@ import msgspec
 from gateway.errors import BadRequest
 
 _NAME = msgspec.json.Decoder(str)
-_NOTHING = msgspec.Raw(b"")
+_NO_VALUE = msgspec.Raw(b"")
 _MODELS_HINT = "GET /v1/models lists the served models."
 
 
 class RequestFields(msgspec.Struct):
     """Fields that routing needs, as raw bytes. Of a repeated key the last counts."""
 
-    model: msgspec.Raw = _NOTHING
-    stream: msgspec.Raw = _NOTHING
-    previous_response_id: msgspec.Raw = _NOTHING
-    request_id: msgspec.Raw = _NOTHING
-    store: msgspec.Raw = _NOTHING
+    model: msgspec.Raw = _NO_VALUE
+    stream: msgspec.Raw = _NO_VALUE
+    previous_response_id: msgspec.Raw = _NO_VALUE
+    request_id: msgspec.Raw = _NO_VALUE
+    store: msgspec.Raw = _NO_VALUE
     # read by the choice between replicas (`gateway.proxy.routing.balance`)
-    system: msgspec.Raw = _NOTHING
-    instructions: msgspec.Raw = _NOTHING
-    messages: msgspec.Raw = _NOTHING
-    prompt: msgspec.Raw = _NOTHING
-    input: msgspec.Raw = _NOTHING
-    max_tokens: msgspec.Raw = _NOTHING
-    max_completion_tokens: msgspec.Raw = _NOTHING
-    max_output_tokens: msgspec.Raw = _NOTHING
+    system: msgspec.Raw = _NO_VALUE
+    instructions: msgspec.Raw = _NO_VALUE
+    messages: msgspec.Raw = _NO_VALUE
+    prompt: msgspec.Raw = _NO_VALUE
+    input: msgspec.Raw = _NO_VALUE
+    max_tokens: msgspec.Raw = _NO_VALUE
+    max_completion_tokens: msgspec.Raw = _NO_VALUE
+    max_output_tokens: msgspec.Raw = _NO_VALUE
 
     def name(self) -> str:
         """The name of the model. Raises BadRequest."""
-        if self.model is _NOTHING:
+        if self.model is _NO_VALUE:
             raise no_model()
         try:
             return _NAME.decode(self.model)
@@ -47,7 +47,7 @@ class RequestFields(msgspec.Struct):
 
     def previous(self) -> str | None:
         """The id of the previous response, for /v1/responses."""
-        if self.previous_response_id is _NOTHING:
+        if self.previous_response_id is _NO_VALUE:
             return None
         try:
             return _NAME.decode(self.previous_response_id)
@@ -76,8 +76,8 @@ class UsualFields(msgspec.Struct):
 class ToolFields(msgspec.Struct):
     """Fields that offer tools to a model, as raw bytes."""
 
-    tools: msgspec.Raw = _NOTHING
-    tool_choice: msgspec.Raw = _NOTHING
+    tools: msgspec.Raw = _NO_VALUE
+    tool_choice: msgspec.Raw = _NO_VALUE
 
 
 def no_model() -> BadRequest:

@@ -22,14 +22,14 @@ import msgspec
 _CHOICES = rb'"finish_reason"\s*:\s*"|'
 _END_EVENT = rb"(?:^|[\r\n])data:\s*\[DONE\]"
 _TYPES = rb'(?:(?:^|[\r\n])event:\s*|"type"\s*:\s*")(?:%b)\b'
-_OF_CHOICES = re.compile(_CHOICES + _END_EVENT)
+_CHOICES_END = re.compile(_CHOICES + _END_EVENT)
 _ENDS = {
-    "chat": _OF_CHOICES,
-    "completions": _OF_CHOICES,
+    "chat": _CHOICES_END,
+    "completions": _CHOICES_END,
     "transcriptions": re.compile(
         _CHOICES + rb'"type"\s*:\s*"transcript\.text\.done"|' + _END_EVENT
     ),
-    "translations": _OF_CHOICES,
+    "translations": _CHOICES_END,
     "responses": re.compile(
         _TYPES % rb"response\.(?:completed|incomplete|cancelled|failed)" + b"|" + _END_EVENT
     ),

@@ -34,18 +34,18 @@ class RestOfAnswer(msgspec.Struct, gc=False):
 _NAME = re.compile(rb'"usage"\s*:')
 _EVENT_END = re.compile(rb"\r?\n\r?\n|\r\r")
 # Names looked at, from the last one on.
-_MOST_NAMES = 32
+_MAX_NAMES = 32
 # The text before the name, so that the rest completes an object: an answer or event, and an
 # event with the response in a field.
-_OUTERMOST = (b"{", b'{"response":{')
-_TOO_MANY = 10**12
+_BLOCK_PREFIXES = (b"{", b'{"response":{')
+_COUNT_LIMIT = 10**12
 
 
 def structured_usage(data: bytes) -> tuple[int | None, int | None, int | None]:
     """Tokens of the prompt, of the answer and of the prompt from a cache, by the place of the usage
     block in the JSON at the end of `data`, of which the beginning may be missing."""
-    places = [match.start() for match in _NAME.finditer(data)][-_MOST_NAMES:]
-    for before in _OUTERMOST:
+    places = [match.start() for match in _NAME.finditer(data)][-_MAX_NAMES:]
+    for before in _BLOCK_PREFIXES:
         for place in reversed(places):
             end = _EVENT_END.search(data, place)
             rest = data[place : end.start() if end else len(data)]
@@ -75,6 +75,6 @@ def _count(block: dict[str, Any], *names: str) -> int | None:
     """The first of these fields that is a number of tokens."""
     for name in names:
         value = block.get(name)
-        if type(value) is int and 0 <= value < _TOO_MANY:
+        if type(value) is int and 0 <= value < _COUNT_LIMIT:
             return value
     return None

@@ -32,7 +32,7 @@ PRESSED_BYTES_S = 32 * 1024
 # The most bytes of one read of a connection.
 _READ_BYTES = 256 * 1024
 # The least size of the budget, even if the largest body is small.
-_LEAST_BYTES = 32 * 1024 * 1024
+_MIN_BYTES = 32 * 1024 * 1024
 
 
 class BodyOwner(Protocol):
@@ -69,7 +69,7 @@ class BodyBudget:
     """`size`: bytes in all. `wait_s`: how long a body may wait for room."""
 
     def __init__(self, body_bytes: int, wait_s: float) -> None:
-        self.size = max(2 * body_bytes, _LEAST_BYTES)
+        self.size = max(2 * body_bytes, _MIN_BYTES)
         self.used = 0
         self._wait_s = wait_s
         self._by_account: Counter[str] = Counter()

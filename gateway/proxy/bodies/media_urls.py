@@ -45,7 +45,7 @@ _WORDS = frozenset(
 )
 _BASE64 = re.compile(r"(?!/(?!9j/))[A-Za-z0-9+/_=\s-]*")
 _URL = re.compile(r"https?://[!-\[\]-~]+", re.IGNORECASE)
-_MOST_HOSTS = 32
+_MAX_HOSTS = 32
 _EXCERPT = 60
 
 
@@ -79,9 +79,9 @@ def hosts(body: bytes | bytearray) -> frozenset[str]:
             waiting.extend((inner, is_media) for inner in value)
         elif is_media and isinstance(value, str) and (host := _host(value)) is not None:
             names.add(host)
-    if len(names) > _MOST_HOSTS:
+    if len(names) > _MAX_HOSTS:
         raise BadRequest(
-            f"The request names {len(names)} hosts of media; {_MOST_HOSTS} may be named.",
+            f"The request names {len(names)} hosts of media; {_MAX_HOSTS} may be named.",
             hint="Send the media as data: URLs.",
         )
     return frozenset(names)

@@ -28,12 +28,12 @@ _BOUNDARY = re.compile(
     re.IGNORECASE,
 )
 _TOKEN = rb"[0-9A-Za-z._\[\]-]{1,256}"
-_QUOTED = rb'"[^"\\\x00-\x1f\x7f]{0,1024}"'
+_QUOTED_STRING = rb'"[^"\\\x00-\x1f\x7f]{0,1024}"'
 # Forms of this header in use: browsers escape a quote as %22, .NET quotes nothing, and older .NET
 # adds filename*, which no engine reads.
 _DISPOSITION = re.compile(
     rb"form-data;[ ]?name=(?P<name>%b|%b)(?P<file>(?:;[ ]?filename=(?:%b|%b))?(?:;["
-    rb" ]?filename\*=[!#-~]{1,1024})?)" % (_TOKEN, _QUOTED, _TOKEN, _QUOTED)
+    rb" ]?filename\*=[!#-~]{1,1024})?)" % (_TOKEN, _QUOTED_STRING, _TOKEN, _QUOTED_STRING)
 )
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _PLAIN_ENCODINGS = (b"", b"binary", b"8bit", b"7bit")

@@ -6,7 +6,7 @@ of models, GPUs and the process on demand. The code is written by hand for speed
 takes 12 us per request, this takes 2.
 
 A label never repeats a client's text: `model` is the name of a known model, "" without one, and
-"other" beyond MOST_SERIES.
+"other" beyond MAX_SERIES.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gateway.proxy.metrics.usage_counter import UsageCounter
 if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
-MOST_SERIES = 10_000
+MAX_SERIES = 10_000
 # Endpoints that use tokens; the answers of others, such as speech, have none.
 _USES_TOKENS = frozenset(
     ("chat", "classify", "completions", "embeddings", "messages", "rerank", "responses", "score")
@@ -366,7 +366,7 @@ class Metrics(Meter):
         key = (exchange.model, exchange.endpoint.name)
         series = self._series.get(key)
         if series is None:
-            if len(self._series) >= MOST_SERIES:
+            if len(self._series) >= MAX_SERIES:
                 key = ("other", key[1])
             series = self._series.setdefault(key, _Series())
         return series

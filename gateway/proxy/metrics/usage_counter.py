@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from gateway.keys import UsageRow
 
 # Most pairs of key and model between two takes; further ones are counted as "other".
-MOST_ROWS = 10_000
+MAX_ROWS = 10_000
 _DAY_S = 86400
 
 
@@ -38,7 +38,7 @@ class UsageCounter:
         answer, for an answer without a report; None: the answer has none to report."""
         row = self._rows.get((key, model))
         if row is None:
-            row_key = (key, model) if len(self._rows) < MOST_ROWS else ("other", "")
+            row_key = (key, model) if len(self._rows) < MAX_ROWS else ("other", "")
             row = self._rows.setdefault(row_key, [0, 0, 0, 0, 0, 0])
         row[0] += 1
         if prompt is None and completion is None:
@@ -63,7 +63,7 @@ class UsageCounter:
         """Adds counts of another process, or counts that could not be stored."""
         for row in rows:
             row_key = (row.day, row.key, row.model)
-            if row_key not in self._dated and len(self._dated) >= MOST_ROWS:
+            if row_key not in self._dated and len(self._dated) >= MAX_ROWS:
                 row_key = (row.day, "other", "")
             counts = self._dated.setdefault(row_key, [0, 0, 0, 0, 0, 0])
             for position, count in enumerate(row[3:]):

@@ -165,7 +165,7 @@ class _OllamaCall:
             leaving.cancel()
 
     async def _translate(self, request: OpenAIRequest, name: str, body: bytes) -> None:
-        async with self._inner("POST", request.path, body) as inner:
+        async with self._inner_request("POST", request.path, body) as inner:
             if inner.status >= 400:
                 error = _answer_event(await inner.body())
                 await self._reply(inner.status, {"error": error_text(error)}, inner.headers)
@@ -175,10 +175,10 @@ class _OllamaCall:
             else:
                 event = _answer_event(await inner.body())
                 with _readable_answer():
-                    whole = self._whole(request, event, name)
+                    whole = self._complete_body(request, event, name)
                 await self._reply(200, whole, inner.headers)
 
-    def _whole(self, request: OpenAIRequest, event: Any, name: str) -> dict[str, Any]:
+    def _complete_body(self, request: OpenAIRequest, event: Any, name: str) -> dict[str, Any]:
         now = time.time()
         times = AnswerTimes(self._begun, now, now)
         if self._path == "/api/embed":
@@ -208,7 +208,7 @@ class _OllamaCall:
         event = _answer_event(data)
         with _readable_answer():
             lines = answer.lines(event, time.time())
-        is_error = any("error" in one for one in lines)
+        is_error = any("error" in each_line for each_line in lines)
         if lines:
             self._first = self._first or time.time()
             await self._write(_lines(lines), more=not is_error)
@@ -223,7 +223,7 @@ class _OllamaCall:
             task.cancel()
 
     async def _list(self, body: Mapping[str, Any]) -> None:
-        async with self._inner("GET", "/v1/models", b"") as inner:
+        async with self._inner_request("GET", "/v1/models", b"") as inner:
             listed = _answer_event(await inner.body())
             if inner.status >= 400:
                 await self._reply(inner.status, {"error": error_text(listed)}, inner.headers)
@@ -242,7 +242,7 @@ class _OllamaCall:
             raise NotFound(f"The model '{name[:100]}' does not exist here.", hint="See /api/tags.")
         await self._reply(200, ollama_answers.model_card(card), inner.headers)
 
-    def _inner(self, method: str, path: str, body: bytes) -> Any:
+    def _inner_request(self, method: str, path: str, body: bytes) -> Any:
         return inner_request(self._caller, method, path, self._headers, body)
 
     def _served_name(self, name: str) -> str:

@@ -178,7 +178,9 @@ def _content(message: Mapping[str, Any]) -> Any:
     if not isinstance(images, list):
         raise _wrong("images", "a list of images in base64")
     parts: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
-    return parts + [{"type": "image_url", "image_url": {"url": _data_url(one)}} for one in images]
+    return parts + [
+        {"type": "image_url", "image_url": {"url": _data_url(image)}} for image in images
+    ]
 
 
 def _data_url(image: Any) -> str:

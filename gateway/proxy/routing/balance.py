@@ -19,16 +19,16 @@ BOUND = 1.25
 # Cost of an answer without a limit, and the most tokens that one call counts. Limits are often set
 # generously, and an image in base64 is no text.
 USUAL_TOKENS = 512
-MOST_TOKENS = 32_768
+MAX_TOKENS = 32_768
 BYTES_PER_TOKEN = 4
 # A shorter beginning fills few blocks of a KV cache, which do not justify an uneven load.
-LEAST_BYTES = 256
+MIN_BYTES = 256
 # Bytes of messages that are searched for the first answer, and bytes of a plain text that count as
 # its beginning.
 MESSAGES_BYTES = 64 * 1024
 TEXT_BYTES = 1024
 _END_BYTES = 512
-_ODD = 0x9E3779B97F4A7C15
+_HASH_FACTOR = 0x9E3779B97F4A7C15
 _64_BITS = (1 << 64) - 1
 
 
@@ -39,7 +39,7 @@ def weigh(fields: RequestFields, size: int) -> int:
         if limit and (digits := bytes(limit)).isdigit():
             answer = int(digits[:9])
             break
-    return min(size // BYTES_PER_TOKEN + answer, MOST_TOKENS)
+    return min(size // BYTES_PER_TOKEN + answer, MAX_TOKENS)
 
 
 def prefix(fields: RequestFields) -> int | None:
@@ -56,7 +56,7 @@ def prefix(fields: RequestFields) -> int | None:
                 # helps.
                 lead = lead[:_END_BYTES] + lead[-_END_BYTES:]
             key = zlib.crc32(lead, key)
-    return key ^ length if length >= LEAST_BYTES else None
+    return key ^ length if length >= MIN_BYTES else None
 
 
 def _lead(raw: Raw) -> bytes:
@@ -86,7 +86,7 @@ def affine(loads: Sequence[int], seeds: Sequence[int], tokens: int, key: int) ->
     for position, load in enumerate(loads):
         if load <= bound:
             mixed = key ^ seeds[position]
-            rank = mixed * mixed * _ODD & _64_BITS
+            rank = mixed * mixed * _HASH_FACTOR & _64_BITS
             if rank > best_rank:
                 best, best_rank = position, rank
     return best

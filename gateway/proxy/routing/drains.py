@@ -17,7 +17,7 @@ from gateway.proxy.routing.routes import Routes
 _CHECK_S = 0.1
 
 
-def _never() -> bool:
+def _no_hurry() -> bool:
     return False
 
 
@@ -44,7 +44,9 @@ class Drains:
         now = time.monotonic()
         return now - self._since.setdefault(instance, now) >= self._most_s
 
-    async def wait_until_drained(self, instance: str, hurry: Callable[[], bool] = _never) -> None:
+    async def wait_until_drained(
+        self, instance: str, hurry: Callable[[], bool] = _no_hurry
+    ) -> None:
         """Returns once the engine has drained. `hurry`: returns True to stop the wait."""
         while not (hurry() or self.is_drained(instance)):  # noqa: ASYNC110
             await asyncio.sleep(_CHECK_S)

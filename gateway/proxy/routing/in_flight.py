@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gateway.proxy.exchange import Exchange
 
 # Most requests shown, the oldest first.
-MOST_SHOWN = 50
+MAX_SHOWN_REQUESTS = 50
 
 Phase = Literal[
     "waiting for the model", "waiting for a place", "waiting for the first token", "answering"
@@ -84,9 +84,11 @@ def oldest(exchanges: Iterable[Exchange], table: RouteTable, ahead: float) -> Re
     return RequestsInFlight(
         tuple(
             _row(exchange, table, ahead)
-            for exchange in nsmallest(MOST_SHOWN, requests, key=lambda exchange: exchange.started)
+            for exchange in nsmallest(
+                MAX_SHOWN_REQUESTS, requests, key=lambda exchange: exchange.started
+            )
         ),
-        max(0, len(requests) - MOST_SHOWN),
+        max(0, len(requests) - MAX_SHOWN_REQUESTS),
     )
 
 
@@ -95,7 +97,8 @@ def merge(processes: Iterable[RequestsInFlight]) -> RequestsInFlight:
     parts = list(processes)
     rows = sorted((row for part in parts for row in part.data), key=lambda row: row.began_at)
     return RequestsInFlight(
-        tuple(rows[:MOST_SHOWN]), max(0, len(rows) - MOST_SHOWN) + sum(part.more for part in parts)
+        tuple(rows[:MAX_SHOWN_REQUESTS]),
+        max(0, len(rows) - MAX_SHOWN_REQUESTS) + sum(part.more for part in parts),
     )
 
 

@@ -8,7 +8,7 @@ from gateway.proxy.routing.routes import Routes
 from gateway.proxy.routing.table import RouteTable, models_answer
 
 # Lists of keys with different models. More are rendered again.
-_MOST_LISTS = 64
+_MAX_LISTS = 64
 
 
 class ModelsList:
@@ -25,7 +25,7 @@ class ModelsList:
         table = self._routes.table
         if name:
             return dump(models_answer(table, name, key))
-        if table is not self._table or len(self._lists) >= _MOST_LISTS:
+        if table is not self._table or len(self._lists) >= _MAX_LISTS:
             self._table, self._lists = table, {}
         rendered = self._lists.get(key.models)
         if rendered is None:

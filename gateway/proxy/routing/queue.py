@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gateway.proxy.queue_wait import QueueWait
 
 # Places that every queue has, even if the engines take few requests at once.
-LEAST_PLACES = 128
+MIN_PLACES = 128
 _WINDOW_S = 10.0
-_LONGEST_S = 60
+_MAX_RETRY_S = 60
 
 
 class DequeueRate:
@@ -47,7 +47,7 @@ class DequeueRate:
         if not self._count:
             return 1
         return min(
-            _LONGEST_S, max(1, math.ceil(count * (time.monotonic() - self._since) / self._count))
+            _MAX_RETRY_S, max(1, math.ceil(count * (time.monotonic() - self._since) / self._count))
         )
 
 
@@ -70,7 +70,7 @@ def places(route: ModelRoute, most: int | None) -> int:
     that its replicas take at once."""
     if most is not None:
         return most
-    return max(LEAST_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
+    return max(MIN_PLACES, 2 * sum(replica.capacity or 0 for replica in route.replicas))
 
 
 def overload(route: ModelRoute, retry_after_s: int, why: str) -> Overloaded:

@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from gateway.errors import ModelNotFound, NotReady
-from gateway.proxy.access.auth import ANYONE, Key
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
 from gateway.secret import Secret, bearer_line
 
 SHOWN_NAME = 200
 # Calls of these endpoints take no place in an engine's batch, so they never wait.
-_LIGHT = frozenset({"tokenize", "detokenize", "count_tokens"})
+_LIGHT_ENDPOINTS = frozenset({"tokenize", "detokenize", "count_tokens"})
 
 # Most characters of a model's state detail that a client sees.
-_MOST_DETAIL = 300
+_MAX_DETAIL_CHARACTERS = 300
 # States that waiting does not end, and their remedies.
 _REMEDIES = {
     "no_plan": "Change the model, its settings or the machine",
@@ -111,8 +111,14 @@ class ModelRoute:
     def not_ready(self) -> NotReady:
         first, *rest = self.detail.splitlines() or [""]
         says_more = first and first.rstrip(".") != self.state
-        reason = f"{self.state}: {first[:_MOST_DETAIL].rstrip()}" if says_more else self.state
-        reason = f"{reason} ..." if rest or len(first) > _MOST_DETAIL else reason.rstrip(".") + "."
+        reason = (
+            f"{self.state}: {first[:_MAX_DETAIL_CHARACTERS].rstrip()}" if says_more else self.state
+        )
+        reason = (
+            f"{reason} ..."
+            if rest or len(first) > _MAX_DETAIL_CHARACTERS
+            else reason.rstrip(".") + "."
+        )
         # While requests wait, another model may be evicted for this one.
         remedy = None if self.wait_s else _REMEDIES.get(self.state)
         advice = remedy.format(name=self.name) if remedy else f"Try again in {self.retry_after_s} s"
@@ -147,7 +153,7 @@ class Call(msgspec.Struct):
     def light(self) -> bool:
         """Whether the call costs the engine nearly nothing: a token count, or the retrieval of a
         response."""
-        return self.endpoint in _LIGHT or (self.maker is not None and not self.body)
+        return self.endpoint in _LIGHT_ENDPOINTS or (self.maker is not None and not self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ class RouteTable:
             self, "frozen", frozenset(id_ for route in self.models.values() for id_ in route.frozen)
         )
 
-    def find(self, name: str, key: Key = ANYONE) -> ModelRoute:
+    def find(self, name: str, key: Key = ANONYMOUS_KEY) -> ModelRoute:
         """The route of the model `name`. Raises ModelNotFound, also where `key` may not use the
         model."""
         route = self.models.get(name)

@@ -145,8 +145,10 @@ def _secret(kind: type, data: object) -> Any:
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=secret_text)
-_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker, dec_hook=_secret)
-_FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+_WORKER_DECODER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(
+    ToWorker, dec_hook=_secret
+)
+_CONTROL_DECODER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
 class Channel:
@@ -172,11 +174,11 @@ class Channel:
 
     async def to_worker(self) -> ToWorker:
         """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
-        return _TO_WORKER.decode(await self._receive())
+        return _WORKER_DECODER.decode(await self._receive())
 
     async def from_worker(self) -> FromWorker:
         """The next message. Raises EOFError at the end, OSError, msgspec.ValidationError."""
-        return _FROM_WORKER.decode(await self._receive())
+        return _CONTROL_DECODER.decode(await self._receive())
 
     def close(self) -> None:
         self._writer.transport.abort()

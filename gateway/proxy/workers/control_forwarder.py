@@ -21,7 +21,7 @@ from gateway.proxy.workers.sockets import short_path
 
 _ADDRESS = b"x-fitserve-client"
 # Headers of one connection, written anew on the next.
-_OF_CONNECTION = frozenset(
+_CONNECTION_HEADERS = frozenset(
     {
         *(
             b"connection",
@@ -82,7 +82,7 @@ async def _ask(scope: Scope, receive: Receive, writer: asyncio.StreamWriter) -> 
     added = [(_ADDRESS, scope["client"][0].encode())] if scope.get("client") else []
     added += [(b"transfer-encoding", b"chunked")] if chunked else []
     lines = _lines(
-        (*((name, value) for name, value in headers if name not in _OF_CONNECTION), *added)
+        (*((name, value) for name, value in headers if name not in _CONNECTION_HEADERS), *added)
     )
     writer.write(b"%b %b HTTP/1.1\r\n%b\r\n" % (scope["method"].encode(), target, lines))
     while (message := await receive())["type"] == "http.request":
@@ -124,7 +124,7 @@ class _ForwardedAnswer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name not in _OF_CONNECTION:
+        if name not in _CONNECTION_HEADERS:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from gateway.proxy.access.auth import Key, KeyLimits
 from gateway.proxy.access.rate_limits import MINUTE_S, Account, Bucket, RateLimiter
 from gateway.proxy.api.endpoints import Shape
-from gateway.proxy.shared_memory import MOST_WORKERS, ROW_BYTES, ROWS, SharedMemory
+from gateway.proxy.shared_memory import MAX_WORKERS, ROW_BYTES, ROWS, SharedMemory
 
 _BUCKET = struct.Struct("<dd")
 _COUNT = struct.Struct("<I")
-_COUNTS = struct.Struct(f"<{MOST_WORKERS}I")
+_COUNTS = struct.Struct(f"<{MAX_WORKERS}I")
 _COUNTS_AT = 2 * _BUCKET.size
 
 
@@ -60,7 +60,7 @@ class SharedRateLimiter(RateLimiter):
         self._memory = memory
         self._worker = worker
 
-    def _open(self, digest: bytes, limit: KeyLimits, now: float) -> Account:
+    def _open_account(self, digest: bytes, limit: KeyLimits, now: float) -> Account:
         row = self.rows.get(digest)
         return (
             Account(limit, now) if row is None else _Account(limit, self._memory, row, self._worker)

@@ -60,15 +60,15 @@ from gateway.tls import CertificatePair
 
 log = Logger("fitserve.workers")
 
-HUNG_S = 30.0
+HANG_TIMEOUT_S = 30.0
 # Seconds for an answer of a worker. A slower worker hangs or gets no CPU time.
 _ANSWERS_S = 1.0
 # A worker with a shorter life failed at its start.
-_YOUNG_S = 3.0
+_SHORT_LIFE_S = 3.0
 _BACKOFF_S = 0.05
 _BACKOFF_MAX_S = 10.0
 # Metrics of a worker that remain after its end.
-_LASTING = frozenset(metric.name for metric in METRICS if metric.kind != "gauge")
+_LASTING_METRICS = frozenset(metric.name for metric in METRICS if metric.kind != "gauge")
 
 
 @dataclass(eq=False)
@@ -276,7 +276,7 @@ class Workers:
             except Exception:
                 log.exception("a worker cannot be started", worker=index)
                 code = None
-            young = time.monotonic() - began < _YOUNG_S
+            young = time.monotonic() - began < _SHORT_LIFE_S
             wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if young else _BACKOFF_S
             if not self._drained.is_set():
                 log.error(
@@ -389,7 +389,7 @@ class Workers:
         for waiting in worker.queries:
             waiting.cancel()
         for name, labels, count in worker.samples:
-            if _lasting(name):
+            if _is_lasting(name):
                 self._counted[name, labels] = self._counted.get((name, labels), 0) + count
         self._rows.forget(worker.index)
         return code
@@ -406,7 +406,7 @@ class Workers:
             # Counts checks, not seconds: where this process gets no CPU time, workers get none
             # either, or are not read.
             worker.missed_reports += 1
-            if worker.missed_reports * REPORT_S > HUNG_S:
+            if worker.missed_reports * REPORT_S > HANG_TIMEOUT_S:
                 log.error("a worker hangs and is killed", worker=worker.index)
                 worker.process.kill()
         return REPORT_S
@@ -419,10 +419,11 @@ def _sum_loads(loads: Iterable[dict[str, ReplicaLoad]]) -> dict[str, int]:
     return dict(summed)
 
 
-def _lasting(name: str) -> bool:
+def _is_lasting(name: str) -> bool:
     return (
-        name in _LASTING
-        or name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") in _LASTING
+        name in _LASTING_METRICS
+        or name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+        in _LASTING_METRICS
     )
 
 

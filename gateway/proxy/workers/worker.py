@@ -58,7 +58,7 @@ from gateway.tls import CertificatePair, server_context
 log = logging.getLogger("fitserve.worker")
 
 # A control process that does not read so many bytes hangs. The worker reports again once it reads.
-_MOST_UNREAD_BYTES = 4 * 1024 * 1024
+_MAX_UNREAD_BYTES = 4 * 1024 * 1024
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -130,7 +130,7 @@ class Worker:
     async def _report(self, channel: Channel) -> float:
         """Sends one report. The seconds until the next."""
         began = time.monotonic()
-        if channel.unread_bytes < _MOST_UNREAD_BYTES:
+        if channel.unread_bytes < _MAX_UNREAD_BYTES:
             samples = None
             if began >= self._count_at:
                 samples = tuple(self._samples())

@@ -32,7 +32,7 @@ from gateway.proxy.api.endpoints import ENDPOINTS, Endpoint
 from gateway.proxy.api.error_bodies import ERROR_SCHEMAS, errors
 
 # Errors that any request to a route may get; without a key only the first four.
-_COMMON = errors(
+_COMMON_ERRORS = errors(
     BadRequest,
     TooSlow,
     HeadTooLarge,
@@ -43,7 +43,7 @@ _COMMON = errors(
     Forbidden,
     RateLimited,
 )
-_OPEN = (400, 408, 431, 503)
+_OPEN_STATUSES = (400, 408, 431, 503)
 _INFERENCE: tuple[type[FitserveError], ...] = (
     BadRequest,
     Unauthorized,
@@ -56,12 +56,12 @@ _INFERENCE: tuple[type[FitserveError], ...] = (
 )
 _INFERENCE += (RateLimited, Overloaded, UpstreamError, NotReady, Busy)
 # Errors of the gateway or of engines, by the form of the API.
-_OF_SHAPE = {
+_ERRORS_OF_SHAPE = {
     shape: errors(*_INFERENCE, schema=schema)
     for shape, schema in (("openai", "EngineError"), ("anthropic", "AnthropicError"))
 }
 # FastAPI's own schemas of errors, which `gateway.server.error_answers` replaces.
-_UNUSED = ("HTTPValidationError", "ValidationError")
+_UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 _REQUEST = {
     "type": "object",
     "description": "The engine's request format; only `model` is read here, other fields pass.",
@@ -95,7 +95,7 @@ def description(app: FastAPI) -> dict[str, Any]:
             }
             common = {
                 str(status): _ref("responses", f"every-{status}")
-                for status in (_OPEN if scope == "open" else _COMMON)
+                for status in (_OPEN_STATUSES if scope == "open" else _COMMON_ERRORS)
             }
             operation |= {
                 "responses": common | specific,
@@ -103,13 +103,13 @@ def description(app: FastAPI) -> dict[str, Any]:
             }
     for endpoint in (*ENDPOINTS, *_BELOW):
         api["paths"].setdefault(endpoint.path, {})[endpoint.method.lower()] = _inference(endpoint)
-    groups = {"every": _COMMON, **_OF_SHAPE}
+    groups = {"every": _COMMON_ERRORS, **_ERRORS_OF_SHAPE}
     api["components"] |= {
         "schemas": (
             {
                 name: response
                 for name, response in api["components"]["schemas"].items()
-                if name not in _UNUSED
+                if name not in _UNUSED_SCHEMAS
             }
             | ERROR_SCHEMAS
         ),
@@ -135,7 +135,7 @@ def _ref(kind: str, name: str) -> dict[str, str]:
 
 def _is_fastapi_response(response: dict[str, Any]) -> bool:
     schemas = (content.get("schema", {}) for content in response.get("content", {}).values())
-    return _ref("schemas", _UNUSED[0]) in schemas
+    return _ref("schemas", _UNUSED_SCHEMAS[0]) in schemas
 
 
 def _inference(endpoint: Endpoint) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def _inference(endpoint: Endpoint) -> dict[str, Any]:
             "200": {"description": "The answer", "content": {kind: {} for kind in kinds}},
             **{
                 str(status): _ref("responses", f"{endpoint.shape}-{status}")
-                for status in _OF_SHAPE[endpoint.shape]
+                for status in _ERRORS_OF_SHAPE[endpoint.shape]
             },
         },
         "security": [{"key": ["inference"]}],

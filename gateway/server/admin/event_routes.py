@@ -20,7 +20,7 @@ router = APIRouter(prefix="/admin/events", tags=["admin"])
 _COMMENT_S = 15.0
 # Milliseconds after which a browser reconnects to an ended stream.
 _RETRY_MS = 2000
-_MOST = 1000
+_MAX_EVENTS = 1000
 
 
 class EventList(Value):
@@ -50,7 +50,8 @@ async def events(
         ),
     ] = None,
     last: Annotated[
-        int | None, Query(ge=1, le=_MOST, description="number of earlier events to begin with")
+        int | None,
+        Query(ge=1, le=_MAX_EVENTS, description="number of earlier events to begin with"),
     ] = None,
     follow: Annotated[bool, Query(description="false: the present events as a JSON list")] = True,
     last_event_id: Annotated[
@@ -71,9 +72,9 @@ async def events(
     if not follow:
         bounds = await log.bounds()
         listed = await (
-            log.last(last or _MOST, model)
+            log.last(last or _MAX_EVENTS, model)
             if after is None
-            else log.next(after, last or _MOST, model)
+            else log.next(after, last or _MAX_EVENTS, model)
         )
         return EventList(data=tuple(listed), oldest=bounds.oldest, newest=bounds.newest)
     before = await log.last(last, model) if last is not None and after is None else []

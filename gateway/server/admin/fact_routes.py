@@ -15,11 +15,11 @@ from gateway.proxy.api.error_bodies import errors
 from gateway.server.parts import gateway_of
 
 router = APIRouter(prefix="/admin/facts", tags=["facts"])
-_MOST = 10_000
+_MAX_FACTS = 10_000
 # the largest row id of SQLite
-_MOST_ROWS = 2**63 - 1
+_MAX_ROW_ID = 2**63 - 1
 # a limit of added facts; facts learned here are always kept
-_MOST_KEPT = 2 * _MOST
+_MAX_STORED_FACTS = 2 * _MAX_FACTS
 
 
 class FactView(Value):
@@ -39,7 +39,7 @@ class FactsGiven(Value):
 
     model_config = ConfigDict(defer_build=False)
 
-    facts: tuple[Fact, ...] = Field(max_length=_MOST)
+    facts: tuple[Fact, ...] = Field(max_length=_MAX_FACTS)
 
 
 @router.get("", response_model=FactList)
@@ -74,9 +74,13 @@ async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
     parts = gateway_of(request)
     store = parts.store
     store.changeable()
-    if sum((await asyncio.to_thread(store.fact_counts)).values()) + len(body.facts) > _MOST_KEPT:
+    if (
+        sum((await asyncio.to_thread(store.fact_counts)).values()) + len(body.facts)
+        > _MAX_STORED_FACTS
+    ):
         raise Conflict(
-            f"The gateway keeps at most {_MOST_KEPT} facts, because every plan reads them all.",
+            f"The gateway keeps at most {_MAX_STORED_FACTS} facts, because every plan reads them"
+            " all.",
             hint=(
                 "`fitserve facts ls` lists the facts; remove stale ones with `fitserve facts rm`."
             ),
@@ -89,7 +93,7 @@ async def give_facts(request: Request, body: FactsGiven) -> dict[str, int]:
 
 @router.delete("/{number}", responses=errors(NotFound, StoreError))
 async def drop_fact(
-    request: Request, number: Annotated[int, Path(ge=1, le=_MOST_ROWS)]
+    request: Request, number: Annotated[int, Path(ge=1, le=_MAX_ROW_ID)]
 ) -> dict[str, Any]:
     """Remove one fact. Plans that it excluded become possible again."""
     parts = gateway_of(request)

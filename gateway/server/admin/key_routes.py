@@ -11,7 +11,7 @@ from pydantic import Field
 from gateway.domain import Value
 from gateway.domain.grant import Grant
 from gateway.errors import Conflict, NotFound, StoreError
-from gateway.keys import FROM_SETTINGS, Scope
+from gateway.keys import SETTINGS_KEYS, Scope
 from gateway.proxy.api.error_bodies import errors
 from gateway.server.parts import gateway_of
 
@@ -52,7 +52,7 @@ async def list_keys(request: Request) -> KeyList:
     scopes: dict[str, tuple[Scope, ...]] = {"admin": ("admin",), "api": ("inference",)}
     fixed = [
         KeyView(name=name, scopes=scopes[name])
-        for name in FROM_SETTINGS
+        for name in SETTINGS_KEYS
         if name in keys.fixed_names
     ]
     created = [

@@ -22,10 +22,10 @@ from gateway.supervision import SupervisedTask
 
 _READ_S = 10.0
 # With very many engines, each is read less often.
-_MOST_PER_S = 10
-_WITHIN_S = 5.0
+_MAX_READS_PER_S = 10
+_TIMEOUT_S = 5.0
 # vLLM writes 100 KB for a model with one rank.
-_MOST_BYTES = 1024 * 1024
+_MAX_BYTES = 1024 * 1024
 _OK = 200
 
 # Names in profiles. A pair is the sum and the count of a time.
@@ -102,7 +102,7 @@ class EngineSeries:
             for replica, read in zip(ready, reads, strict=True)
             if read is not None
         }
-        return max(_READ_S, len(ready) / _MOST_PER_S)
+        return max(_READ_S, len(ready) / _MAX_READS_PER_S)
 
     async def _read(self, replica: ReplicaState) -> _Read | None:
         attempt, watcher = replica.attempt, replica.watcher
@@ -123,7 +123,7 @@ class EngineSeries:
 
 async def _metrics(watcher: Watcher) -> bytes:
     """Raises NoAnswerError."""
-    answer = await watcher.client.get(f"{watcher.url}/metrics", _WITHIN_S, _MOST_BYTES)
+    answer = await watcher.client.get(f"{watcher.url}/metrics", _TIMEOUT_S, _MAX_BYTES)
     # SGLang has none without --enable-metrics.
     return answer.body if answer.status == _OK else b""
 

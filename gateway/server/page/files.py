@@ -46,7 +46,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-_IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
+_IMMUTABLE_HEADERS = {"cache-control": "public, max-age=31536000, immutable"}
 
 
 @dataclass(frozen=True)
@@ -141,5 +141,5 @@ async def file(request: Request, version: str, name: str) -> Response:
     return Response(
         body,
         media_type=_TYPES[Path(name).suffix],
-        headers={**HEADERS, **_IMMUTABLE, **encoding},
+        headers={**HEADERS, **_IMMUTABLE_HEADERS, **encoding},
     )

@@ -45,9 +45,9 @@ T = TypeVar("T")
 
 TICK_S = 1.0
 # Seconds between two probes of the machine, and between two points of traffic.
-SLOW_S = 5.0
+SLOW_TICK_S = 5.0
 # Longest silence of a stream, so that both ends detect a dead connection.
-_SILENT_S = 15.0
+_MAX_SILENCE_S = 15.0
 _HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-store"),
@@ -113,7 +113,7 @@ class LiveStream:
         self._counting = asyncio.create_task(self._count())
 
     async def _count(self) -> None:
-        """Adds a point every `SLOW_S` seconds. Its cost is that of a reading of /metrics."""
+        """Adds a point every `SLOW_TICK_S` seconds. Its cost is that of a reading of /metrics."""
         while True:
             try:
                 point = self._traffic.add(self._samples(), time.time())
@@ -126,7 +126,7 @@ class LiveStream:
                 remembered = set(map(id, self._traffic.points))
                 self._points = [entry for entry in self._points if id(entry[1]) in remembered]
                 self._points.append((self._version, point))
-            await asyncio.sleep(SLOW_S)
+            await asyncio.sleep(SLOW_TICK_S)
 
     def join(self) -> Reader:
         reader = Reader(sent_at=time.monotonic())
@@ -156,7 +156,7 @@ class LiveStream:
                 frame = self._frames[reader.version] = self._frame(reader.version)
             reader.version, reader.sent_at = self._version, time.monotonic()
             return frame
-        if time.monotonic() - reader.sent_at >= _SILENT_S:
+        if time.monotonic() - reader.sent_at >= _MAX_SILENCE_S:
             reader.sent_at = time.monotonic()
             return b":\n\n"
         return b""
@@ -185,7 +185,7 @@ class LiveStream:
                 return
             current = time.monotonic()
             for reader in self._readers:
-                if reader.version < self._version or current - reader.sent_at >= _SILENT_S:
+                if reader.version < self._version or current - reader.sent_at >= _MAX_SILENCE_S:
                     reader.wake.set()
             await asyncio.sleep(TICK_S)
 
@@ -211,7 +211,7 @@ class LiveStream:
 
     async def _update(self) -> None:
         current = time.monotonic()
-        samples, slow = self._samples(), current - self._slow_at >= SLOW_S - TICK_S / 2
+        samples, slow = self._samples(), current - self._slow_at >= SLOW_TICK_S - TICK_S / 2
         parts: dict[str, Any] = {
             "gateway": {
                 **self._about,

@@ -13,7 +13,7 @@ from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
 # A longer time between two counts is no measurement: the machine slept, or the gateway was stopped.
 LONGEST_S = 30.0
 # Most points kept: ten minutes at one point every five seconds.
-MOST_POINTS = 120
+MAX_POINTS = 120
 
 
 class TrafficRates(TypedDict):
@@ -49,7 +49,7 @@ class TrafficHistory:
     """Points, oldest first. Each covers the time since the previous one."""
 
     def __init__(self) -> None:
-        self.points: deque[Point] = deque(maxlen=MOST_POINTS)
+        self.points: deque[Point] = deque(maxlen=MAX_POINTS)
         self._before: dict[str, _Count] | None = None
         self._at = 0.0
 

@@ -29,9 +29,13 @@ def constants(package: Path, file: str, *, imports: bool = True) -> dict[str, An
         elif imports and isinstance(node, ast.ImportFrom) and node.module:
             path = "/".join(node.module.split(".")[1:]) + ".py"
             if node.level == 0 and (package / path).is_file():
-                found = constants(package, path, imports=False)
+                found_constants = constants(package, path, imports=False)
                 names = {alias.asname or alias.name: alias.name for alias in node.names}
-                result |= {one: found[name] for one, name in names.items() if name in found}
+                result |= {
+                    one: found_constants[name]
+                    for one, name in names.items()
+                    if name in found_constants
+                }
     return result
 
 

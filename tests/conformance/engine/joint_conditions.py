@@ -33,7 +33,7 @@ _PURE = {
     ),
 }
 _POSITIVE = {ast.IsNot: ast.Is, ast.NotEq: ast.Eq, ast.NotIn: ast.In}
-_MOST_VALUES, _MOST_ATOMS = 512, 10
+_MAX_VALUES, _MAX_ATOMS = 512, 10
 _ANY = "*"
 
 
@@ -61,7 +61,7 @@ def are_contrary(evaluator: Evaluator, node: FunctionNode, statement: ast.AST) -
         variable for atom, step in atoms for variable in _variables(evaluator, atom, step)
     )
     names, choices = [*variables], [*variables.values()]
-    if _size(choices) > _MOST_VALUES:
+    if _size(choices) > _MAX_VALUES:
         names, choices = [], []
     return all(
         not _is_possible(evaluator, steps, atoms, dict(zip(names, row, strict=True)))
@@ -89,7 +89,7 @@ def _is_possible(
     if not all(decided.values()):
         return False
     open_ones = [key for key, found in decided.items() if len(found) > 1]
-    if len(open_ones) > _MOST_ATOMS:
+    if len(open_ones) > _MAX_ATOMS:
         return True
     certain = {key: next(iter(found)) for key, found in decided.items() if len(found) == 1}
     return any(
@@ -141,11 +141,11 @@ def _variables(
     evaluator: Evaluator, atom: Atom, step: Step
 ) -> Iterator[tuple[tuple[str, int], tuple[Any, ...]]]:
     """The variables of the test with few values, by name and version."""
-    for one in ast.walk(atom.node):
-        if isinstance(one, ast.Name | ast.Attribute):
-            value = evaluator.value(one)
+    for node in ast.walk(atom.node):
+        if isinstance(node, ast.Name | ast.Attribute):
+            value = evaluator.value(node)
             if isinstance(value, OneOf):
-                name = ast.unparse(one)
+                name = ast.unparse(node)
                 yield (name, _version(name, step)), value.values
 
 
@@ -158,9 +158,9 @@ def _version(text: str, step: Step) -> int:
 
 def _words(text: str) -> set[str]:
     return {
-        one.id if isinstance(one, ast.Name) else one.attr
-        for one in ast.walk(ast.parse(text, mode="eval"))
-        if isinstance(one, ast.Name | ast.Attribute)
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(ast.parse(text, mode="eval"))
+        if isinstance(node, ast.Name | ast.Attribute)
     }
 
 

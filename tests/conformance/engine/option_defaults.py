@@ -171,9 +171,9 @@ def _assignments(
         ]
     if isinstance(node, ast.Call) and _callee(node).startswith(_WRITES):
         words = [
-            one.value
-            for one in node.args
-            if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            arg.value
+            for arg in node.args
+            if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
         ]
         last = node.args[-1] if node.args else None
         return [

@@ -61,7 +61,7 @@ def conditions(node: ast.AST, statement: ast.AST) -> list[Condition]:
 
 def within(statement: ast.AST, node: ast.AST) -> bool:
     """Whether the statement is the node or a part of it."""
-    return any(one is statement for one in ast.walk(node))
+    return any(each_node is statement for each_node in ast.walk(node))
 
 
 def _exit_conditions(node: ast.stmt) -> Iterator[Condition]:
@@ -77,15 +77,17 @@ def _exit_conditions(node: ast.stmt) -> Iterator[Condition]:
 
 def _inside(node: ast.AST, statement: ast.AST) -> Iterator[Condition]:
     """Conditions within an expression: `a and call()`, `call() if a else b`."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.BoolOp):
-            place = next((i for i, part in enumerate(one.values) if within(statement, part)), 0)
-            for part in one.values[:place]:
-                yield Condition(part, isinstance(one.op, ast.And))
-        elif isinstance(one, ast.IfExp):
-            for branch in (one.body, one.orelse):
+    for each_node in ast.walk(node):
+        if isinstance(each_node, ast.BoolOp):
+            place = next(
+                (i for i, part in enumerate(each_node.values) if within(statement, part)), 0
+            )
+            for part in each_node.values[:place]:
+                yield Condition(part, isinstance(each_node.op, ast.And))
+        elif isinstance(each_node, ast.IfExp):
+            for branch in (each_node.body, each_node.orelse):
                 if within(statement, branch):
-                    yield Condition(one.test, branch is one.body)
+                    yield Condition(each_node.test, branch is each_node.body)
 
 
 class Over(NamedTuple):
@@ -119,9 +121,9 @@ class Evaluator:
         self._own = own or {}
         self._functions = functions or {}
         self._local: dict[str, list[tuple[ast.AST, ast.expr | None]]] = {}
-        for one in ast.walk(node):
-            for name, value in _assignments(one):
-                self._local.setdefault(name, []).append((one, value))
+        for each_node in ast.walk(node):
+            for name, value in _assignments(each_node):
+                self._local.setdefault(name, []).append((each_node, value))
         self._open: set[str] = set()
         self.assumed: Mapping[str, Any] = {}
         """Values of variables by their text, for a while."""
@@ -140,9 +142,9 @@ class Evaluator:
     def return_value(self) -> Any:
         """The value that the function returns."""
         found = [
-            self.value(one.value) if one.value else None
-            for one in ast.walk(self._node)
-            if isinstance(one, ast.Return) and not self.never(conditions(self._node, one))
+            self.value(node.value) if node.value else None
+            for node in ast.walk(self._node)
+            if isinstance(node, ast.Return) and not self.never(conditions(self._node, node))
         ]
         return _any_of(found) if found else None
 
@@ -167,7 +169,7 @@ class Evaluator:
             case ast.Compare():
                 return self._compare(node)
             case ast.Tuple() | ast.List() | ast.Set():
-                parts = [self.value(one) for one in node.elts]
+                parts = [self.value(elt) for elt in node.elts]
                 known = not any(part is UNKNOWN or isinstance(part, OneOf) for part in parts)
                 return tuple(parts) if known else UNKNOWN
             case ast.IfExp():
@@ -184,7 +186,7 @@ class Evaluator:
     def _variable(self, name: str) -> Any:
         if name not in self._local:
             return self._known.get(name, UNKNOWN)
-        parameters = {one.arg for one in ast.walk(self._node.args) if isinstance(one, ast.arg)}
+        parameters = {node.arg for node in ast.walk(self._node.args) if isinstance(node, ast.arg)}
         if name in self._open:
             return self._known.get(name, UNKNOWN) if name in parameters else UNKNOWN
         self._open.add(name)
@@ -331,7 +333,7 @@ def _assignments(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
 
 def _names(node: ast.expr) -> set[str]:
     return {
-        one.id
-        for one in ast.walk(node)
-        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+        each_node.id
+        for each_node in ast.walk(node)
+        if isinstance(each_node, ast.Name) and isinstance(each_node.ctx, ast.Store)
     }

@@ -25,7 +25,7 @@ from gateway.engines.inside.__main__ import words
 
 def answers(version: str) -> dict[str, Any]:
     del version
-    asked = json.load(sys.stdin)
+    document = json.load(sys.stdin)
     kind = "sglang" if "sglang" in sys.modules else "vllm"
     package = importlib.import_module(kind)
     root = str(Path(str(package.__file__)).parent) + "/"
@@ -37,7 +37,7 @@ def answers(version: str) -> dict[str, Any]:
             entered.add(frame.f_code)
 
     starts = []
-    for one in asked:
+    for one in document:
         files = {name: json.dumps(text).encode() for name, text in one["files"].items()}
         own = dict(os.environ)
         os.environ.update(one["env"])

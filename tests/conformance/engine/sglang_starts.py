@@ -22,12 +22,12 @@ from gateway.engines.sglang.inside import model as sglang_model
 
 def answers(version: str) -> list[dict[str, Any]]:
     del version
-    asked = json.load(sys.stdin)
-    sglang_boot.state_memory(asked["memory_mib"])
+    document = json.load(sys.stdin)
+    sglang_boot.state_memory(document["memory_mib"])
     with TemporaryDirectory() as folder:
         return [
             _answer(Path(folder) / str(number), *start)
-            for number, start in enumerate(asked["starts"])
+            for number, start in enumerate(document["starts"])
         ]
 
 
@@ -35,11 +35,11 @@ def _answer(folder: Path, config: dict[str, Any], argv: list[str]) -> dict[str, 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     try:
-        given = sglang_model.arguments_of(str(folder), argv)
-        sglang_model.publish(given)
+        arguments = sglang_model.arguments_of(str(folder), argv)
+        sglang_model.publish(arguments)
     except Exception as error:  # an engine's refusal is an answer
         return {"refused": words(error)}
-    return {"tp": sglang_model.resolve_argument(given, "tp_size"), "graphs": _graphs(given)}
+    return {"tp": sglang_model.resolve_argument(arguments, "tp_size"), "graphs": _graphs(arguments)}
 
 
 def _graphs(given: Any) -> bool:

@@ -119,18 +119,20 @@ class Sources:
         self._defaults = defaults
         self._single: dict[str, Any] = {}
         alike = Counter(function.node.name for function in self.functions)
-        for one in self.functions:
-            if alike[one.node.name] == 1 and not one.owner:
-                self._single[one.node.name] = one.node
+        for each_function in self.functions:
+            if alike[each_function.node.name] == 1 and not each_function.owner:
+                self._single[each_function.node.name] = each_function.node
         self._own: dict[tuple[str, str], dict[str, Any]] = {}
-        for one in self.functions:
-            if one.owner and one.node.name == "__init__":
-                self._own[one.file, one.owner] = self._init_values(one)
+        for each_function in self.functions:
+            if each_function.owner and each_function.node.name == "__init__":
+                self._own[each_function.file, each_function.owner] = self._init_values(
+                    each_function
+                )
         self._written: dict[str, list[tuple[Function, ast.Attribute, ast.expr | None]]]
         self._written = defaultdict(list)
-        for one in self.functions:
-            for target, value in _attribute_assignments(one.node):
-                self._written[target.attr].append((one, target, value))
+        for each_function in self.functions:
+            for target, value in _attribute_assignments(each_function.node):
+                self._written[target.attr].append((each_function, target, value))
         self._constants = {file: constants(package, file) for file in {*files}}
         self._typed: dict[tuple[str, str], dict[str, Any]] = defaultdict(dict)
         for file in {*files}:
@@ -139,10 +141,10 @@ class Sources:
                 if (whole := self._joined_value(file, owner, name, value)) is not UNKNOWN:
                     self._typed[file, owner][name] = whole
         self._calls: dict[str, list[tuple[Function, ast.Call]]] = defaultdict(list)
-        for one in self.functions:
-            for node in ast.walk(one.node):
+        for each_function in self.functions:
+            for node in ast.walk(each_function.node):
                 if isinstance(node, ast.Call):
-                    self._calls[_name_of(node.func)].append((one, node))
+                    self._calls[_name_of(node.func)].append((each_function, node))
 
     def never(self, function: Function, node: ast.AST) -> bool:
         """Whether no start with planned options reaches this part of the function."""
@@ -207,7 +209,11 @@ def refusals(
 
     Raises LookupError for a reviewed one that is none of those which a configuration may lead to.
     """
-    begun = [one for one in sources.functions if (one.file, one.first) in entered]
+    begun = [
+        each_function
+        for each_function in sources.functions
+        if (each_function.file, each_function.first) in entered
+    ]
     result, named = list[Refusal](), set[ReviewedRefusal]()
     for one in [*begun, *_callable_functions(sources, begun)]:
         function = f"{one.owner}.{one.node.name}".lstrip(".")
@@ -273,19 +279,19 @@ def _attribute_assignments(
 def _callable_functions(sources: Sources, begun: list[Function]) -> list[Function]:
     """Functions that a start with planned options can call though none of the starts did."""
     by_name: dict[str, list[Function]] = defaultdict(list)
-    for one in sources.functions:
-        by_name[one.node.name].append(one)
+    for function in sources.functions:
+        by_name[function.node.name].append(function)
     known, result, open_ones = {id(one) for one in begun}, [], [*begun]
     while open_ones:
         caller = open_ones.pop()
         for node in ast.walk(caller.node):
             if not isinstance(node, ast.Call):
                 continue
-            for one in _targets(caller, node.func, by_name):
-                if id(one) not in known and not sources.never(caller, node):
-                    known.add(id(one))
-                    result.append(one)
-                    open_ones.append(one)
+            for function in _targets(caller, node.func, by_name):
+                if id(function) not in known and not sources.never(caller, node):
+                    known.add(id(function))
+                    result.append(function)
+                    open_ones.append(function)
     return result
 
 
@@ -307,7 +313,7 @@ def _targets(
 def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
     said = ast.unparse(statement.exc) if statement.exc else ""
     guards = [*_guards(function.node, statement)]
-    held = conditions(function.node, statement)
+    held_conditions = conditions(function.node, statement)
     tests = " ; ".join(ast.unparse(guard.test) for guard in guards if isinstance(guard, ast.If))
     caught = [guard for guard in guards if isinstance(guard, ast.ExceptHandler)]
     if function.node.name in _PROTOCOLS:
@@ -341,7 +347,9 @@ def _kind(sources: Sources, function: Function, statement: ast.Raise) -> str:
         return "file"
     if _ORDER.search(said):
         return "order"
-    if _DRAFT.search(" ".join(ast.unparse(one.test) for one in held)):
+    if _DRAFT.search(
+        " ".join(ast.unparse(held_condition.test) for held_condition in held_conditions)
+    ):
         return "draft"
     inputs = {name for name in _inputs(function, guards) if not _GENERAL.fullmatch(name)}
     return "internal" if inputs.isdisjoint(sources.settings) else "config"
@@ -399,7 +407,7 @@ def _name_of(node: ast.expr) -> str:
 
 
 def _within(statement: ast.AST, node: ast.AST) -> bool:
-    return any(one is statement for one in ast.walk(node))
+    return any(each_node is statement for each_node in ast.walk(node))
 
 
 def _type(handler: ast.ExceptHandler) -> str:
@@ -409,6 +417,6 @@ def _type(handler: ast.ExceptHandler) -> str:
 def _guards(node: ast.AST, statement: ast.AST) -> Iterator[ast.AST]:
     """The nodes around the statement, from outside."""
     for child in ast.iter_child_nodes(node):
-        if any(one is statement for one in ast.walk(child)):
+        if any(each_node is statement for each_node in ast.walk(child)):
             yield child
             yield from _guards(child, statement)

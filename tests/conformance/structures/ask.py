@@ -104,12 +104,12 @@ def _answer(
 ) -> dict[str, str]:
     completed = _complete(config, arguments)
     types = {f"{field}.model_type": word for field, word in nested_types(config)}
-    asked: Variations | None = None
+    asked_variations: Variations | None = None
     try:
-        asked = variations(completed, **arguments)
-        rows = learn(asked.observed)
-        facts = facts_of(asked.base, asked.observed[0][1], rows, **arguments)
-        text = document(architecture, engine, types | asked.fixed, rows, facts)
+        asked_variations = variations(completed, **arguments)
+        rows = learn(asked_variations.observed)
+        facts = facts_of(asked_variations.base, asked_variations.observed[0][1], rows, **arguments)
+        text = document(architecture, engine, types | asked_variations.fixed, rows, facts)
         reason = "" if proven(text, completed, **arguments) else "more layers are built otherwise"
     except Unlearned as error:
         reason = f"no term for {error}"
@@ -118,7 +118,7 @@ def _answer(
     if not reason:
         return {"structure": text}
     with suppress(Exception):
-        text = _one_shape(architecture, completed, engine, types, asked, arguments)
+        text = _one_shape(architecture, completed, engine, types, asked_variations, arguments)
         if proven(text, completed, **arguments):
             return {"structure": text, "unlearned": f"for one shape: {reason}"}
     return {"unlearned": reason}

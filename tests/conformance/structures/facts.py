@@ -254,5 +254,5 @@ def _aliases(base: Mapping[str, Any]) -> dict[str, str]:
         for prefix, part in [("", config), *nested]:
             for alias, name in (getattr(part, "attribute_map", None) or {}).items():
                 found[prefix + alias] = prefix + name
-    known = flatten(base)
-    return {alias: name for alias, name in found.items() if name in known}
+    known_flatten = flatten(base)
+    return {alias: name for alias, name in found.items() if name in known_flatten}

@@ -289,18 +289,20 @@ def one_shape(config: Mapping[str, Any], rows: Mapping[str, Mapping[str, Any]]) 
     words = {value: name for name, value in flatten(config).items() if is_vocabulary(name)}
     for pattern, clusters in sorted(_clusters(rows).items()):
         count = 1 + max((max(cluster.layers) for cluster in clusters if cluster.layers), default=0)
-        for one in clusters:
-            sizes: dict[str, str | None] = {name: str(size) for name, size in one.sizes.items()}
-            rows_of = one.sizes.get("rows")
-            if rows_of in words and dict(one.kind)["what"] == "vocab":
+        for each_cluster in clusters:
+            sizes: dict[str, str | None] = {
+                name: str(size) for name, size in each_cluster.sizes.items()
+            }
+            rows_of = each_cluster.sizes.get("rows")
+            if rows_of in words and dict(each_cluster.kind)["what"] == "vocab":
                 sizes["rows"] = words[rows_of]
             layers, of = "once", None
-            if one.layers is not None:
-                every = len(one.layers) == count
-                layers = "all" if every else f"i in {tuple(sorted(one.layers))}"
+            if each_cluster.layers is not None:
+                every = len(each_cluster.layers) == count
+                layers = "all" if every else f"i in {tuple(sorted(each_cluster.layers))}"
                 of = str(count)
-            kind = dict(one.kind)
-            found.append(LearnedRow(pattern, kind, "always", layers, of, sizes, one.sizes))
+            kind = dict(each_cluster.kind)
+            found.append(LearnedRow(pattern, kind, "always", layers, of, sizes, each_cluster.sizes))
     return found
 
 

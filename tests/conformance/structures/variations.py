@@ -128,15 +128,15 @@ class Variations:
     def _vary_additions(self) -> None:
         """Vary the other fields beside a change that brings parts which the base lacks, and beside
         a switch between sizes."""
-        known = patterns(self.observed[0][1])
+        known_patterns = patterns(self.observed[0][1])
         every = {path: value for path, value in _changes(self.base) if type(value) is int}
         for path, value in [*self._effective.items()]:
             config = _put_value(self.base, path, value)
             rows = next((rows for other, rows in self.observed if other == config), {})
             switch = isinstance(value, bool) and _sizes(rows) != _sizes(self.observed[0][1], rows)
-            if patterns(rows) <= known and not switch:
+            if patterns(rows) <= known_patterns and not switch:
                 continue
-            known |= patterns(rows)
+            known_patterns |= patterns(rows)
             for other, changed in [*(every if switch else self._effective).items()]:
                 if other != path and type(changed) is int:
                     with suppress(Exception):
@@ -154,17 +154,17 @@ def _sizes(rows: Mapping[str, Row], among: Container[str] | None = None) -> dict
 
 def variations(config: dict[str, Any], **arguments: Any) -> Variations:
     """What vLLM builds of a smaller config of this kind and its variations. Raises its errors."""
-    asked = Variations(arguments)
+    asked_variations = Variations(arguments)
     base = fewer_layers(config, 12)
     grouped = _with_fewer_kv_heads(base)
     for candidate in (_with_own_sizes(grouped), grouped):
         with suppress(Exception):
-            asked.ask(candidate)
+            asked_variations.ask(candidate)
             break
     else:
-        asked.ask(base)
-    asked.vary()
-    return asked
+        asked_variations.ask(base)
+    asked_variations.vary()
+    return asked_variations
 
 
 def shape_fields(config: Mapping[str, Any], asked: Variations | None) -> dict[str, Any]:

@@ -426,23 +426,23 @@ def test_a_port_in_use_is_told(tmp_path: Path) -> None:
 def test_a_second_gateway_on_the_same_data_ends_with_3_and_names_the_first(tmp_path: Path) -> None:
     from gateway.store.data_folder import lock
 
-    held = lock(tmp_path)
+    held_lock = lock(tmp_path)
     try:
         done = fitserve("serve", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="0")
         assert done.returncode == 3
         assert f"process {os.getpid()}" in done.stderr
     finally:
-        os.close(held)
+        os.close(held_lock)
 
 
 def test_a_demo_leaves_a_gateway_that_runs_and_its_models_alone(tmp_path: Path) -> None:
     from gateway.store.data_folder import lock
 
-    held = lock(tmp_path)
+    held_lock = lock(tmp_path)
     try:
         done = fitserve("demo", FITSERVE_DATA_DIR=str(tmp_path), FITSERVE_PORT="1")
     finally:
-        os.close(held)
+        os.close(held_lock)
     assert done.returncode == 3
     assert f"(process {os.getpid()}). Its models stay unchanged" in done.stderr
     assert not (tmp_path / "demo-model").exists()

@@ -33,8 +33,8 @@ LARGE = {**LLAMA_8B, "num_hidden_layers": 100}
 @pytest.fixture(autouse=True)
 async def short_residences() -> AsyncIterator[None]:
     with (
-        mock.patch("gateway.controller.decisions.eviction.LEAST_S", 0.2),
-        mock.patch("gateway.controller.decisions.eviction.MOST_S", 0.2),
+        mock.patch("gateway.controller.decisions.eviction.MIN_S", 0.2),
+        mock.patch("gateway.controller.decisions.eviction.MAX_S", 0.2),
     ):
         yield
 
@@ -170,17 +170,17 @@ async def test_the_next_model_is_prepared_while_others_answer(tmp_path: Path) ->
             await add(gateway, tmp_path, "c", args=no_sleep, keep_alive=3600)
             await gateway.until("c", "stopped")
             hold.touch()
-            held = [asyncio.create_task(ask(gateway, name)) for name in ("a", "b")]
+            tasks = [asyncio.create_task(ask(gateway, name)) for name in ("a", "b")]
             for name in ("a", "b"):
                 await count_call(gateway, f'in_flight{{model="{name}"}} 1')
-            asked = asyncio.create_task(ask(gateway, "c"))
+            task = asyncio.create_task(ask(gateway, "c"))
             async with asyncio.timeout(hang_s()):
                 while len(brought) < 3:
                     await asyncio.sleep(0.01)
             assert loaded_models(gateway.world) == {"a", "b"}
             assert (await gateway.show("c"))["attempts"] == []
             hold.unlink()
-            for answer in await asyncio.gather(*held, asked):
+            for answer in await asyncio.gather(*tasks, task):
                 assert answer.status_code == 200
             assert len(brought) == 3, "the start took what was prepared"
 
@@ -322,7 +322,7 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
         await serving(gateway, "pair", 1)
         for name in ("c", "pair"):
             (tmp_path / f"hold-{name}").touch()
-        asked = asyncio.create_task(ask(gateway, "c"))
+        task = asyncio.create_task(ask(gateway, "c"))
         await count_call(gateway, 'in_flight{model="c"} 1')
         answers = [
             asyncio.create_task(ask(gateway, "pair", prompt=str(number))) for number in range(6)
@@ -332,7 +332,7 @@ async def test_a_copy_comes_back_for_requests_that_wait_once_nobody_asks_for_who
         await asyncio.sleep(1.0)
         assert (await gateway.show("c"))["state"] == "ready"
         (tmp_path / "hold-c").unlink()
-        assert (await asked).status_code == 200
+        assert (await task).status_code == 200
         async with asyncio.timeout(hang_s()):
             while engines(gateway.world, "pair") < 2:
                 await asyncio.sleep(0.02)
@@ -376,10 +376,10 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
 
     # Nobody has had its residence, and what is waited for is planned again all the time.
     long = (
-        mock.patch("gateway.controller.decisions.eviction.MOST_S", HANG_S),
-        mock.patch("gateway.controller.decisions.eviction.LEAST_S", HANG_S),
+        mock.patch("gateway.controller.decisions.eviction.MAX_S", HANG_S),
+        mock.patch("gateway.controller.decisions.eviction.MIN_S", HANG_S),
     )
-    anew = mock.patch("gateway.controller.evictor.LEAST_S", 0.05)
+    anew = mock.patch("gateway.controller.evictor.MIN_S", 0.05)
     # That they were asked is known before the next plan: who was not asked leaves first, and then
     # another one would be logged.
     counted = mock.patch("gateway.controller.evictor._COUNT_S", 0.0)
@@ -391,13 +391,13 @@ async def test_who_is_to_leave_is_logged_once_however_often_that_is_planned(
                 assert (await ask(gateway, name)).status_code == 200
             await add(gateway, tmp_path, "c")
             await gateway.until("c", "stopped")
-            asked = asyncio.create_task(ask(gateway, "c"))
+            task = asyncio.create_task(ask(gateway, "c"))
             async with asyncio.timeout(hang_s()):
                 while not told_bytes():
                     await asyncio.sleep(0.02)
             await asyncio.sleep(2.0)
             assert told_bytes() == 1
-            asked.cancel()
+            task.cancel()
 
 
 async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_answered_stays(
@@ -405,8 +405,8 @@ async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_
 ) -> None:
     # A residence is longer than a request of `ask` may take.
     long = (
-        mock.patch("gateway.controller.decisions.eviction.MOST_S", 2 * HANG_S),
-        mock.patch("gateway.controller.decisions.eviction.LEAST_S", 2 * HANG_S),
+        mock.patch("gateway.controller.decisions.eviction.MAX_S", 2 * HANG_S),
+        mock.patch("gateway.controller.decisions.eviction.MIN_S", 2 * HANG_S),
     )
     with long[0], long[1]:
         async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
@@ -418,7 +418,7 @@ async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_
             await gateway.until("c", "stopped")
             assert (await ask(gateway, "c")).status_code == 200
             assert loaded_models(gateway.world) == {"b", "c"}
-            asked = asyncio.create_task(ask(gateway, "a"))
+            task = asyncio.create_task(ask(gateway, "a"))
             await gateway.until("a", "starting")
 
             async def waits() -> bool:
@@ -426,7 +426,7 @@ async def test_who_was_loaded_for_no_request_leaves_for_one_at_once_and_who_has_
 
             await wait_until("a waits for another model", waits)
             assert loaded_models(gateway.world) == {"b", "c"}
-            asked.cancel()
+            task.cancel()
 
 
 async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(

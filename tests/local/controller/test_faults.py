@@ -76,7 +76,7 @@ async def test_an_engine_that_ran_out_of_gpu_memory_is_asked_for_less(
             None,
         )
         assert f"next: {' '.join(next_attempt_text(follows).split())}" in shown
-        assert ("quantization" in {one["what"] for one in follows["differs"]}) is halved
+        assert ("quantization" in {differ["what"] for differ in follows["differs"]}) is halved
         assert (
             "weights are halved while they load: 24.45 GiB were needed here beside the KV cache"
             in shown
@@ -138,7 +138,7 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
         await gateway.until("m", "ready")
     ((name, other),) = world.engines.items()
     other.spec = other.spec.evolve(fingerprint="made-by-somebody")
-    asked = len(other.log)
+    count = len(other.log)
     async with running(tmp_path, healthy, world) as gateway:
         answers = set()
         async with asyncio.timeout(hang_s()):
@@ -146,7 +146,7 @@ async def test_an_adopted_engine_with_another_plan_gets_no_request_and_is_replac
                 body = {"model": "m", "prompt": "hi", "max_tokens": 3}
                 answers.add((await gateway.client.post("/v1/completions", json=body)).status_code)
         assert answers <= {503}
-        assert not [line for line in other.log[asked:] if b"POST" in line]
+        assert not [line for line in other.log[count:] if b"POST" in line]
         await gateway.until("m", "ready")
         ((renewed, engine_now),) = world.engines.items()
         assert engine_now is not other

@@ -32,9 +32,9 @@ async def lost_gpus(gateway: Running, count: int) -> list[str]:
     async with asyncio.timeout(hang_s()):
         while True:
             here = (await gateway.client.get("/admin/hardware")).json()
-            said = [gpu["lost"] for gpu in here["gpus"] if gpu["lost"]]
-            if len(said) == count:
-                return said
+            losses = [gpu["lost"] for gpu in here["gpus"] if gpu["lost"]]
+            if len(losses) == count:
+                return losses
             await asyncio.sleep(0.02)
 
 
@@ -47,7 +47,7 @@ async def start_engine(gateway: Running, tmp_path: Path) -> str:
 
 
 def card(nvml: FakeNvml, uuid: str) -> int:
-    return [one.uuid for one in nvml.cards].index(uuid)
+    return [each_card.uuid for each_card in nvml.cards].index(uuid)
 
 
 @pytest.mark.parametrize("how", ["xid", "lost"])
@@ -96,16 +96,16 @@ async def test_with_no_gpu_left_the_model_says_so_and_comes_back_with_the_gpu(
     nvml = two_3090()
     async with running(tmp_path, healthy, hardware=machine("2x3090"), nvml=nvml) as gateway:
         await start_engine(gateway, tmp_path)
-        for one in nvml.cards:
-            one.error = pynvml.NVML_ERROR_GPU_IS_LOST
+        for each_card in nvml.cards:
+            each_card.error = pynvml.NVML_ERROR_GPU_IS_LOST
         view = await gateway.until("m", "no_plan")
         assert "GPU is lost" in view["detail"]
         assert "is not used" in view["detail"]
         assert not gateway.world.engines
         answer = await gateway.client.post("/v1/completions", json={"model": "m", "prompt": "hi"})
         assert answer.status_code == 503
-        for one in nvml.cards:
-            one.error = None
+        for each_card in nvml.cards:
+            each_card.error = None
         await lost_gpus(gateway, 0)
         await gateway.until("m", "ready")
 

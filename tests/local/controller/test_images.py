@@ -79,9 +79,9 @@ async def test_restarts_take_the_recorded_image_until_somebody_retries(tmp_path:
         await gateway.wait_until_gone("other")
         assert (await gateway.client.post("/admin/models/m/retry")).status_code == 202
         assert (await gateway.show("m"))["attempts"][-1]["digest"] == OLD, "what runs goes on"
-        asked = len(code.asked)
+        count = len(code.asked)
         assert (await crash_engine(gateway, world))["attempts"][-1]["digest"] == NEW
-        assert len(code.asked) == asked, "the other model's answers of this image hold"
+        assert len(code.asked) == count, "the other model's answers of this image hold"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         proofs = {
             fact["fact"]["under"]["digest"]
@@ -110,14 +110,18 @@ class Image(Code):
         self.said: list[str] = []
 
     async def __call__(self, engine: str, document: bytes) -> AsyncGenerator[bytes, None]:
-        asked = json.loads(document)
+        asked_document = json.loads(document)
         self.said.append(
-            "which" if asked["kind"] is None else "version" if asked["version"] else "model"
+            "which"
+            if asked_document["kind"] is None
+            else "version"
+            if asked_document["version"]
+            else "model"
         )
-        if asked["kind"] is None:
+        if asked_document["kind"] is None:
             yield json.dumps({"engine": self.engine}).encode()
             return
-        if asked["version"]:
+        if asked_document["version"]:
             yield json.dumps({"version": OWN | {"version": "99.1.0+cpu"}}).encode()
             return
         async for line in super().__call__(engine, document):

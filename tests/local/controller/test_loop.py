@@ -108,14 +108,14 @@ async def test_the_engines_own_maximum_is_learnt_and_used(tmp_path: Path) -> Non
     starts: list[int] = []
 
     def limited_script(spec: LaunchSpec) -> EngineScript:
-        asked = context_of(spec)
-        starts.append(asked)
-        if asked > 1024:
+        context = context_of(spec)
+        starts.append(context)
+        if context > 1024:
             # It prints its reason and lingers, as engines do: nobody waits for its end.
             return EngineScript(
-                model=spec.model, lines=((0, TOO_LONG.format(asked=asked)),), serve=False
+                model=spec.model, lines=((0, TOO_LONG.format(asked=context)),), serve=False
             )
-        return EngineScript(model=spec.model, max_model_len=asked)
+        return EngineScript(model=spec.model, max_model_len=context)
 
     source = model_folder(tmp_path / "model")
     async with running(tmp_path, limited_script) as gateway:
@@ -530,7 +530,7 @@ async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mirror, "_REST_S", math.inf)
-    monkeypatch.setattr(loop_module, "_STORE_LOOK_S", 0.1)
+    monkeypatch.setattr(loop_module, "_STORE_POLL_S", 0.1)
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
@@ -556,7 +556,7 @@ async def test_a_database_that_is_damaged_while_open_is_told_and_put_back(
 async def test_the_logs_of_forgotten_attempts_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(managed_model, "MOST_ENDED_ATTEMPTS", 1)
+    monkeypatch.setattr(managed_model, "MAX_ENDED_ATTEMPTS", 1)
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         logs = [log_path(tmp_path / "data", f"m-r0-a{number}") for number in (1, 2, 3)]
@@ -599,7 +599,7 @@ async def test_a_gateway_that_has_not_looked_yet_knows_its_models_and_has_their_
 
     monkeypatch.setattr(MemoryHost, "list", held_script)
     async with running(tmp_path, healthy, world) as gateway:
-        asked = [
+        tasks = [
             asyncio.create_task(
                 gateway.client.post(
                     "/v1/completions", json={"model": name, "prompt": "hi", "max_tokens": 3}
@@ -609,6 +609,6 @@ async def test_a_gateway_that_has_not_looked_yet_knows_its_models_and_has_their_
         ]
         unknown = await gateway.client.post("/v1/completions", json={"model": "x", "prompt": "hi"})
         assert unknown.status_code == 404
-        assert not any(one.done() for one in asked)
+        assert not any(task.done() for task in tasks)
         may_look.set()
-        assert [one.status_code for one in await asyncio.gather(*asked)] == [200, 200]
+        assert [one.status_code for one in await asyncio.gather(*tasks)] == [200, 200]

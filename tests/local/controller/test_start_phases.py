@@ -41,8 +41,8 @@ class Pull:
 
     async def _prepare(self, _engine: EngineRef, report: Callable[[str], None]) -> None:
         words, self._words = self._words, ()
-        for said in words:
-            report(said)
+        for word in words:
+            report(word)
             await self._go.acquire()
 
     def go_on(self) -> None:
@@ -131,8 +131,8 @@ async def test_a_pull_that_moves_may_take_longer_than_the_patience(
     pull = Pull(monkeypatch, *words)
     async with running(tmp_path, healthy, start_timeout_s=1800) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
-        for said in words:
-            await wait_until_listed(gateway, said)
+        for word in words:
+            await wait_until_listed(gateway, word)
             clock.now += 1700
             await looked_at(clock)
             pull.go_on()

@@ -44,7 +44,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 @pytest.fixture(autouse=True)
 def log_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
     monkeypatch.setattr("gateway.supervision.FIRST_REST_S", 0.01)
-    monkeypatch.setattr("gateway.supervision.LONGEST_REST_S", 0.1)
+    monkeypatch.setattr("gateway.supervision.MAX_REST_S", 0.1)
     with capture_logs() as events:
         yield events
 
@@ -226,7 +226,7 @@ async def test_a_model_whose_route_cannot_be_made_has_none_and_the_others_have_t
 async def test_a_pass_that_breaks_is_told_and_the_next_one_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, method: str
 ) -> None:
-    monkeypatch.setattr(loop, "_MOST_BROKEN_PASSES", 1_000_000)
+    monkeypatch.setattr(loop, "_MAX_BROKEN_PASSES", 1_000_000)
     async with running(tmp_path, healthy) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
@@ -252,7 +252,7 @@ async def test_when_the_loop_ends_health_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """What runs is served on, until the process ends (tests/local/server/test_app.py)."""
-    monkeypatch.setattr(loop, "_MOST_BROKEN_PASSES", 3)
+    monkeypatch.setattr(loop, "_MAX_BROKEN_PASSES", 3)
     world = World()
     async with running(tmp_path, healthy, world) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
@@ -275,7 +275,7 @@ async def test_when_the_loop_ends_health_fails(
 async def test_a_host_that_is_away_never_ends_the_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_MOST_BROKEN_PASSES", 2)
+    monkeypatch.setattr(loop, "_MAX_BROKEN_PASSES", 2)
     world = World()
     for _ in range(20):
         world.fail_next("list", HostError("Docker does not answer."))

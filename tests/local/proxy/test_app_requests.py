@@ -30,9 +30,9 @@ WHOLE = b'{"choices": [], "answered": true}'
 
 
 def record_events(file: Path) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(file.read_text())["requests"]
-    assert found
-    return found
+    requests: list[dict[str, Any]] = json.loads(file.read_text())["requests"]
+    assert requests
+    return requests
 
 
 async def answer_as_engines(call: Call) -> None:

@@ -18,11 +18,11 @@ pytestmark = pytest.mark.anyio
 
 
 def test_an_answer_that_is_no_event_stream_becomes_one_event() -> None:
-    kept = BufferedAnswer()
-    kept.writelines([b'{"error":\n', b'{"message": "x"}}'])
-    assert kept.event("openai", 400) == b'data: {"error":{"message":"x"}}\n\n'
+    buffered_answer = BufferedAnswer()
+    buffered_answer.writelines([b'{"error":\n', b'{"message": "x"}}'])
+    assert buffered_answer.event("openai", 400) == b'data: {"error":{"message":"x"}}\n\n'
     told = b'{"type":"error","error":{"type":"invalid_request_error","message":"x"}}'
-    assert kept.event("anthropic", 400) == b"event: error\ndata: %b\n\n" % told
+    assert buffered_answer.event("anthropic", 400) == b"event: error\ndata: %b\n\n" % told
     for data in (b"<html>\n\n</html>", b"[" * 200_000):
         odd = BufferedAnswer()
         odd.write(data)
@@ -94,8 +94,8 @@ async def test_a_client_of_anthropic_hears_that_its_connection_closes_after_an_e
         async with Upstream(engine) as upstream:
             gateway.route(model(upstream.url))
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-            asked = raw_request(json.dumps(ASK).encode(), "/v1/messages")
-            writer.write(asked.replace(b"host: x", b"host: x\r\nconnection: close"))
+            asked_raw_request = raw_request(json.dumps(ASK).encode(), "/v1/messages")
+            writer.write(asked_raw_request.replace(b"host: x", b"host: x\r\nconnection: close"))
             head, _, body = (await asyncio.wait_for(reader.read(), HANG_S)).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 400 ")
             assert b"connection: close" in head.split(b"\r\n")

@@ -302,9 +302,9 @@ async def test_garbage_behind_a_good_request_is_refused_after_the_answer(gateway
 async def test_only_so_many_requests_may_be_sent_ahead(gateway: Gateway) -> None:
     async with stage(gateway, answers) as [upstream]:
         answer = await talk(gateway.port, GOOD * 100)
-        assert answer.count(b"HTTP/1.1 200 OK") == guard.PIPELINED + 1
+        assert answer.count(b"HTTP/1.1 200 OK") == guard.MAX_PIPELINED_REQUESTS + 1
         assert answer.count(b"HTTP/1.1 400 ") == 1
-        assert len(upstream.requests) == guard.PIPELINED + 1
+        assert len(upstream.requests) == guard.MAX_PIPELINED_REQUESTS + 1
 
 
 async def test_a_client_that_leaves_takes_all_it_sent_ahead_with_it(gateway: Gateway) -> None:
@@ -404,12 +404,14 @@ async def test_too_many_connections_are_told_to_come_back() -> None:
     for total, each in (3, 9), (9, 3):
         with Gateway(connections=total, connections_per_address=each) as gateway:
             gateway.route(model(refused_url()))
-            kept = [await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)]
+            connections = [
+                await asyncio.open_connection("127.0.0.1", gateway.port) for _ in range(3)
+            ]
             await until(lambda gateway=gateway: len(gateway.plane.connections) == 3)  # type: ignore[misc]
             answer = await talk(gateway.port, b"")
             assert answer.startswith(b"HTTP/1.1 503 ")
             assert b"retry-after: 1\r\n" in answer
-            for _, writer in kept:
+            for _, writer in connections:
                 writer.close()
             await until(lambda gateway=gateway: not gateway.plane.connections)  # type: ignore[misc]
             assert (await statuses(gateway.port, b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n", 1))[
@@ -704,7 +706,7 @@ async def test_a_request_is_answered_where_there_is_no_memory_to_remember_its_he
 ) -> None:
     monkeypatch.setattr(client_connection, "bytes", read_to_end, raising=False)
     async with stage(gateway, answers):
-        assert [one[:3] for one in await statuses(gateway.port, GOOD, 1)] == [b"200"]
+        assert [statuse[:3] for statuse in await statuses(gateway.port, GOOD, 1)] == [b"200"]
 
 
 async def test_a_refused_body_is_not_waited_for() -> None:
@@ -808,10 +810,10 @@ async def test_a_client_that_is_still_sending_hears_the_answer_of_fastapi() -> N
 
 
 async def test_what_is_sent_ahead_stays_in_the_kernel_until_its_turn(gateway: Gateway) -> None:
-    held = asyncio.Event()
+    held_event = asyncio.Event()
 
     async def script(call: Call) -> None:
-        await held.wait()
+        await held_event.wait()
         await call.reply(b"{}")
 
     large = json.dumps({**ASK, "user": "x" * 2**20}).encode()
@@ -826,7 +828,7 @@ async def test_what_is_sent_ahead_stays_in_the_kernel_until_its_turn(gateway: Ga
         assert not front.discarding
         assert len(front._turns) == 1
         assert gateway.plane.body_budget.used < len(large) / 2
-        held.set()
+        held_event.set()
         for _ in range(15):
             assert (await status(reader)).startswith(b"200 OK | {}")
         assert (await status(reader)).startswith(b"200 OK | /echo ")
@@ -923,7 +925,7 @@ async def test_whatever_becomes_of_a_large_body_it_is_counted_no_longer(
 async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
     with Gateway(connections=2) as gateway:
         gateway.route(model(refused_url()))
-        kept = [
+        connections = [
             await asyncio.open_connection("127.0.0.1", gateway.port)
             for _ in range(2 + guard.refusal_capacity(2))
         ]
@@ -931,7 +933,7 @@ async def test_a_flood_of_connections_is_not_answered_one_by_one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         with contextlib.suppress(ConnectionResetError):
             assert await asyncio.wait_for(reader.read(), HANG_S) == b""
-        for _, one in (*kept, (reader, writer)):
+        for _, one in (*connections, (reader, writer)):
             one.transport.abort()
 
 
@@ -984,7 +986,7 @@ async def test_as_many_requests_as_may_wait_are_all_answered_from_bounded_bytes(
         names = [f"{'m' * 90}{number}" for number in range(3000)]
         plane.routes.table = RouteTable({name: model(upstream.url, name=name) for name in names})
         reader, writer = await connect_without_reading(port)
-        count = guard.PIPELINED + 1
+        count = guard.MAX_PIPELINED_REQUESTS + 1
         writer.write(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % path.encode() * count)
         await until(lambda: any(connection.is_write_paused for connection in plane.connections))
         (front,) = plane.connections
@@ -993,7 +995,7 @@ async def test_as_many_requests_as_may_wait_are_all_answered_from_bounded_bytes(
         for _ in range(1000):
             await asyncio.sleep(0)
             most = max(most, front.transport.get_write_buffer_size())
-        assert front.pipelined_count <= guard.PIPELINED
+        assert front.pipelined_count <= guard.MAX_PIPELINED_REQUESTS
         assert not front.transport.is_reading()
         assert 0 < most <= 4 * PIECE_BYTES
         reader._transport.resume_reading()  # type: ignore[attr-defined]
@@ -1033,13 +1035,13 @@ async def test_a_client_that_takes_no_answer_asks_nothing_more() -> None:
             if front is not None:
                 front.transport.set_write_buffer_limits(high=4096)
         assert not front.transport.is_reading()
-        held = front.transport.get_write_buffer_size()
-        assert held <= 4 * PIECE_BYTES
+        buffer_size = front.transport.get_write_buffer_size()
+        assert buffer_size <= 4 * PIECE_BYTES
         writer.write(one * 1000)
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert front.transport.get_write_buffer_size() <= held
-        assert front.pipelined_count <= guard.PIPELINED
+        assert front.transport.get_write_buffer_size() <= buffer_size
+        assert front.pipelined_count <= guard.MAX_PIPELINED_REQUESTS
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(hang_s()):
             for number in range(asked + 1000):

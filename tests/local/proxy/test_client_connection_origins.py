@@ -80,8 +80,8 @@ async def test_a_named_page_may_ask_models_and_the_admin_api_and_another_may_not
 
 async def test_without_the_setting_no_page_is_told_anything(tmp_path: Path) -> None:
     async with running(tmp_path, healthy, admin_key=KEY) as gateway:
-        asked = await preflight(gateway, "/v1/chat/completions", APP)
-        assert (asked.status_code, ALLOWED in asked.headers) == (401, False)
+        app_preflight = await preflight(gateway, "/v1/chat/completions", APP)
+        assert (app_preflight.status_code, ALLOWED in app_preflight.headers) == (401, False)
 
 
 async def test_all_pages_may_ask_the_models_of_a_gateway_without_keys_and_not_its_admin_api(
@@ -111,11 +111,11 @@ async def test_preflights_are_answered_where_workers_serve(tmp_path: Path) -> No
             async with httpx.AsyncClient(
                 base_url=gateway.url, trust_env=False, timeout=HANG_S
             ) as client:
-                asked = await client.options(
+                options = await client.options(
                     "/v1/chat/completions", headers={**CHAT_PREFLIGHT, "origin": APP}
                 )
                 listed = await client.get("/v1/models", headers={"origin": APP, "x-api-key": KEY})
-                assert [(one.status_code, one.headers[ALLOWED]) for one in (asked, listed)] == [
+                assert [(one.status_code, one.headers[ALLOWED]) for one in (options, listed)] == [
                     (200, APP)
                 ] * 2
         finally:

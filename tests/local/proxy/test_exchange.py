@@ -306,12 +306,12 @@ async def test_slow_readers_hold_little_memory_and_slow_nobody_else(gateway: Gat
         await until(
             lambda: sum(not reads_on(front) for front in list(gateway.plane.connections)) == 50
         )
-        held = [
+        buffer_sizes = [
             front.transport.get_write_buffer_size() for front in list(gateway.plane.connections)
         ]
-        assert len(held) == 50
-        assert max(held) <= 512 * 1024
-        assert sum(held) <= 50 * 256 * 1024
+        assert len(buffer_sizes) == 50
+        assert max(buffer_sizes) <= 512 * 1024
+        assert sum(buffer_sizes) <= 50 * 256 * 1024
         async with http_client(gateway) as client:
             assert (await client.post(CHAT, json={**ASK, "user": "quick"})).status_code == 200
         for _, writer in clients:
@@ -745,22 +745,22 @@ DEATHS = (closes, says_that_it_dies, says_so_in_pieces, begins_to_say_so)
 async def test_a_request_whose_engine_dies_before_it_answered_is_answered_by_another_one(
     gateway: Gateway, death: Callable[[Call], Awaitable[None]], stream: bool
 ) -> None:
-    asked: list[Call] = []
+    calls: list[Call] = []
 
     async def first_dies(call: Call) -> None:
-        asked.append(call)
-        await (death if len(asked) == 1 else streams_one if stream else answers)(call)
+        calls.append(call)
+        await (death if len(calls) == 1 else streams_one if stream else answers)(call)
 
     async with (
-        Upstream(first_dies) as one,
+        Upstream(first_dies) as upstream,
         Upstream(first_dies) as other,
         http_client(gateway) as client,
     ):
-        gateway.route(model(one.url, other.url))
+        gateway.route(model(upstream.url, other.url))
         answer = await client.post(CHAT, json={**ASK, "stream": stream})
         assert answer.status_code == 200
-        assert (len(one.calls), len(other.calls)) == (1, 1)
-        assert asked[0].body == asked[1].body
+        assert (len(upstream.calls), len(other.calls)) == (1, 1)
+        assert calls[0].body == calls[1].body
         await gateway.wait_until_settled()
 
 
@@ -769,15 +769,15 @@ async def test_a_request_that_kills_engines_is_asked_of_two_at_most(
     gateway: Gateway, death: Callable[[Call], Awaitable[None]], status: int
 ) -> None:
     async with (
-        Upstream(death) as one,
+        Upstream(death) as upstream,
         Upstream(death) as two,
         Upstream(death) as three,
         http_client(gateway) as client,
     ):
-        gateway.route(model(one.url, two.url, three.url))
+        gateway.route(model(upstream.url, two.url, three.url))
         answer = await client.post(CHAT, json=ASK)
         assert answer.status_code == status
-        assert sum(len(each.calls) for each in (one, two, three)) == 2
+        assert sum(len(each.calls) for each in (upstream, two, three)) == 2
         await gateway.wait_until_settled()
 
 
@@ -785,8 +785,12 @@ async def test_another_error_of_an_engine_is_passed_on_as_it_is(gateway: Gateway
     async def fails(call: Call) -> None:
         await call.reply(b'{"error": {"message": "a bug"}}', "500 Internal Server Error")
 
-    async with Upstream(fails) as one, Upstream(answers) as other, http_client(gateway) as client:
-        gateway.route(model(one.url))
+    async with (
+        Upstream(fails) as upstream,
+        Upstream(answers) as other,
+        http_client(gateway) as client,
+    ):
+        gateway.route(model(upstream.url))
         assert [(await client.post(CHAT, json=ASK)).text for _ in range(2)] == [
             '{"error": {"message": "a bug"}}'
         ] * 2

@@ -43,10 +43,12 @@ async def test_p8_a_line_or_a_head_without_end_takes_no_memory(tmp_path: Path) -
             before = gateway.resident_mib
             for kind, size in ((b"event", MIB), (b"plain", MIB), (b"head", 0)):
                 reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-                asked = raw_request(
+                asked_raw_request = raw_request(
                     b'{"model":"m","messages":[],"stream":%b,"kind":"%b"}' % (b"false", kind)
                 )
-                writer.write(asked.replace(b"host: x", b"host: localhost\r\nconnection: close"))
+                writer.write(
+                    asked_raw_request.replace(b"host: x", b"host: localhost\r\nconnection: close")
+                )
                 status = await asyncio.wait_for(reader.readline(), HANG_S)
                 assert status == (
                     b"HTTP/1.1 200 OK\r\n" if size else b"HTTP/1.1 502 Bad Gateway\r\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.proxy.access.auth import ANYONE, Key, KeyLimits
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.bodies.body_budget import SMALL_BYTES
 from tests.support.dataplane import (
     ASK,
@@ -51,7 +51,7 @@ class OneKey(Everyone):
     """One key for every caller, with two requests at once."""
 
     def authenticate(self, headers: Any, need: str, address: str) -> Key:
-        return replace(ANYONE, name="app", limit=KeyLimits(in_flight=2))
+        return replace(ANONYMOUS_KEY, name="app", limit=KeyLimits(in_flight=2))
 
 
 async def test_a_request_for_which_there_is_no_memory_is_not_under_way() -> None:

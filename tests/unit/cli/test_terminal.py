@@ -47,10 +47,10 @@ def test_a_terminal_gets_whole_words(monkeypatch: pytest.MonkeyPatch, columns: i
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         print_message(words)
-    said = os.read(ours, 4096).decode()
+    text = os.read(ours, 4096).decode()
     os.close(ours)
-    assert said.split() == words.split()
-    assert all(len(line) <= columns or " " not in line for line in said.splitlines())
+    assert text.split() == words.split()
+    assert all(len(line) <= columns or " " not in line for line in text.splitlines())
 
 
 # Columns of `fitserve ps`: those that fit when their cells wrap, the last below, and those of which

@@ -18,8 +18,7 @@ from gateway.controller.watch.engine_client import EngineClient
 from gateway.controller.watch.watcher import WatchContext, Watcher
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.facts.learn import facts_of_log, learn
-from gateway.diagnosis.lines.line_filter import ALARMS, PROGRESS, LineFilter
-from gateway.diagnosis.lines.line_filter import FATAL as FATAL_WORDS
+from gateway.diagnosis.lines.line_filter import ALARM_WORDS, FATAL_WORDS, PROGRESS_WORDS, LineFilter
 from gateway.diagnosis.lines.log_lines import MAX_LINE, clean, parse
 from gateway.diagnosis.log_reader import LogReader
 from gateway.diagnosis.remedy import Case, fill
@@ -288,7 +287,7 @@ def test_a_line_is_found_however_often_its_like_stands_beside_it(texts: list[str
 def test_no_anchor_has_a_digit_which_are_left_out_where_lines_are_compared() -> None:
     assert not [
         anchor
-        for anchor in ALARMS + FATAL_WORDS + PROGRESS
+        for anchor in ALARM_WORDS + FATAL_WORDS + PROGRESS_WORDS
         if any(48 <= byte < 58 for byte in anchor)
     ]
 
@@ -415,11 +414,11 @@ async def test_the_watcher_waits_for_no_end_of_an_engine_whose_log_has_the_proof
         "failed-001-marlin-moe-first-request",
         "failed-sglang-oom-graphs-0.5.23",
     ):
-        seen = await watch_log(name, ends=False)
-        proof = seen.proof
+        seen_watch_log = await watch_log(name, ends=False)
+        proof = seen_watch_log.proof
         assert proof is not None
         assert (proof.kind, proof.line_number) == (CASES[name]["kind"], CASES[name]["line"])
-        assert not seen.log_ended
+        assert not seen_watch_log.log_ended
 
 
 @pytest.mark.anyio
@@ -661,7 +660,7 @@ def test_the_command_cites_the_line_and_fails() -> None:
 def test_the_command_speaks_json_and_reads_standard_input() -> None:
     code, output, _ = run("-", "--json", given=text("failed-e-kv-too-small-for-len-ns"))
     assert code == 1
-    found = yaml.safe_load(output)
+    document = yaml.safe_load(output)
     keys = [
         "schema",
         "kind",
@@ -674,19 +673,19 @@ def test_the_command_speaks_json_and_reads_standard_input() -> None:
         "line_number",
     ]
     keys += ["facts", "advice", "steps", "proves"]
-    assert list(found) == keys
+    assert list(document) == keys
     assert (
-        found["schema"],
-        found["kind"],
-        found["engine_max_model_len"],
-        found["line_number"],
+        document["schema"],
+        document["kind"],
+        document["engine_max_model_len"],
+        document["line_number"],
     ) == (SCHEMA, "kv_too_small", 51312, 51)
-    assert {"kernel", "backend", "layer", "flag", "value"} <= set(found["culprit"])
-    assert found["facts"][0]["scope"]["engine"] == "vllm==0.26.0"
-    assert found["message"].startswith("A context of 131072 tokens needs")
-    assert found["steps"][0] == "Request a context of at most 51312 tokens, which fits."
-    assert "Request a context of at most 51312 tokens, which fits." in found["steps"]
-    assert found["advice"]
+    assert {"kernel", "backend", "layer", "flag", "value"} <= set(document["culprit"])
+    assert document["facts"][0]["scope"]["engine"] == "vllm==0.26.0"
+    assert document["message"].startswith("A context of 131072 tokens needs")
+    assert document["steps"][0] == "Request a context of at most 51312 tokens, which fits."
+    assert "Request a context of at most 51312 tokens, which fits." in document["steps"]
+    assert document["advice"]
 
 
 @pytest.mark.parametrize(
@@ -703,8 +702,13 @@ def test_no_proof_of_failure_is_no_proof_of_health(name: str) -> None:
 def test_a_healthy_log_is_no_failure() -> None:
     code, output, _ = run(str(LOGS / "healthy-c-awq.log"), "--json")
     assert code == 0
-    found = yaml.safe_load(output)
-    assert (found["kind"], found["line"], found["facts"], found["advice"]) == ("none", None, [], [])
+    document = yaml.safe_load(output)
+    assert (document["kind"], document["line"], document["facts"], document["advice"]) == (
+        "none",
+        None,
+        [],
+        [],
+    )
 
 
 @pytest.mark.parametrize("arguments", [("/nowhere.log",), ("-", "--engine", "tgi==1.0")])

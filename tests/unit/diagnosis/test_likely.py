@@ -126,8 +126,8 @@ def test_the_beginning_of_a_log_that_fails_later_is_no_likely_failure(
         st.sampled_from(
             [
                 word
-                for one in SIGNATURES.rows.words
-                for word in ("nccl", "gated", "lora", *one.exceptions)
+                for each_word in SIGNATURES.rows.words
+                for word in ("nccl", "gated", "lora", *each_word.exceptions)
             ]
         ),
         max_size=30,

@@ -577,13 +577,13 @@ def test_what_wraps_an_error_tells_when_it_was_raised() -> None:
 
 
 def test_a_traceback_may_begin_behind_other_words() -> None:
-    asked = (
+    text = (
         f"{V0}Exception in worker VllmWorkerProcess while processing method load_model: boom,"
         f" {TRACE}"
     )
     frame = f'{V0}  File "{SITE}/vllm/model_executor/models/x.py", line 7, in load_weights'
-    assert verdict_after_service(asked, frame, f"{V0}RuntimeError: boom")[0] == "weights_corrupt"
-    known = asked.replace(
+    assert verdict_after_service(text, frame, f"{V0}RuntimeError: boom")[0] == "weights_corrupt"
+    known = text.replace(
         "boom",
         "The model's max seq len (9) is larger than the maximum number of tokens that can be stored"
         " in KV cache (8)",
@@ -615,8 +615,10 @@ def test_what_another_program_logs_as_information_is_read_as_what_it_is() -> Non
         diagnose(["\n".join(f"{carried}{line}" for line in raised).encode()], SIGNATURES)[0].kind
         == "no_kernel_image"
     )
-    own = f"{carried}It goes on."
-    assert diagnose(["\n".join(("RuntimeError: boom", own)).encode()], SIGNATURES)[0].kind == "none"
+    text = f"{carried}It goes on."
+    assert (
+        diagnose(["\n".join(("RuntimeError: boom", text)).encode()], SIGNATURES)[0].kind == "none"
+    )
 
 
 def test_stamps_with_tabs_are_left_out() -> None:

@@ -33,17 +33,21 @@ def test_an_option_is_set_unset_or_not_told() -> None:
 
 
 def test_pairs_within_a_list_are_no_options() -> None:
-    given = options("server_args=ServerArgs(lora_paths=['a=/m/one', 'b=/m/two'], tp_size=2)")
-    assert [given.is_set(flag) for flag in ("tp-size", "a", "b")] == [True, None, None]
-    assert given.options_in("Failed to load a because it adds tokens") == ""
+    given_options = options(
+        "server_args=ServerArgs(lora_paths=['a=/m/one', 'b=/m/two'], tp_size=2)"
+    )
+    assert [given_options.is_set(flag) for flag in ("tp-size", "a", "b")] == [True, None, None]
+    assert given_options.options_in("Failed to load a because it adds tokens") == ""
 
 
 @pytest.mark.parametrize("template", ['"{{ it\'s"', "'{% set a = \\'b\\' %}{{ a'", "'}}'"])
 def test_brackets_of_a_text_are_its_own(template: str) -> None:
-    given = options(f"non-default args: {{'chat_template': {template}, 'enforce_eager': True}}")
-    assert given.is_set("enforce-eager")
-    assert given.is_set("chat-template")
-    assert not given.rules_out("Omit --enforce-eager.")
+    given_options = options(
+        f"non-default args: {{'chat_template': {template}, 'enforce_eager': True}}"
+    )
+    assert given_options.is_set("enforce-eager")
+    assert given_options.is_set("chat-template")
+    assert not given_options.rules_out("Omit --enforce-eager.")
 
 
 def test_features_are_what_a_start_can_do_without() -> None:
@@ -53,25 +57,30 @@ def test_features_are_what_a_start_can_do_without() -> None:
 
 
 def test_options_are_related_by_name_or_value_to_what_a_text_says() -> None:
-    given = options(
+    given_options = options(
         "non-default args: {'model': '/m/tokenizer', 'tokenizer_mode': 'mistral', 'load_format':"
         " 'mistral', 'max_model_len': 4096, 'enable_prefix_caching': False}"
     )
-    assert given.options_about("TypeError in the Tokenizer") == "--tokenizer-mode"
-    assert given.options_about("a MistralProcessor") == "--tokenizer-mode, --load-format"
-    assert given.options_about("caching of 4096 models") == ""
+    assert given_options.options_about("TypeError in the Tokenizer") == "--tokenizer-mode"
+    assert given_options.options_about("a MistralProcessor") == "--tokenizer-mode, --load-format"
+    assert given_options.options_about("caching of 4096 models") == ""
 
 
 def test_a_part_is_named_without_the_word_of_its_switch() -> None:
-    given = options(VLLM)
-    assert given.options_in("Expert parallelism is not supported") == "--enable-expert-parallel"
-    assert given.options_in("expert-parallel ranks") == "--enable-expert-parallel"
-    assert given.options_in("an eager expert") == ""
+    given_options = options(VLLM)
+    assert (
+        given_options.options_in("Expert parallelism is not supported")
+        == "--enable-expert-parallel"
+    )
+    assert given_options.options_in("expert-parallel ranks") == "--enable-expert-parallel"
+    assert given_options.options_in("an eager expert") == ""
 
 
 def test_the_former_list_of_all_options_is_read() -> None:
-    given = options("args: Namespace(model='/m/frob', dtype='auto', enable_expert_parallel=True)")
-    assert [given.is_set(flag) for flag in ("dtype", "enable-expert-parallel", "port")] == [
+    given_options = options(
+        "args: Namespace(model='/m/frob', dtype='auto', enable_expert_parallel=True)"
+    )
+    assert [given_options.is_set(flag) for flag in ("dtype", "enable-expert-parallel", "port")] == [
         False,
         True,
         None,
@@ -120,28 +129,32 @@ def test_a_list_of_settings_has_what_the_start_can_change(step: str, narrowed: s
 
 
 def test_an_option_is_named_by_its_whole_name_or_short_form() -> None:
-    given = options(
+    given_options = options(
         "non-default args: {'block_size': 128, 'kv_cache_dtype': 'fp8_e5m2',"
         " 'data_parallel_size': 2, 'max_num_seqs': 8}"
     )
     assert (
-        given.options_in("block_size=128 and a KV cache dtype") == "--block-size, --kv-cache-dtype"
+        given_options.options_in("block_size=128 and a KV cache dtype")
+        == "--block-size, --kv-cache-dtype"
     )
-    assert given.options_in("2 DP groups") == "--data-parallel-size"
-    assert given.options_in("no scales for an fp8 KV cache") == "--kv-cache-dtype"
-    assert given.options_in("no blocks in the KV cache") == ""
-    assert given.options_in("unblock_sized DPS") == ""
-    assert given.options_about("fp8_e5m2 is not supported") == "--kv-cache-dtype"
+    assert given_options.options_in("2 DP groups") == "--data-parallel-size"
+    assert given_options.options_in("no scales for an fp8 KV cache") == "--kv-cache-dtype"
+    assert given_options.options_in("no blocks in the KV cache") == ""
+    assert given_options.options_in("unblock_sized DPS") == ""
+    assert given_options.options_about("fp8_e5m2 is not supported") == "--kv-cache-dtype"
 
 
 def test_a_feature_with_a_number_is_named_by_two_words_of_its_flag() -> None:
-    given = options(
+    given_options = options(
         "non-default args: {'decode_context_parallel_size': 8, 'cpu_offload_gb': 4,"
         " 'max_num_seqs': 8}"
     )
-    assert given.options_about("frob:_context_parallel_frob") == "--decode-context-parallel-size"
-    assert given.options_about("frob/cpu_offload.py:move") == "--cpu-offload-gb"
-    assert given.options_about("context of num_seqs in parallel, max 8") == ""
+    assert (
+        given_options.options_about("frob:_context_parallel_frob")
+        == "--decode-context-parallel-size"
+    )
+    assert given_options.options_about("frob/cpu_offload.py:move") == "--cpu-offload-gb"
+    assert given_options.options_about("context of num_seqs in parallel, max 8") == ""
 
 
 @pytest.mark.parametrize(

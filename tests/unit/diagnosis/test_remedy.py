@@ -36,7 +36,9 @@ def test_every_text_is_whole_with_and_without_each_value(row: FailureSignature |
         *({name: 7 for name in named if name != left_out} for left_out in named),
     ]
     phase = getattr(row, "phase", None) or "load"
-    for known, engine in ((known, engine) for known in cases for engine in ("vllm", "sglang")):
+    for known, engine in (
+        (known_case, engine) for known_case in cases for engine in ("vllm", "sglang")
+    ):
         case = Case(row.kind, phase, engine, dict(known))
         message, advice, cure = CURES.describe(row, case)
         assert message != "The engine failed."

@@ -60,9 +60,9 @@ def test_every_row_has_an_example() -> None:
 def test_no_row_above_takes_the_example_of_a_text(row: TextSignature, example: str) -> None:
     frames = frozenset((row.frame,) if row.frame else ())
     for engine in (None, *(row.engines or ("vllm", "sglang"))):
-        found = SIGNATURES.match_text(first_text(example), engine, frames, line=row.line_start)
-        assert found is not None
-        assert found[0] is row, found[0]
+        text_row = SIGNATURES.match_text(first_text(example), engine, frames, line=row.line_start)
+        assert text_row is not None
+        assert text_row[0] is row, text_row[0]
 
 
 @pytest.mark.parametrize(("row", "example"), texts())
@@ -82,10 +82,12 @@ def test_a_log_with_the_example_of_a_text_is_diagnosed_as_its_row(
 
 @pytest.mark.parametrize("row", TEXTS, ids=lambda row: f"{row.kind}: {row.examples[0][:60]}")
 def test_every_alternative_of_a_text_has_an_example(row: TextSignature) -> None:
-    said = [first_text(example) for example in row.examples]
+    first_texts = [first_text(example) for example in row.examples]
     search = re.match if row.line_start else re.search
     assert not [
-        part for part in alternatives(row.pattern) if not any(search(part, text) for text in said)
+        part
+        for part in alternatives(row.pattern)
+        if not any(search(part, text) for text in first_texts)
     ]
 
 
@@ -95,9 +97,11 @@ def test_no_row_above_takes_the_example_of_a_structure(
 ) -> None:
     phases = row.phases or PHASES.get(row.kind, ("starting", "load", "serving"))
     for phase in phases[:3]:
-        found = SIGNATURES.match_structure(shape_of(example, phase), next(iter(row.engines), None))
-        assert found is not None
-        assert found[0] is row, found[0]
+        structure_row = SIGNATURES.match_structure(
+            shape_of(example, phase), next(iter(row.engines), None)
+        )
+        assert structure_row is not None
+        assert structure_row[0] is row, structure_row[0]
 
 
 @pytest.mark.parametrize(("row", "example"), structures())
@@ -105,7 +109,9 @@ def test_a_log_with_the_example_of_a_structure_names_its_kind(
     row: StructuralSignature, example: str
 ) -> None:
     phases = row.phases or PHASES.get(row.kind, ("starting",))
-    phase = next(one for one in phases if BEGINS[one] or one == "starting")
+    phase = next(
+        each_phase for each_phase in phases if BEGINS[each_phase] or each_phase == "starting"
+    )
     frames, raised = split_example(example)
     lines = (
         [BEGINS[phase], *traceback(frames, raised)]

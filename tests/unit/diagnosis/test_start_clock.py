@@ -30,9 +30,9 @@ def phase_seconds(name: str) -> dict[str, float]:
         clock.enter(reader.progress.phase, now_s)
         if clock.phase == "prove":
             break
-    found = clock.seconds(now_s)
-    assert sum(found.values()) == pytest.approx(now_s)
-    return found
+    seconds = clock.seconds(now_s)
+    assert sum(seconds.values()) == pytest.approx(now_s)
+    return seconds
 
 
 @pytest.mark.parametrize("name", READY)

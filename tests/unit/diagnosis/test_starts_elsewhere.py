@@ -41,11 +41,16 @@ def test_the_seconds_are_those_of_a_log(name: str) -> None:
 
 def test_a_start_like_them_has_their_band_and_another_one_none() -> None:
     made = plan()
-    found = start_elsewhere(made, UNKNOWN)
-    assert found is not None
-    assert (found.low_s, found.high_s, found.starts, found.grade) == (56, 141, 4, "elsewhere")
-    assert found.phases["compile"] == 32.5
-    assert "load" not in found.phases
+    elsewhere = start_elsewhere(made, UNKNOWN)
+    assert elsewhere is not None
+    assert (elsewhere.low_s, elsewhere.high_s, elsewhere.starts, elsewhere.grade) == (
+        56,
+        141,
+        4,
+        "elsewhere",
+    )
+    assert elsewhere.phases["compile"] == 32.5
+    assert "load" not in elsewhere.phases
     assert start_elsewhere(made, StartConditions(origin="fork")) is None
     assert start_elsewhere(made.evolve(gpus=("a", "b", "c", "d")), UNKNOWN) is None
     assert start_elsewhere(made.evolve(gpus=()), UNKNOWN) is None

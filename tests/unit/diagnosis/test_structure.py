@@ -513,9 +513,9 @@ def test_all_conditions_of_a_row_must_hold() -> None:
         engines=("vllm",),
     )
     shape = Shape("KeyError", "b", ("/a/x.py:f",), "load")
-    known = Structure((row,))
-    assert known.match(shape, "vllm") is not None
-    assert known.match(shape, None) is not None
+    structure = Structure((row,))
+    assert structure.match(shape, "vllm") is not None
+    assert structure.match(shape, None) is not None
     for other in (
         shape._replace(exception="ValueError"),
         shape._replace(message="c"),
@@ -523,8 +523,8 @@ def test_all_conditions_of_a_row_must_hold() -> None:
         shape._replace(phase="kv"),
         shape._replace(frames=("/a/x.py:f", *("/z/x.py:f",) * 20)),
     ):
-        assert known.match(other, "vllm") is None
-    assert known.match(shape, "sglang") is None
+        assert structure.match(other, "vllm") is None
+    assert structure.match(shape, "sglang") is None
 
 
 def test_a_bare_exception_is_a_failure_where_nothing_shows_that_it_was_survived() -> None:

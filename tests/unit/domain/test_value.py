@@ -41,8 +41,10 @@ def test_no_field_has_a_pattern_that_takes_megabytes() -> None:
 
 def test_such_a_pattern_is_seen() -> None:
     assert [
-        bool(WIDE.search(said))
-        for said in patterns(r'x = Field("", pattern=r"^[\w. -]{0,100}$"), Field(pattern=r"^\w+$")')
+        bool(WIDE.search(pattern))
+        for pattern in patterns(
+            r'x = Field("", pattern=r"^[\w. -]{0,100}$"), Field(pattern=r"^\w+$")'
+        )
     ] == [True, False]
 
 

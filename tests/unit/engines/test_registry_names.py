@@ -22,33 +22,33 @@ COMPARING = {"startswith", "endswith", "get", "removeprefix", "removesuffix", "i
 def names_in(node: ast.AST) -> set[str]:
     """The kinds that an expression names, alone or in a container."""
     return {
-        one.value
-        for one in ast.walk(node)
-        if isinstance(one, ast.Constant) and isinstance(one.value, str)
-        if one.value.partition("==")[0].rstrip("=") in KINDS
+        each_node.value
+        for each_node in ast.walk(node)
+        if isinstance(each_node, ast.Constant) and isinstance(each_node.value, str)
+        if each_node.value.partition("==")[0].rstrip("=") in KINDS
     }
 
 
 def comparisons(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, set[str]]]:
     """Lines that compare with a kind's name, or look something up by it."""
     for node in nodes:
-        found: set[str] = set()
+        names: set[str] = set()
         if isinstance(node, ast.Compare):
-            found = names_in(node)
+            names = names_in(node)
         elif isinstance(node, ast.MatchValue):
-            found = names_in(node.value)
+            names = names_in(node.value)
         elif isinstance(node, ast.Dict):
-            found = set().union(*(names_in(key) for key in node.keys if key is not None))
+            names = set().union(*(names_in(key) for key in node.keys if key is not None))
         elif isinstance(node, ast.Subscript):
-            found = names_in(node.slice) if not isinstance(node.ctx, ast.Store) else set()
+            names = names_in(node.slice) if not isinstance(node.ctx, ast.Store) else set()
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr in COMPARING:
-                found = set().union(*map(names_in, node.args), set())
+                names = set().union(*map(names_in, node.args), set())
         elif isinstance(node, (ast.For, ast.comprehension)):
-            found = names_in(node.iter)
-        if found:
+            names = names_in(node.iter)
+        if names:
             place: Any = node.iter if isinstance(node, ast.comprehension) else node
-            yield place.lineno, found
+            yield place.lineno, names
 
 
 def files() -> list[Path]:

@@ -25,7 +25,7 @@ TABLE = Profiles().xids
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.machine.gpu_watch._POLL_S", 0.02)
     monkeypatch.setattr("gateway.machine.gpu_watch._EVENT_MS", 5)
-    monkeypatch.setattr("gateway.machine.gpu_watch._LEAST_S", 0.0)
+    monkeypatch.setattr("gateway.machine.gpu_watch._MIN_LOSS_S", 0.0)
 
 
 @pytest.fixture
@@ -33,11 +33,11 @@ def watch() -> Iterator[Callable[[FakeNvml], GpuWatch]]:
     started: list[GpuWatch] = []
 
     def start(nvml: FakeNvml) -> GpuWatch:
-        one = GpuWatch(nvml)
-        started.append(one)
-        one.start(TABLE, lambda: None)
+        gpu_watch = GpuWatch(nvml)
+        started.append(gpu_watch)
+        gpu_watch.start(TABLE, lambda: None)
         until(lambda: len(nvml.registered) > 0 or not nvml.cards)
-        return one
+        return gpu_watch
 
     yield start
     for one in started:
@@ -78,10 +78,10 @@ def test_these_xids_take_the_gpu_out_of_service(
     assert (failure.kind, failure.culprit) == ("gpu_lost", {"uuid": second, "xid": number})
     assert f"Xid {number}" in failure.message
     assert one.failure((first,)) is None
-    here = one.hardware(Path("/"))
-    assert [gpu.lost is not None for gpu in here.gpus] == [False, True]
-    assert [gpu.uuid for gpu in here.usable().gpus] == [first]
-    assert here.usable().links == ()
+    hardware = one.hardware(Path("/"))
+    assert [gpu.lost is not None for gpu in hardware.gpus] == [False, True]
+    assert [gpu.uuid for gpu in hardware.usable().gpus] == [first]
+    assert hardware.usable().links == ()
 
 
 @pytest.mark.parametrize("number", [8, 13, 31, 32, 43, 44, 45, 63, 68, 69, 92, 94, 137, 154, 99999])
@@ -106,9 +106,9 @@ def test_a_card_that_nvml_loses_is_lost_until_it_reads_it_again(
     nvml.cards[0].error = error
     until(lambda: uuids(nvml)[0] in one.lost)
     assert uuids(nvml)[1] not in one.lost
-    here = one.hardware(Path("/"))
-    assert [gpu.uuid for gpu in here.gpus] == uuids(nvml)[1:]
-    assert any(uuids(nvml)[0] in note and "not used" in note for note in here.notes)
+    hardware = one.hardware(Path("/"))
+    assert [gpu.uuid for gpu in hardware.gpus] == uuids(nvml)[1:]
+    assert any(uuids(nvml)[0] in note and "not used" in note for note in hardware.notes)
     nvml.cards[0].error = None
     until(lambda: not one.lost)
     assert len(one.hardware(Path("/")).usable().gpus) == 2
@@ -214,26 +214,26 @@ def test_a_machine_without_gpus_is_left_alone(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And who closes the watch does not wait for its next look."""
-    monkeypatch.setattr("gateway.machine.gpu_watch._ABSENT_S", 10 * HANG_S)
-    one = GpuWatch(nvml)
-    one.start(TABLE, lambda: None)
-    closing = threading.Thread(target=one.close, daemon=True)
+    monkeypatch.setattr("gateway.machine.gpu_watch._DRIVER_POLL_S", 10 * HANG_S)
+    gpu_watch = GpuWatch(nvml)
+    gpu_watch.start(TABLE, lambda: None)
+    closing = threading.Thread(target=gpu_watch.close, daemon=True)
     closing.start()
     closing.join(HANG_S)
     assert not closing.is_alive()
-    assert not one.lost
+    assert not gpu_watch.lost
 
 
 def test_a_card_without_events_is_polled() -> None:
     nvml = gb10()
     nvml.refused = frozenset({"nvmlEventSetCreate"})
-    one = GpuWatch(nvml)
-    one.start(TABLE, lambda: None)
+    gpu_watch = GpuWatch(nvml)
+    gpu_watch.start(TABLE, lambda: None)
     until_read_again(nvml)
-    assert not one.lost
+    assert not gpu_watch.lost
     nvml.cards[0].error = pynvml.NVML_ERROR_GPU_IS_LOST
-    until(lambda: one.lost)
-    one.close()
+    until(lambda: gpu_watch.lost)
+    gpu_watch.close()
 
 
 def test_every_xid_has_a_meaning_and_an_action() -> None:

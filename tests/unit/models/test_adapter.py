@@ -31,16 +31,16 @@ def base(**config: Any) -> Any:
 
 
 def test_layers_of_one_name_are_one() -> None:
-    found = adapter(shapes(64, 128, rank=4), r=4)
-    (layer,) = found.layers
+    found_adapter = adapter(shapes(64, 128, rank=4), r=4)
+    (layer,) = found_adapter.layers
     assert (layer.module, layer.inputs, layer.outputs, layer.rank) == (
         "model.layers.*.mlp.down_proj",
         128,
         64,
         4,
     )
-    assert (found.rank, found.deepest, found.base) == (4, 1, "org/demo")
-    check_base(found, base())
+    assert (found_adapter.rank, found_adapter.deepest, found_adapter.base) == (4, 1, "org/demo")
+    check_base(found_adapter, base())
 
 
 def test_the_rank_is_the_highest_of_all_layers() -> None:

@@ -209,8 +209,8 @@ def test_a_family_that_is_not_known_is_its_headers() -> None:
 
 
 def test_a_class_that_an_engine_builds_as_a_known_family_is_read_as_that_family() -> None:
-    known = blueprint_of(config("qwen3-8b"), "m")
-    assert blueprint_of(config("qwen3-8b", model_type="unheard"), "m") == known
+    blueprint = blueprint_of(config("qwen3-8b"), "m")
+    assert blueprint_of(config("qwen3-8b", model_type="unheard"), "m") == blueprint
 
 
 @pytest.mark.parametrize(

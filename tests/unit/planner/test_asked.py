@@ -50,7 +50,7 @@ def make_decision(
 def answer(plan: Plan, **changed: Any) -> EngineAnswer:
     """What an engine says that agrees with the forecast."""
     length, bytes_ = 16_384, 16_384 * plan.memory.kv_bytes_per_token
-    said = EngineAnswer(
+    engine_answer = EngineAnswer(
         kernels=tuple(
             AskedKernel(
                 layer=row.layer,
@@ -90,7 +90,7 @@ def answer(plan: Plan, **changed: Any) -> EngineAnswer:
         ),
         source=SOURCE,
     )
-    return said.evolve(**changed)
+    return engine_answer.evolve(**changed)
 
 
 def make_question(plan: Plan) -> Question:
@@ -175,16 +175,16 @@ def test_a_refusal_that_the_rules_foresaw_is_cured_as_they_cure_it() -> None:
     foreseen = forecast.rejected[0]
     assert foreseen.verdict == "no_kernel"
     assert foreseen.question is not None
-    said = EngineAnswer(refused="ValueError: no kernel", source=SOURCE)
+    engine_answer = EngineAnswer(refused="ValueError: no kernel", source=SOURCE)
     decision = make_decision(
-        {foreseen.question: said},
+        {foreseen.question: engine_answer},
         quant="gptq",
         tensor_parallel=2,
         args={"linear-backend": "machete"},
     )
     assert (decision.rejected[0].verdict, decision.rejected[0].reasons) == (
         "no_kernel",
-        (said.refused,),
+        (engine_answer.refused,),
     )
     assert len(decision.plans) == len(forecast.plans)
 
@@ -252,8 +252,8 @@ def test_that_the_kernel_of_experts_crashes_is_still_known_once_it_was_chosen() 
         experts=8,
         count=experts.count,
     )
-    said = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
-    assert outcome({foreseen.question: said}).rejected[0].verdict == "runtime_fail"
+    engine_answer = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
+    assert outcome({foreseen.question: engine_answer}).rejected[0].verdict == "runtime_fail"
 
 
 def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() -> None:
@@ -264,8 +264,8 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
     model = published_model("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 
     def outcome(answers: dict[Question, EngineAnswer]) -> Decision:
-        asked = wish(tensor_parallel=2, text_only=True)
-        return decide(model, here, engines, asked, rules=rules, answers=answers)
+        asked_wish = wish(tensor_parallel=2, text_only=True)
+        return decide(model, here, engines, asked_wish, rules=rules, answers=answers)
 
     foreseen = outcome({}).rejected[0]
     assert foreseen.question is not None
@@ -278,8 +278,8 @@ def test_a_refusal_in_compiled_code_outlives_an_answer_that_does_not_see_it() ->
     )
     for kernel, verdict in (("apply_gptq_marlin_linear", "no_kernel"), ("another", "")):
         row = asked_row.evolve(kernel=kernel)
-        said = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
-        decision = outcome({foreseen.question: said})
+        engine_answer = EngineAnswer(kernels=(row,), weights=1 << 30, source=SOURCE)
+        decision = outcome({foreseen.question: engine_answer})
         assert [rejection.verdict for rejection in decision.rejected if rejection.question is None][
             :1
         ] == ([verdict] if verdict else [])
@@ -368,9 +368,11 @@ def test_a_refusal_that_both_know_is_no_gap_and_one_that_the_engine_does_not_kno
     args = {"linear-backend": "machete"}
     foreseen, *_ = make_decision({}, quant="gptq", tensor_parallel=2, args=args).rejected
     assert foreseen.question is not None
-    said = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
+    engine_answer = EngineAnswer(refused="ValueError: Failed to find a kernel", source=SOURCE)
     assert (
-        make_decision({foreseen.question: said}, quant="gptq", tensor_parallel=2, args=args).gaps
+        make_decision(
+            {foreseen.question: engine_answer}, quant="gptq", tensor_parallel=2, args=args
+        ).gaps
         == ()
     )
     plain = make_decision({}, quant="gptq", tensor_parallel=2).plans[0]

@@ -59,7 +59,7 @@ def test_illegal_sizes_are_rejected_with_the_reason() -> None:
     decision = make_decision(
         "8xh100", model=spec(num_attention_heads=28, num_key_value_heads=4, hidden_size=3584)
     )
-    assert {one.tensor_parallel.value for one in decision.plans} == {1, 2, 4}
+    assert {each_plan.tensor_parallel.value for each_plan in decision.plans} == {1, 2, 4}
     reasons = {rejection.tensor_parallel: rejection for rejection in decision.rejected}
     assert reasons[8].verdict == "illegal_parallelism"
     assert "28 attention heads" in reasons[8].reasons[0]
@@ -172,12 +172,12 @@ def beside(left_gib: int, **fields: Any) -> Decision:
     profiles = Profiles()
     here, engines = machine("h200"), profiles.engines(("vllm==0.26.0",), device="cuda")
     claims = {here.gpus[0].uuid: (here.gpus[0].total_bytes or 0) - left_gib * GIB}
-    asked = wish(**fields)
+    asked_wish = wish(**fields)
     return decide(
         published_model("llama-3.1-8b"),
         here,
         engines,
-        asked,
+        asked_wish,
         claims=claims,
         rules=profiles.rules(engines),
     )
@@ -343,9 +343,9 @@ def test_no_wish_breaks_the_planner(fields: dict[str, Any], hardware: str) -> No
         decision = make_decision(hardware, **fields)
     except FitserveError:
         return
-    for one in decision.plans:
-        assert one.max_model_len.value >= 1
-        assert one.memory.kv_tokens >= one.max_model_len.value
+    for each_plan in decision.plans:
+        assert each_plan.max_model_len.value >= 1
+        assert each_plan.memory.kv_tokens >= each_plan.max_model_len.value
 
 
 # --- the operator's environment ---
@@ -426,10 +426,10 @@ def first(sound: int, weak: int, **wished: Any) -> EngineRef:
         base.evolve(engine=ref, max_model_len=IntChoice(value=tokens, reason="", source=""))
         for ref, tokens in ((WEAK, weak), (SOUND, sound))
     ]
-    found: EngineRef = rank_plans(
+    engine_ref: EngineRef = rank_plans(
         PlanningInput(spec(), machine("3090"), wish(**wished)), plans, ORDER
     )[0].engine
-    return found
+    return engine_ref
 
 
 @settings(deadline=None)

@@ -285,8 +285,8 @@ def test_a_format_that_the_gpu_lacks_is_smaller_and_not_faster(
     best = on(
         machine(hardware), VLLM_REF, model=spec(quantization_config=block), tensor_parallel=1
     ).plans[0]
-    told = [warning for warning in best.warnings if "smaller, not faster" in warning]
-    assert [warning.partition(" weights")[0].removeprefix("The ") for warning in told] == (
+    warnings = [warning for warning in best.warnings if "smaller, not faster" in warning]
+    assert [warning.partition(" weights")[0].removeprefix("The ") for warning in warnings] == (
         [said] if said else []
     )
 

@@ -140,9 +140,9 @@ def test_an_engine_that_can_compare_hosts_of_media_gets_their_list() -> None:
     assert argv[at + 1 : at + 3] == hosts
     assert argv[at + 3].startswith("--model=")
     # The word of a user goes first, and no other engine would take it.
-    own = f"--{media_hosts_flag.FLAG}=b.example"
-    assert [item for item in launch(None, listing, hosts, argv=(own,)).argv if "media" in item] == [
-        own
-    ]
+    text = f"--{media_hosts_flag.FLAG}=b.example"
+    assert [
+        item for item in launch(None, listing, hosts, argv=(text,)).argv if "media" in item
+    ] == [text]
     for without in (launch(None, listing), launch(None, SMALL, hosts)):
         assert not any("media" in item for item in without.argv)

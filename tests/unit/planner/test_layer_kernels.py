@@ -62,16 +62,16 @@ def rows(decision: Decision) -> dict[str, LayerKernel]:
 
 def test_every_quantized_layer_gets_its_kernel() -> None:
     best = make_decision(quantized_model(), "2x3090", "vllm==0.19.1", tensor_parallel=2)
-    found = rows(best)
-    assert {name: (row.k, row.n) for name, row in found.items()} == {
+    found_rows = rows(best)
+    assert {name: (row.k, row.n) for name, row in found_rows.items()} == {
         "qkv_proj": (4096, 3072),
         "o_proj": (2048, 4096),
         "gate_up_proj": (4096, 14336),
         "down_proj": (7168, 4096),
     }
-    assert {row.kernel for row in found.values()} == {"MarlinLinearKernel"}
-    assert found["qkv_proj"].count == 32
-    assert found["qkv_proj"].scheme == "wna16 4-bit g128"
+    assert {row.kernel for row in found_rows.values()} == {"MarlinLinearKernel"}
+    assert found_rows["qkv_proj"].count == 32
+    assert found_rows["qkv_proj"].scheme == "wna16 4-bit g128"
     assert best.plans[0].verdict == "ok"
 
 
@@ -190,10 +190,10 @@ def expert_rows(
     engine = profiles.engine(f"vllm=={version}")
     rules = profiles.rules([engine])[engine.ref]
     traits = ExpertTraits("gpt_oss", origin, "swigluoai", "renormalize")
-    found = layer_kernels(
+    found_layer_kernels = layer_kernels(
         layers, rules, Rank(tp=tp, ep=ep, capability=capability), experts=traits, **more
     )
-    return {row.layer.rpartition(".")[2]: row for row in found}
+    return {row.layer.rpartition(".")[2]: row for row in found_layer_kernels}
 
 
 def test_the_product_that_would_crash_is_told_from_the_one_that_would_not() -> None:

@@ -120,8 +120,8 @@ def host(free: list[int], links: list[tuple[int, int, int]] = [], **fields: Any)
 
 
 def unproven(hardware: Hardware, gpus: slice) -> tuple[int, int] | None:
-    given = PlanningInput(published_model("llama-3.1-8b"), hardware, wish())
-    return given.unlinked_pair(hardware.gpus[gpus])
+    planning_input = PlanningInput(published_model("llama-3.1-8b"), hardware, wish())
+    return planning_input.unlinked_pair(hardware.gpus[gpus])
 
 
 def choose_devices(

@@ -64,14 +64,14 @@ def make_decision(
         read_drafter("org/d", None, DRAFTERS["dflash gemma-4-31b"]) if "drafter" in fields else None
     )
     here = PROFILES.hardware(hardware)
-    found = PROFILES.engines(engines, device="cuda" if here.gpus else "cpu")
+    found_engines = PROFILES.engines(engines, device="cuda" if here.gpus else "cpu")
     return decide(
         spec,
         here,
-        found,
+        found_engines,
         wish(**fields),
         PROFILES.facts,
-        rules=PROFILES.rules(found),
+        rules=PROFILES.rules(found_engines),
         drafter=drafter,
         pace=PROFILES.pace,
     )

@@ -20,7 +20,7 @@ from gateway.errors import BadModel, FitserveError
 from gateway.models.read_drafter import read_drafter
 from gateway.models.spec import read_model
 from gateway.planner.decide import rank_plans
-from gateway.planner.sizes import COMFORTABLE_CONTEXT, LEAST_USEFUL
+from gateway.planner.sizes import COMFORTABLE_CONTEXT, MIN_USEFUL
 from gateway.profiles.profiles import Profiles
 from gateway.profiles.tables import shipped_profiles
 from tests.conformance.layer_cases import QUANTS
@@ -99,8 +99,8 @@ _FREE = st.sampled_from([None, 0, 1, GIB, 23 * GIB, 2**50])
 @st.composite
 def machines(draw: st.DrawFn) -> Hardware:
     """A snapshot with fewer GPUs, or with readings that are missing or odd."""
-    here = PROFILES.hardware(draw(st.sampled_from(MACHINES)))
-    gpus = here.gpus[: draw(st.integers(1, 8))]
+    hardware = PROFILES.hardware(draw(st.sampled_from(MACHINES)))
+    gpus = hardware.gpus[: draw(st.integers(1, 8))]
     if draw(st.booleans()):
         gpus = tuple(
             gpu.evolve(
@@ -108,8 +108,10 @@ def machines(draw: st.DrawFn) -> Hardware:
             )
             for gpu in gpus
         )
-    driver = draw(st.sampled_from([here.driver] * 4 + [None, "", "1", "abc.def", "9" * 64]))
-    odd = here.evolve(gpus=gpus, driver=driver, links=here.links[: draw(st.integers(0, 60))])
+    driver = draw(st.sampled_from([hardware.driver] * 4 + [None, "", "1", "abc.def", "9" * 64]))
+    odd = hardware.evolve(
+        gpus=gpus, driver=driver, links=hardware.links[: draw(st.integers(0, 60))]
+    )
     return Hardware.model_validate(odd.model_dump())
 
 
@@ -171,18 +173,18 @@ def test_no_input_raises_anything_but_our_own_errors(
     fields: dict[str, Any], hardware: Hardware, ref: str, data: st.DataObject
 ) -> None:
     try:
-        asked = wish(**data.draw(wishes(ENGINES[ref])))
+        asked_wish = wish(**data.draw(wishes(ENGINES[ref])))
     except ValidationError:
         return  # a wish that contradicts itself is answered before it is planned for
     try:
         spec = read_model("m", None, fields, None, None, (), None)
-        decision = decide(spec, hardware, [ENGINES[ref]], asked, PROFILES.facts, rules=RULES)
+        decision = decide(spec, hardware, [ENGINES[ref]], asked_wish, PROFILES.facts, rules=RULES)
     except FitserveError:
         return
     decision.model_dump_json()
     assert decision.plans or decision.rejected
     for plan in decision.plans:
-        sound(plan, asked)
+        sound(plan, asked_wish)
 
 
 @several(25)
@@ -195,22 +197,22 @@ def test_no_drafter_raises_anything_but_our_own_errors_or_costs_the_model(
     fields: dict[str, Any], name: str, ref: str
 ) -> None:
     spec = read_model("m", None, PUBLISHED[name], None, None, (), None)
-    here = PROFILES.hardware("8xh100")
+    hardware = PROFILES.hardware("8xh100")
     try:
         drafter = read_drafter("org/drafter", None, fields)
     except BadModel:
         return
     assume(spec.architecture in ENGINES[ref].architectures)
-    asked = wish(drafter="org/drafter")
+    asked_wish = wish(drafter="org/drafter")
     decision = decide(
-        spec, here, [ENGINES[ref]], asked, PROFILES.facts, rules=RULES, drafter=drafter
+        spec, hardware, [ENGINES[ref]], asked_wish, PROFILES.facts, rules=RULES, drafter=drafter
     )
     # SGLang's media loader is unsafe, so models that see have no plan there with or without a
     # drafter.
-    alone = decide(spec, here, [ENGINES[ref]], wish(), PROFILES.facts, rules=RULES)
+    alone = decide(spec, hardware, [ENGINES[ref]], wish(), PROFILES.facts, rules=RULES)
     assert bool(decision.plans) == bool(alone.plans)
     for plan in decision.plans:
-        sound(plan, asked)
+        sound(plan, asked_wish)
 
 
 # --- real: what a fact, or more memory, may change ---
@@ -227,8 +229,8 @@ def specs(draw: st.DrawFn) -> ModelSpec:
 def make_decision(
     spec: ModelSpec, hardware: Hardware, ref: str, facts: tuple[Fact, ...] = (), **fields: Any
 ) -> Decision:
-    asked = wish(**{"text_only": True, **fields})
-    return decide(spec, hardware, [ENGINES[ref]], asked, PROFILES.facts + facts, rules=RULES)
+    asked_wish = wish(**{"text_only": True, **fields})
+    return decide(spec, hardware, [ENGINES[ref]], asked_wish, PROFILES.facts + facts, rules=RULES)
 
 
 REAL = st.sampled_from([name for name in MACHINES if name != "cpu"]).map(PROFILES.hardware)
@@ -282,12 +284,12 @@ def test_a_context_that_the_engine_named_is_kept(
     for plan in after.plans:
         about = all(plan.scope.get(key) == value for key, value in fact.scope.items())
         assert not about or plan.max_model_len.value <= most
-    held = {
+    fingerprints = {
         plan.fingerprint
         for plan in before.plans
         if plan.scope == told.scope and plan.max_model_len.value > most
     }
-    check_others(spec, before, after, held)
+    check_others(spec, before, after, fingerprints)
 
 
 @pytest.mark.parametrize("quant", ["fp8-block", "w4a16"])
@@ -355,7 +357,7 @@ def test_a_kernel_that_fails_is_in_no_plan(
             }
             for kernel in plan.kernels
         )
-        return any(all(told[key] == value for key, value in scope.items()) for told in tells)
+        return any(all(tell[key] == value for key, value in scope.items()) for tell in tells)
 
     after = make_decision(spec, hardware, ref, (fact,))
     assert not any(is_hit(plan) for plan in after.plans)
@@ -375,13 +377,13 @@ def test_a_kernel_that_fails_hides_no_layer_without_one() -> None:
     before, after = (
         make_decision(spec, hardware, "sglang==0.5.10.post1", facts) for facts in ((), (fact,))
     )
-    held = {
+    fingerprints = {
         plan.fingerprint
         for plan in before.plans
         if any(row.kernel == scope["kernel"] for row in plan.kernels)
     }
-    assert 0 < len(held) < len(before.plans)
-    check_others(spec, before, after, held)
+    assert 0 < len(fingerprints) < len(before.plans)
+    check_others(spec, before, after, fingerprints)
 
 
 def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
@@ -398,13 +400,13 @@ def test_what_stands_in_for_a_kernel_hides_no_other_layout() -> None:
         before, after = (
             make_decision(spec, hardware, "vllm==0.26.0", facts) for facts in ((), (fact,))
         )
-        held = {
+        fingerprints = {
             plan.fingerprint
             for plan in before.plans
             if any(str(row.k) == k for row in plan.kernels)
         }
-        stays = {plan.fingerprint for plan in before.plans} - held
-        assert held
+        stays = {plan.fingerprint for plan in before.plans} - fingerprints
+        assert fingerprints
         assert stays
         assert stays <= {plan.fingerprint for plan in after.plans}
 
@@ -425,10 +427,10 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
     for plan in before.plans:
         # A stand-in with as long a context and no more changes makes a plan needless.
         assert plan.fingerprint not in gone or any(
-            one.fingerprint not in old
-            and one.cost <= plan.cost
-            and one.max_model_len.value >= plan.max_model_len.value
-            for one in after.plans
+            each_plan.fingerprint not in old
+            and each_plan.cost <= plan.cost
+            and each_plan.max_model_len.value >= plan.max_model_len.value
+            for each_plan in after.plans
         ), "a plan that the fact says nothing about is gone"
     best = before.plans[0]
     if best.fingerprint not in held:
@@ -444,7 +446,7 @@ def check_others(spec: ModelSpec, before: Decision, after: Decision, held: set[s
         reached = any(
             least < step <= context
             for least in missed
-            for step in (min(LEAST_USEFUL, wanted), wanted)
+            for step in (min(MIN_USEFUL, wanted), wanted)
         )
         longer = context > best.max_model_len.value or (
             reached and len(first.gpus) < len(best.gpus)
@@ -507,12 +509,12 @@ def test_which_of_two_plans_is_better_does_not_depend_on_a_third(
     plans = decide(
         spec, hardware, engines, wish, rules=RULES, gpus=PROFILES.gpus, pace=PROFILES.pace
     ).plans
-    kept = [plan for plan in plans if data.draw(st.booleans())]
+    kept_plans = [plan for plan in plans if data.draw(st.booleans())]
     order = {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
-    known = PlanningInput(
+    planning_input = PlanningInput(
         spec, hardware, wish, KnownFacts(()), {}, PROFILES.gpus, {}, PROFILES.pace
     )
-    shuffled = data.draw(st.permutations(kept))
-    assert [plan.fingerprint for plan in rank_plans(known, shuffled, order)] == [
-        plan.fingerprint for plan in kept
+    shuffled = data.draw(st.permutations(kept_plans))
+    assert [plan.fingerprint for plan in rank_plans(planning_input, shuffled, order)] == [
+        plan.fingerprint for plan in kept_plans
     ]

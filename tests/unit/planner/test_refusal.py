@@ -24,8 +24,10 @@ FORM = ModelForm(what="awq", source="o/m-AWQ", weights_bytes=GIB, context=9, eng
 
 
 def decide_without_room(model: str, machine: str, **wished: Any) -> Decision:
-    asked = wish(**wished)
-    return decide(published_model(model), PROFILES.hardware(machine), ENGINES, asked, rules=RULES)
+    asked_wish = wish(**wished)
+    return decide(
+        published_model(model), PROFILES.hardware(machine), ENGINES, asked_wish, rules=RULES
+    )
 
 
 def test_memory_counts_more_than_layouts_that_nobody_asked_for() -> None:

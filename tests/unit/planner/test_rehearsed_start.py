@@ -77,11 +77,11 @@ def test_flags_that_name_files_stay_out_of_a_rehearsal(forecast: Plan) -> None:
 def test_a_plan_whose_start_is_refused_is_none(forecast: Plan, stage: str) -> None:
     start = start_of(make_decision(forecast, None).plans[0])
     refused = RehearsedStart(asked=start, refused="ValueError: no", stage=stage)
-    found = make_decision(forecast, refused)
-    assert not any(start_of(plan) == start for plan in found.plans)
+    found_decision = make_decision(forecast, refused)
+    assert not any(start_of(plan) == start for plan in found_decision.plans)
     assert any(
         rejection.verdict == "engine_refuses" and rejection.reasons == ("ValueError: no",)
-        for rejection in found.rejected
+        for rejection in found_decision.rejected
     )
 
 
@@ -139,8 +139,8 @@ def test_sizes_that_an_answer_changed_are_rehearsed_once_more(forecast: Plan) ->
     state = forecast.memory.kv_bytes // 100
     refused = RehearsedStart(asked=start_of(forecast), refused="too many", stage="graphs")
     first = answer(forecast, refused, state_bytes=state)
-    (row,) = open_questions(found := decision(answers={forecast.question: first}))
-    changed = found.plans[0]
+    (row,) = open_questions(found_decision := decision(answers={forecast.question: first}))
+    changed = found_decision.plans[0]
     assert changed.grade == "checked"
     assert changed.max_num_seqs.value < 100
     assert dict(row.starts)[row.questions[0]] == start_of(changed) != start_of(forecast)
@@ -173,29 +173,29 @@ def test_a_start_stands_for_smaller_limits_alone(
 
 def test_a_refused_start_stands_for_no_smaller_one(forecast: Plan) -> None:
     plan = forecast.evolve(argv=("--max-num-seqs=8",))
-    asked = StartSettings(argv=("--max-num-seqs=16",))
-    refused = RehearsedStart(asked=asked, refused="too many", stage="graphs")
+    settings = StartSettings(argv=("--max-num-seqs=16",))
+    refused = RehearsedStart(asked=settings, refused="too many", stage="graphs")
     assert not is_proven(plan, answer(forecast, refused))
     assert is_proven(plan, answer(forecast, None))
 
 
 def test_a_kept_answer_of_another_start_is_asked_again(forecast: Plan) -> None:
     start = start_of(forecast)
-    kept = answer(forecast, RehearsedStart(asked=start))
-    assert rehearses(kept, start)
-    assert rehearses(kept, start.evolve(kv_bytes=start.kv_bytes + start.kv_bytes // 100))
-    assert not rehearses(kept, start.evolve(kv_bytes=start.kv_bytes * 2))
-    assert not rehearses(kept, start.evolve(argv=("--max-num-seqs=1",)))
+    kept_answer = answer(forecast, RehearsedStart(asked=start))
+    assert rehearses(kept_answer, start)
+    assert rehearses(kept_answer, start.evolve(kv_bytes=start.kv_bytes + start.kv_bytes // 100))
+    assert not rehearses(kept_answer, start.evolve(kv_bytes=start.kv_bytes * 2))
+    assert not rehearses(kept_answer, start.evolve(argv=("--max-num-seqs=1",)))
     assert rehearses(answer(forecast, None), start), "an engine that rehearses nothing"
 
 
 def test_a_checked_plan_names_what_was_not_rehearsed(forecast: Plan) -> None:
     start = start_of(make_decision(forecast, None).plans[0])
-    left = RehearsedStart(asked=start, left_out=("capture of CUDA graphs",))
-    best = make_decision(forecast, left).plans[0]
+    rehearsed_start = RehearsedStart(asked=start, left_out=("capture of CUDA graphs",))
+    best = make_decision(forecast, rehearsed_start).plans[0]
     assert best.unrehearsed == ("capture of CUDA graphs",)
     with_files = best.evolve(argv=(*best.argv, "--lora-modules=a=/b"))
-    assert missing_stages(with_files, answer(forecast, left)) == (
+    assert missing_stages(with_files, answer(forecast, rehearsed_start)) == (
         "capture of CUDA graphs",
         "--lora-modules: its file",
     )
@@ -228,10 +228,10 @@ def test_a_check_rehearses_changed_sizes_once(forecast: Plan) -> None:
     check = EngineCheck(inquirer, MACHINES[MACHINE], model_files({}, None))
 
     async def settled_decision() -> Decision:
-        found = decision()
-        while await check.ask(open_questions(found)[:1]):
-            found = decision(answers=check.answers)
-        return found
+        found_decision = decision()
+        while await check.ask(open_questions(found_decision)[:1]):
+            found_decision = decision(answers=check.answers)
+        return found_decision
 
     best = asyncio.run(settled_decision()).plans[0]
     assert (best.grade, best.question) == ("checked", None)

@@ -78,16 +78,16 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
     refusal = Refused(
         "known_bad", "Marlin fails", "fact", layer="model.layers.*.mlp.down_proj", kernel="Marlin"
     )
-    found = cures(refusal)
-    assert [(variant.disabled, variant.backends) for variant in found] == [(("Marlin",), ())]
-    assert "Marlin" in found[0].reasons["disabled"][0]
+    found_cures = cures(refusal)
+    assert [(variant.disabled, variant.backends) for variant in found_cures] == [(("Marlin",), ())]
+    assert "Marlin" in found_cures[0].reasons["disabled"][0]
     # Of the backends those that do not lead to the same kernel, once the engine does not heed that
     # or has no other kernel by itself.
     for second in (
         refusal,
         Refused("no_kernel", "none", "profile", layer="model.layers.*.mlp.down_proj"),
     ):
-        forced = [variant for variant in cures(second, found[0]) if variant.backends]
+        forced = [variant for variant in cures(second, found_cures[0]) if variant.backends]
         assert [variant.backends for variant in forced] == [
             (("linear-backend", "cutlass"),),
             (("linear-backend", "triton"),),
@@ -96,7 +96,7 @@ def test_a_kernel_that_fails_is_disabled_or_passed_over() -> None:
         # What was to stand in and does not is not repaired: the other one is looked at anyway.
         assert not any(cures(second, variant) for variant in forced)
     again = cures(
-        Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found[0]
+        Refused("known_bad", "Triton fails", "fact", layer="x", kernel="Triton"), found_cures[0]
     )
     assert again[0].disabled == ("Marlin", "Triton")
     assert cures(refusal, on=engine()) == []
@@ -106,10 +106,12 @@ def test_of_experts_it_is_their_backend_that_changes() -> None:
     refusal = Refused(
         "runtime_fail", "crash", "profile", layer="model.layers.*.mlp.experts.w2", kernel="MARLIN"
     )
-    found = cures(refusal, Variant(tp=2))
-    assert ("moe-backend", "triton") in {pair for variant in found for pair in variant.backends}
-    assert [variant.ep for variant in found if variant.ep] == [True]
-    assert not any(variant.disabled for variant in found)
+    found_cures = cures(refusal, Variant(tp=2))
+    assert ("moe-backend", "triton") in {
+        pair for variant in found_cures for pair in variant.backends
+    }
+    assert [variant.ep for variant in found_cures if variant.ep] == [True]
+    assert not any(variant.disabled for variant in found_cures)
     # One rank holds whole experts anyway.
     assert not any(variant.ep for variant in cures(refusal, Variant(tp=1)))
 
@@ -123,8 +125,8 @@ def test_a_layer_without_a_kernel_may_get_one_in_float16() -> None:
 
 def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights() -> None:
     refusal = Refused("no_memory", "too large", "memory model", cache=True)
-    found = cures(refusal)
-    assert changes(found) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
+    found_cures = cures(refusal)
+    assert changes(found_cures) == ["kv_dtype", "pp", "pp", "pp", "quantization"]
     # Where the weights alone are too large, a smaller cache is no help.
     assert changes(cures(Refused("no_memory", "too large", "memory model"))) == [
         "pp",
@@ -132,7 +134,7 @@ def test_short_of_memory_it_takes_smaller_caches_more_stages_or_smaller_weights(
         "pp",
         "quantization",
     ]
-    assert [variant.pp for variant in found if variant.pp > 1] == [2, 3, 4]
+    assert [variant.pp for variant in found_cures if variant.pp > 1] == [2, 3, 4]
     assert [variant.pp for variant in cures(refusal, Variant(tp=2)) if variant.pp > 1] == [2]
     assert "quantization" not in changes(cures(refusal, quantized=True))
     assert (
@@ -194,8 +196,13 @@ def longer(
     variant: Variant, context: int = 9000, *, gpus: int = 1, args: Any = (), on: Engine = ENGINE
 ) -> list[str]:
     """What each variant changes that may have a longer context than this one."""
-    found = longer_variants(variant, context, 32_768, on, gpus, args)
-    return [name for other in found for name in other.reasons if name not in variant.reasons]
+    found_longer_variants = longer_variants(variant, context, 32_768, on, gpus, args)
+    return [
+        name
+        for other in found_longer_variants
+        for name in other.reasons
+        if name not in variant.reasons
+    ]
 
 
 def test_a_longer_context_costs_one_feature_after_the_other_and_a_long_one_none() -> None:
@@ -232,8 +239,8 @@ def test_of_gpus_that_do_not_divide_the_heads_each_stage_takes_as_many_as_do() -
         "64 attention heads cannot be shared by 6 GPUs",
         "vllm/config/model.py",
     )
-    found = cures(refusal, Variant(tp=6), gpus=6)
-    assert [(variant.tp, variant.pp) for variant in found] == [(3, 2), (2, 3), (1, 6)]
+    found_cures = cures(refusal, Variant(tp=6), gpus=6)
+    assert [(variant.tp, variant.pp) for variant in found_cures] == [(3, 2), (2, 3), (1, 6)]
     assert cures(refusal, Variant(tp=3), gpus=6) == []
     assert cures(refusal, Variant(tp=6), gpus=6, args={"tensor-parallel-size"}) == []
 

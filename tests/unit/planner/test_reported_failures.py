@@ -58,7 +58,7 @@ def rejection_of(decision: Decision, tensor_parallel: int) -> Rejected:
 
 
 def row(rows: tuple[LayerKernel, ...], layer: str) -> LayerKernel:
-    return next(one for one in rows if one.layer.endswith(layer))
+    return next(each_row for each_row in rows if each_row.layer.endswith(layer))
 
 
 # --- two RTX 3090, Qwen3.6-35B-A3B in 4-bit integers by AutoRound:
@@ -272,7 +272,9 @@ def test_act_order_is_never_given_to_a_kernel_that_ignores_it() -> None:
     for engine in (f"vllm=={version}" for version in vllm_since("0.19")):
         decision = make_decision(ordered, "2x3090", engine, tensor_parallel=1)
         rows = [kernel for plan in decision.plans for kernel in plan.kernels]
-        assert not [one for one in rows if one.kernel and "Triton" in one.kernel]
+        assert not [
+            each_row for each_row in rows if each_row.kernel and "Triton" in each_row.kernel
+        ]
 
 
 # --- two RTX 3090, Gemma 4 31B with a DFlash drafter:

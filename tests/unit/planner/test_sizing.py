@@ -71,9 +71,12 @@ def test_the_host_keeps_its_part_whatever_is_served(machine: str, engine: str) -
             # As it loads, pages of a file come to the weights, and there is no KV cache yet.
             pages = min(memory.weights_bytes, 5 * GIB)
             loads = memory.weights_bytes + memory.beside_bytes + pages
-            told = [warning for warning in plan.warnings if "stay for the host" in warning]
-            assert len(told) == 1
-            assert (loads > gpu.free_bytes) == ("read several times" in told[0]), (name, told)
+            warnings = [warning for warning in plan.warnings if "stay for the host" in warning]
+            assert len(warnings) == 1
+            assert (loads > gpu.free_bytes) == ("read several times" in warnings[0]), (
+                name,
+                warnings,
+            )
             size = flag(plan, CACHE) or flag(plan, "--max-total-tokens=")
             assert size or not memory.kv_bytes_per_token, (name, plan.argv)
     assert found or (engine, machine) == (SGLANG_REF, "Orin Nano 8")

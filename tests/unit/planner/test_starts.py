@@ -233,10 +233,10 @@ def test_whoever_starts_or_dies_disturbs_those_on_its_gpus(
     before: tuple[PlacedEngine, ...], now: tuple[PlacedEngine, ...], how: str
 ) -> None:
     beside = (holder("a", "G0", "G1"), holder("c", "G1", stage="stands"), holder("d", "G2"))
-    found = [
+    found_disturbances = [
         noted for noted in disturbances((*beside, *before), (*beside, *now)) if "b " in noted[1]
     ]
-    assert found == [("a", how)]
+    assert found_disturbances == [("a", how)]
 
 
 def test_an_engine_that_only_serves_disturbs_nobody() -> None:
@@ -251,12 +251,12 @@ def test_an_engine_that_only_serves_disturbs_nobody() -> None:
 def test_graphs_disturb_only_who_looks_at_its_gpus_already() -> None:
     imports, measures = holder("a", "G0", measures=False), holder("c", "G0")
     warms = holder("b", "G0", stage="warms")
-    found = {
+    found_disturbances = {
         name
         for name, how in disturbances((imports, measures, warms), (imports, measures, warms))
         if "b " in how
     }
-    assert found == {"c"}
+    assert found_disturbances == {"c"}
 
 
 def ends(*disturbed: str) -> Iterator[Attempt]:
@@ -274,7 +274,10 @@ def test_a_disturbed_start_costs_nothing_until_it_is_always_disturbed() -> None:
         replica(history=attempts_that_count(once, 0.0, NOW)), NOW, backoff_s=10, backoff_max_s=300
     )
     assert type(action).__name__ == "MakePlan"
-    assert [one.id for one in undisturbed_attempts(ends("b", "b", "b", "b", "b"))] == [3, 4]
+    assert [
+        undisturbed_attempt.id
+        for undisturbed_attempt in undisturbed_attempts(ends("b", "b", "b", "b", "b"))
+    ] == [3, 4]
     assert [one.id for one in undisturbed_attempts(ends("b", "b", "b", "", "b"))] == [3]
     action = next_action(
         replica(history=attempts_that_count(ends("b", "b", "b", "b"), 0.0, NOW)),

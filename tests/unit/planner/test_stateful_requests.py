@@ -62,19 +62,19 @@ def spec_of(name: str, found: dict[str, Any]) -> ModelSpec:
 def cases() -> dict[str, ModelSpec]:
     """All models with recurrent layers: published ones, some of them quantized, and those of
     families without a reader of their own."""
-    found = [spec_of(path.stem, config(path.stem)) for path in sorted(MODELS.glob("*.json"))]
-    found += [
+    specs = [spec_of(path.stem, config(path.stem)) for path in sorted(MODELS.glob("*.json"))]
+    specs += [
         spec_of(name, {"architectures": [ARCHITECTURES[name]], **shape(name)})
         for name in ARCHITECTURES
     ]
-    found.append(spec_of("qwen-27b", QWEN_27B))
+    specs.append(spec_of("qwen-27b", QWEN_27B))
     for quant in ("fp8-block", "modelopt-nvfp4", "w4a16"):
         block = {"quantization_config": QUANTS[quant]}
-        found.append(spec_of(f"qwen-27b {quant}", QWEN_27B | block))
-        found.append(spec_of(f"qwen3.6-35b {quant}", config("qwen3.6-35b-a3b", **block)))
+        specs.append(spec_of(f"qwen-27b {quant}", QWEN_27B | block))
+        specs.append(spec_of(f"qwen3.6-35b {quant}", config("qwen3.6-35b-a3b", **block)))
     return {
         spec.source: spec
-        for spec in found
+        for spec in specs
         if any(group.kind == "recurrent" for group in spec.attention)
     }
 

@@ -281,10 +281,15 @@ def test_an_image_of_another_name_is_known_by_what_it_said_itself_until_it_is_an
     tmp_path: Path,
 ) -> None:
     profiles = Profiles(learned=tmp_path)
-    own = EngineRef(kind="vllm", version=NEWEST_VLLM, image=f"vllm/vllm-openai:v{NEWEST_VLLM}")
-    keep(profiles.engine_in_image(own).evolve(sources={"flags": "asked of sha256:1"}), tmp_path)
-    assert not profiles.needs_description(own), "what came with us counts"
-    nightly = own.evolve(image="my/vllm:nightly")
+    engine_ref = EngineRef(
+        kind="vllm", version=NEWEST_VLLM, image=f"vllm/vllm-openai:v{NEWEST_VLLM}"
+    )
+    keep(
+        profiles.engine_in_image(engine_ref).evolve(sources={"flags": "asked of sha256:1"}),
+        tmp_path,
+    )
+    assert not profiles.needs_description(engine_ref), "what came with us counts"
+    nightly = engine_ref.evolve(image="my/vllm:nightly")
     assert profiles.needs_description(nightly)
     assert not profiles.has_learned(nightly, "sha256:1")
     assert (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.value import TRUSTED
+from gateway.domain.value import TRUSTED_KEY
 from gateway.engines.kind_rules import rules_class
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
@@ -35,7 +35,9 @@ def test_shipped_rules_are_valid_and_read_alike_without_the_check(name: str) -> 
     rules = RuleSets(Documents(), folder_of).read(folder_of(ref), stem)
     model = rules_class(ref.partition("==")[0]).FILES[stem]
     checked = model.model_validate(rules).model_dump()
-    assert repr(model.model_validate(rules, context={TRUSTED: True}).model_dump()) == repr(checked)
+    assert repr(model.model_validate(rules, context={TRUSTED_KEY: True}).model_dump()) == repr(
+        checked
+    )
 
 
 @pytest.mark.parametrize("name", FILES)

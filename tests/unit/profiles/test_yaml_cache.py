@@ -25,10 +25,10 @@ def test_what_was_kept_is_read_without_the_file(rules: Path, tmp_path: Path) -> 
     first = Documents(tmp_path / "made" / CACHE)
     assert first.read(rules) == [{"a": 1}, {"b": [2, "x"]}]
     first.save()
-    kept = msgspec.msgpack.decode((tmp_path / "made" / CACHE).read_bytes())
-    assert kept[str(rules)][2] == [{"a": 1}, {"b": [2, "x"]}]
-    kept[str(rules)][2] = ["from the cache"]
-    (tmp_path / "made" / CACHE).write_bytes(msgspec.msgpack.encode(kept))
+    text = msgspec.msgpack.decode((tmp_path / "made" / CACHE).read_bytes())
+    assert text[str(rules)][2] == [{"a": 1}, {"b": [2, "x"]}]
+    text[str(rules)][2] = ["from the cache"]
+    (tmp_path / "made" / CACHE).write_bytes(msgspec.msgpack.encode(text))
     assert Documents(tmp_path / "made" / CACHE).read(rules) == ["from the cache"]
     assert Documents(tmp_path / "made" / CACHE).first(rules) == "from the cache"
     assert list((tmp_path / "made").iterdir()) == [tmp_path / "made" / CACHE]
@@ -38,8 +38,8 @@ def test_a_first_document_is_kept_alone(rules: Path, tmp_path: Path) -> None:
     first = Documents(tmp_path / CACHE)
     assert first.first(rules) == {"a": 1}
     first.save()
-    kept = msgspec.msgpack.decode((tmp_path / CACHE).read_bytes())
-    ((name, entry),) = kept.items()
+    text = msgspec.msgpack.decode((tmp_path / CACHE).read_bytes())
+    ((name, entry),) = text.items()
     entry[2] = ["from the cache"]
     (tmp_path / CACHE).write_bytes(msgspec.msgpack.encode({name: entry}))
     assert Documents(tmp_path / CACHE).first(rules) == "from the cache"
@@ -78,8 +78,8 @@ def test_numbers_of_items_are_kept(tmp_path: Path) -> None:
     documents = Documents(tmp_path / CACHE)
     read = documents.first(sources)
     documents.save()
-    kept = msgspec.msgpack.decode((tmp_path / CACHE).read_bytes(), strict=False)
-    assert [*kept] == [f"{sources} (first document)"]
+    text = msgspec.msgpack.decode((tmp_path / CACHE).read_bytes(), strict=False)
+    assert [*text] == [f"{sources} (first document)"]
     assert Documents(tmp_path / CACHE).first(sources) == read
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.proxy.upstream_connection import UpstreamConnection
-from gateway.proxy.upstream_pool import IDLE_S, KEPT_S, UpstreamPool
+from gateway.proxy.upstream_pool import IDLE_S, SPARE_CONNECTION_LIFE_S, UpstreamPool
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -215,7 +215,7 @@ def test_an_idle_connection_is_good_while_an_engine_leaves_them_open_for_longer(
     links[1].transport.abort()
     clock.now += IDLE_S
     assert engine.take() is None
-    clock.now += KEPT_S
+    clock.now += SPARE_CONNECTION_LIFE_S
     engine.sweep(clock.now)
     assert all(link.transport.is_closing() for link in links)
 

@@ -225,7 +225,7 @@ def test_one_that_cannot_be_written_is_copied(path: Path, monkeypatch: pytest.Mo
 
     # A read-only folder needs another user or file system than tests have; tests/e2e has the real
     # full disk.
-    monkeypatch.setattr(Database, "_open", refuse)
+    monkeypatch.setattr(Database, "_open_database", refuse)
     store = open_store(path)
     assert [one.name for one, *_ in store.models()] == ["a"]
     assert store.problem is not None
@@ -240,7 +240,7 @@ def unwritable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def refuse(self: Database) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(Database, "_open", refuse)
+    monkeypatch.setattr(Database, "_open_database", refuse)
     return monkeypatch.undo
 
 
@@ -262,7 +262,7 @@ def test_a_copy_is_written_into_its_file_as_soon_as_that_is_possible(
     again = open_store(path)
     again.changeable()
     assert [one.name for one, *_ in again.models()] == ["a", "b"]
-    assert [one.id for one in again.attempts()] == [attempt.id]
+    assert [each_attempt.id for each_attempt in again.attempts()] == [attempt.id]
     again.close()
     store.close()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gateway.diagnosis.start_times import measured_start
 from gateway.domain import StartConditions
 from gateway.store.recovery import records_at_rest
-from gateway.store.start_table import MOST_STARTS
+from gateway.store.start_table import MAX_STARTS
 from gateway.store.store import Store
 from tests.support.makers import attempt, wish
 
@@ -33,9 +33,9 @@ def test_starts_outlive_their_models(tmp_path: Path) -> None:
 
 def test_the_oldest_starts_make_room(tmp_path: Path) -> None:
     store = Store(tmp_path / "fitserve.db")
-    for number in range(MOST_STARTS + 2):
+    for number in range(MAX_STARTS + 2):
         store.starts.add(START.evolve(gpus=number))
-    assert [row.gpus for row in store.starts.rows()] == [*range(2, MOST_STARTS + 2)]
+    assert [row.gpus for row in store.starts.rows()] == [*range(2, MAX_STARTS + 2)]
     store.close()
 
 

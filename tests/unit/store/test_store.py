@@ -59,7 +59,7 @@ def test_a_name_is_taken_until_its_model_is_removed(store: Store) -> None:
 
 
 def test_attempts_and_the_fact_of_their_failure_are_one_change(store: Store) -> None:
-    one = store.add_attempt("a", 0, plan(), 8000, 1.0)
+    attempt = store.add_attempt("a", 0, plan(), 8000, 1.0)
     failure = Failure(kind="kv_too_small", phase="starting", message="m", line="l")
     fact = Fact(
         kind="max_context",
@@ -67,10 +67,10 @@ def test_attempts_and_the_fact_of_their_failure_are_one_change(store: Store) -> 
         value=8064,
         grade="failed",
         source="l",
-        attempt=one.id,
+        attempt=attempt.id,
         at=2.0,
     )
-    store.save_attempt(one.evolve(state="failed", ended_at=2.0, failure=failure), fact)
+    store.save_attempt(attempt.evolve(state="failed", ended_at=2.0, failure=failure), fact)
     assert store.attempts("a")[0].failure == failure
     assert store.facts() == [fact]
     assert store.attempts("b") == []
@@ -78,20 +78,24 @@ def test_attempts_and_the_fact_of_their_failure_are_one_change(store: Store) -> 
 
 def test_removing_a_model_forgets_failed_plans_but_not_limits(store: Store) -> None:
     store.add_model(wish(name="a"), 1.0)
-    one = store.add_attempt("a", 0, plan(), 8000, 1.0)
+    attempt = store.add_attempt("a", 0, plan(), 8000, 1.0)
     limit = Fact(
         kind="max_context",
         scope={"engine": "x"},
         value=1,
         grade="failed",
         source="l",
-        attempt=one.id,
+        attempt=attempt.id,
     )
     ruled_out = Fact(
-        kind="plan_failed", scope={"fingerprint": "f"}, grade="failed", source="l", attempt=one.id
+        kind="plan_failed",
+        scope={"fingerprint": "f"},
+        grade="failed",
+        source="l",
+        attempt=attempt.id,
     )
     for fact in (limit, ruled_out):
-        store.save_attempt(one.evolve(state="failed"), fact)
+        store.save_attempt(attempt.evolve(state="failed"), fact)
     store.mark_deleting("a")
     store.remove_model("a")
     assert store.facts() == [limit]
@@ -112,8 +116,8 @@ def test_where_a_plan_worked_a_removed_model_keeps_which_others_failed(store: St
 
 def test_history_is_bounded(store: Store) -> None:
     for _ in range(60):
-        one = store.add_attempt("a", 0, plan(), 8000, 1.0)
-        store.save_attempt(one.evolve(state="failed"))
+        attempt = store.add_attempt("a", 0, plan(), 8000, 1.0)
+        store.save_attempt(attempt.evolve(state="failed"))
     assert len(store.attempts("a")) <= 51
 
 
@@ -424,14 +428,14 @@ def test_what_was_measured_of_the_machine_takes_the_place_of_the_old_and_of_rati
         ]
     )
     store.keep_measurements([fact("machine_speed", 3, gpus="a", what="memory")])
-    kept = [(one.kind, one.value) for one in store.facts()]
+    kept = [(each_fact.kind, each_fact.value) for each_fact in store.facts()]
     assert kept == [
         ("max_context", 9),
         ("speed_measured", 5),
         ("machine_speed", 2),
         ("machine_speed", 3),
     ]
-    assert [one.value for one in measured_facts(store.path)] == [2, 3]
+    assert [measured_fact.value for measured_fact in measured_facts(store.path)] == [2, 3]
     assert measured_facts(store.path.with_name("none.db")) == []
     store.path.with_name("other.db").write_text("no database")
     assert measured_facts(store.path.with_name("other.db")) == []
@@ -447,7 +451,7 @@ def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: St
         ("engine_fails", alone, 3.2),
     )
     for kind, scope, at in learnt:
-        one = store.add_attempt("a", 0, plan(), 8000, at)
+        attempt = store.add_attempt("a", 0, plan(), 8000, at)
         fact = Fact.model_validate(
             {
                 "kind": kind,
@@ -455,12 +459,12 @@ def test_what_is_forgiven_may_be_tried_again_and_what_was_learnt_stays(store: St
                 "value": 5,
                 "grade": "failed",
                 "source": "l",
-                "attempt": one.id,
+                "attempt": attempt.id,
                 "at": at,
             }
         )
         store.save_attempt(
-            one.evolve(
+            attempt.evolve(
                 state="failed", ended_at=at, failure=Failure(kind="x", phase="y", message="z")
             ),
             fact,

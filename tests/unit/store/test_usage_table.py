@@ -57,6 +57,6 @@ def test_old_days_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.usage.add([row(1), row(2)])
     store.usage.add([row(KEPT_DAYS + 1)])
     assert [one.day for one in store.usage.sums(0, 10**6, PARTS, None, None)] == [2, KEPT_DAYS + 1]
-    monkeypatch.setattr(usage_table, "_MOST_ROWS", 2)
+    monkeypatch.setattr(usage_table, "_MAX_ROWS", 2)
     store.usage.add([row(KEPT_DAYS + 2), row(KEPT_DAYS + 2, "b")])
     assert {one.day for one in store.usage.sums(0, 10**6, PARTS, None, None)} == {KEPT_DAYS + 2}

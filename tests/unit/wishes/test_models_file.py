@@ -44,8 +44,8 @@ def test_what_is_written_is_what_is_wished_for(tmp_path: Path) -> None:
         " ./tiny\n    loras: {l: ./l}\n    policy: {keep_alive: 5m}\n  far: {endpoint:"
         " 'http://h:1/v1'}\n"
     )
-    found = load(file(tmp_path, text)).wishes
-    assert found == {
+    wishes = load(file(tmp_path, text)).wishes
+    assert wishes == {
         "a/b:c": Wish(
             name="a/b:c",
             source=str(tmp_path / "tiny"),
@@ -162,9 +162,11 @@ def laughs(kind: str) -> str:
 def test_every_mistake_is_told_with_its_place_and_the_nearest_key(
     tmp_path: Path, text: str, told: list[str]
 ) -> None:
-    found = mistakes(tmp_path, text)
-    assert len(found) == len(told), found
-    assert all(line.startswith(words) for line, words in zip(found, told, strict=True)), found
+    found_mistakes = mistakes(tmp_path, text)
+    assert len(found_mistakes) == len(told), found_mistakes
+    assert all(line.startswith(words) for line, words in zip(found_mistakes, told, strict=True)), (
+        found_mistakes
+    )
 
 
 def test_a_name_that_cannot_be_hides_no_other_mistake(tmp_path: Path) -> None:
@@ -185,11 +187,12 @@ def test_secrets_come_from_elsewhere_and_are_shown_nowhere(
         "models:\n  a:\n    source: x/y\n    env: {NCCL_DEBUG: '${env:OF_THE_TEST}'}\n    args:"
         " {max-num-seqs: '${file:held}'}\n"
     )
-    found = load(file(tmp_path, text))
-    assert found.wishes["a"].env == {"NCCL_DEBUG": "s3cret!value"}
-    assert found.wishes["a"].args == {"max-num-seqs": "8"}
+    document = load(file(tmp_path, text))
+    assert document.wishes["a"].env == {"NCCL_DEBUG": "s3cret!value"}
+    assert document.wishes["a"].args == {"max-num-seqs": "8"}
     assert (
-        found.references.hide_values("NCCL_DEBUG s3cret!value") == "NCCL_DEBUG ${env:OF_THE_TEST}"
+        document.references.hide_values("NCCL_DEBUG s3cret!value")
+        == "NCCL_DEBUG ${env:OF_THE_TEST}"
     )
     for wrong in (
         "image: '${env:OF_THE_TEST}'",

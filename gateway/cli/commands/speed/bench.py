@@ -19,7 +19,7 @@ from gateway.errors import NotReady
 # Ended requests in /metrics; a request without a model reached no engine.
 _ENDED_REQUESTS = re.compile(r'^fitserve_requests_total\{model="[^"]+".*\} (\S+)$', re.MULTILINE)
 # Workers report their counts twice a second.
-_REPORTED_S = 3.0
+_REPORT_TIMEOUT_S = 3.0
 
 
 def bench(
@@ -119,7 +119,7 @@ def _describe_other_requests(count_before: int, own_count: int) -> str:
     """A sentence about requests from other clients during the measurement, or an empty string."""
     import time
 
-    deadline = time.monotonic() + _REPORTED_S
+    deadline = time.monotonic() + _REPORT_TIMEOUT_S
     while (count := _count_requests() - count_before) < own_count and time.monotonic() < deadline:
         time.sleep(0.1)
     running = re.findall(

@@ -15,7 +15,7 @@ from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import say, status
 from gateway.errors import FitserveError
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 def tune(
@@ -83,7 +83,7 @@ def _watch(path: str, report: Any, *, quiet: bool) -> Any:
                 left_s = max(0.0, report["seconds"] - report["elapsed_s"])
                 rest = f"; at most {left_s:.0f} s more" if sys.stderr.isatty() else ""
                 show_step(f"{report['phase']}; best: {best}{rest}")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             report = call("GET", path)
     return report
 

@@ -13,7 +13,7 @@ from gateway.engines.common.chat.parsers import NO_PARSER
 # Most tokens of an answer: small models ramble, and a model that thinks needs room before its
 # answer begins.
 _TOKENS, _THINKING_TOKENS = 256, 2048
-_WORDS = 80
+_MAX_WORDS = 80
 # Only words of these lists fit, so that a weak model that is held to the schema comes to an end.
 _CITIES, _UNITS = ["Paris", "Tokyo", "Lima"], ["celsius", "fahrenheit"]
 TOOL = "get_weather"
@@ -32,19 +32,19 @@ ANSWER: dict[str, Any] = {
     "required": ["city", "capital"],
     "additionalProperties": False,
 }
-_OFFERED = {"name": TOOL, "description": "The weather of a city now.", "parameters": ARGUMENTS}
-_TOOLS = [{"type": "function", "function": _OFFERED}]
+_TOOL_SPEC = {"name": TOOL, "description": "The weather of a city now.", "parameters": ARGUMENTS}
+_TOOLS = [{"type": "function", "function": _TOOL_SPEC}]
 # Without it, engines hold a call to its form only, and not to its schema (vllm 0.33.0
 # tool_parsers/structural_tag_registry.py).
-_STRICT_TOOLS = [{"type": "function", "function": {**_OFFERED, "strict": True}}]
-_WEATHER = "What is the weather in Paris now, in celsius? Use the tool."
-_THINK = "Which is larger, 9.11 or 9.8? Answer in one short sentence."
-_SCHEMA = 'Is Paris a capital? Answer with a JSON object that has "city" and "capital".'
+_STRICT_TOOLS = [{"type": "function", "function": {**_TOOL_SPEC, "strict": True}}]
+_WEATHER_QUESTION = "What is the weather in Paris now, in celsius? Use the tool."
+_REASONING_QUESTION = "Which is larger, 9.11 or 9.8? Answer in one short sentence."
+_SCHEMA_QUESTION = 'Is Paris a capital? Answer with a JSON object that has "city" and "capital".'
 # How templates call the switch of models that think only where they are told to.
-_THINKING = {"enable_thinking": True, "thinking": True}
+_THINKING_SWITCHES = {"enable_thinking": True, "thinking": True}
 # An engine that ends so soon after its proof, with questions open, has ended by them.
-OPEN_S = 60.0
-_UNANSWERED = "the engine was asked, and has not answered"
+ABILITIES_TIMEOUT_S = 60.0
+_NO_ANSWER = "the engine was asked, and has not answered"
 
 
 class ParsedAnswer(NamedTuple):
@@ -67,16 +67,19 @@ def questions(plan: Plan) -> dict[str, dict[str, Any]]:
     result: dict[str, dict[str, Any]] = {}
     if plan.tool_parser.value != NO_PARSER:
         result["required_tools"] = {
-            **_ask(_WEATHER, limit),
+            **_ask(_WEATHER_QUESTION, limit),
             "tools": _STRICT_TOOLS,
             "tool_choice": "required",
         }
-        result["tools"] = {**_ask(_WEATHER, limit), "tools": _TOOLS, "tool_choice": "auto"}
+        result["tools"] = {**_ask(_WEATHER_QUESTION, limit), "tools": _TOOLS, "tool_choice": "auto"}
     if thinks:
-        result["reasoning"] = {**_ask(_THINK, limit), "chat_template_kwargs": _THINKING}
+        result["reasoning"] = {
+            **_ask(_REASONING_QUESTION, limit),
+            "chat_template_kwargs": _THINKING_SWITCHES,
+        }
     response_schema = {"name": "answer", "schema": ANSWER, "strict": True}
     result["json_schema"] = {
-        **_ask(_SCHEMA, limit),
+        **_ask(_SCHEMA_QUESTION, limit),
         "response_format": {"type": "json_schema", "json_schema": response_schema},
     }
     return result
@@ -86,7 +89,7 @@ def _ask(text: str, limit: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], "max_tokens": limit, "temperature": 0}
 
 
-def abilities_by_plan(plan: Plan, why: str = _UNANSWERED) -> Abilities:
+def abilities_by_plan(plan: Plan, why: str = _NO_ANSWER) -> Abilities:
     """Abilities that need no request, because the plan decides them."""
     if plan.model.task != "generate":
         return Abilities.uniform(
@@ -170,7 +173,9 @@ def _has_type(value: object, schema: dict[str, Any]) -> bool:
 
 def _begin(text: str) -> str:
     return (
-        repr(text[:_WORDS] + ("..." if len(text) > _WORDS else "")) if text.strip() else "nothing"
+        repr(text[:_MAX_WORDS] + ("..." if len(text) > _MAX_WORDS else ""))
+        if text.strip()
+        else "nothing"
     )
 
 
@@ -185,7 +190,7 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
     ):
         # A gateway that ended before the answers asks again.
         is_of_plan = item.fingerprint == attempt.fingerprint
-        if item.ready_at is not None and is_of_plan and not _open(item):
+        if item.ready_at is not None and is_of_plan and not _is_open(item):
             return item.abilities
         if ended_by_asking(item) and item.plan.engine == attempt.plan.engine:
             why = f"attempt {item.id} ended when it was asked"
@@ -209,15 +214,17 @@ def test_failure() -> Failure:
 
 def ended_by_asking(attempt: Attempt) -> bool:
     """Whether the engine ended before it answered what only apps need."""
-    if not _open(attempt) or attempt.state == "stopped":
+    if not _is_open(attempt) or attempt.state == "stopped":
         return False
     if attempt.ready_at is None:
         return True
-    return attempt.ended_at is not None and attempt.ended_at - attempt.ready_at <= OPEN_S
+    return (
+        attempt.ended_at is not None and attempt.ended_at - attempt.ready_at <= ABILITIES_TIMEOUT_S
+    )
 
 
-def _open(attempt: Attempt) -> bool:
+def _is_open(attempt: Attempt) -> bool:
     """Whether the engine was asked, and its answers are not known."""
     return attempt.abilities is not None and any(
-        item.evidence == _UNANSWERED for _, item in attempt.abilities
+        item.evidence == _NO_ANSWER for _, item in attempt.abilities
     )

@@ -9,7 +9,7 @@ from gateway.engines.common.chat.repair import Repair
 
 NO_PARSER = "none"
 # The flags that name them, alike in all kinds of engines.
-TOOLS, REASONING = "tool-call-parser", "reasoning-parser"
+TOOLS_FLAG, REASONING_FLAG = "tool-call-parser", "reasoning-parser"
 # Where the generation prompt begins in a chat template.
 _PROMPT = "add_generation_prompt"
 
@@ -74,11 +74,11 @@ class Writing(FrozenRecord, frozen=True, eq=False):
 
     def tool_parser(self, engine: Engine) -> Choice[str]:
         """The parser of tool calls, or "none" with the reason."""
-        return self._parser(self.tools, engine, TOOLS, "tool calls")
+        return self._parser(self.tools, engine, TOOLS_FLAG, "tool calls")
 
     def reasoning_parser(self, engine: Engine) -> Choice[str]:
         """The parser that separates reasoning from the answer, or "none" with the reason."""
-        return self._parser(self.reasoning, engine, REASONING, "thoughts")
+        return self._parser(self.reasoning, engine, REASONING_FLAG, "thoughts")
 
     def _parser(
         self, dialect: Dialect | None, engine: Engine, flag: str, subject: str

@@ -48,7 +48,7 @@ class Card(Value):
         )
 
     @model_validator(mode="after")
-    def _whole(self) -> Card:
+    def _check_nvlinks(self) -> Card:
         if bool(self.nvlinks) != (self.nvlink_gb_s is not None):
             raise ValueError(f"{self.name}: nvlinks and nvlink_gb_s are given together, or neither")
         if self.unified == (self.memory_mib is not None):

@@ -23,7 +23,7 @@ from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, LinearShape, round_up
 
-DISABLED = "disabled by VLLM_DISABLED_KERNELS"
+DISABLED_REASON = "disabled by VLLM_DISABLED_KERNELS"
 _DISABLES = "VLLM_DISABLED_KERNELS="
 
 
@@ -191,11 +191,11 @@ def _first_kernel(
         at_start = obstacle is None or ".cu" in kernel.source
         obstacle = obstacle or refusals(name)
         if obstacle is None and name in subject.disabled and path.disablable and kernel.disablable:
-            obstacle = DISABLED
+            obstacle = DISABLED_REASON
         if obstacle is None:
             return _accepting_choice(name, kernel, subject, refused)
         refused.append(
-            Refusal(kernel=name, reason=obstacle, at_start=at_start and obstacle != DISABLED)
+            Refusal(kernel=name, reason=obstacle, at_start=at_start and obstacle != DISABLED_REASON)
         )
     return _no_kernel(*refused)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from gateway.domain import ModelSpec, Quant, TensorGroup
 from gateway.engines.common.layers.built_model import BuiltModel, Linear
 from gateway.engines.common.quantization.block import (
-    UNQUANTIZED,
+    UNQUANTIZED_SCHEME,
     LayerScheme,
     Quantization,
     UnknownScheme,
@@ -167,7 +167,7 @@ def _layers_by_scheme(
     result: list[Linear] = []
     for item, numbers_by_scheme in zip(layers, schemes, strict=True):
         plain = PLAIN_ROUTERS in traits and item.name.rpartition(".")[2] in _ROUTERS
-        schemed = {UNQUANTIZED: item.numbers} if plain else numbers_by_scheme
+        schemed = {UNQUANTIZED_SCHEME: item.numbers} if plain else numbers_by_scheme
         whole = (
             WHOLE_GATES in traits
             and item.modules == ("in_proj_b", "in_proj_a")
@@ -200,7 +200,7 @@ def _layers_by_scheme(
 def _numbers_by_scheme(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
     """Numbers of this layer, by scheme."""
     if not item.quantizable:
-        return {UNQUANTIZED: item.numbers}
+        return {UNQUANTIZED_SCHEME: item.numbers}
     result: dict[LayerScheme, list[int]] = {}
     for number in item.numbers if quantization.numbered else item.numbers[:1]:
         name = item.name.replace("*", str(number), 1)

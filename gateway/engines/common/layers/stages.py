@@ -92,7 +92,7 @@ def fullest(
         layers,
         part,
         repeated_parts,
-        [_most_layers(group, layers) for group in built.attention],
+        [_max_layers(group, layers) for group in built.attention],
     )
 
 
@@ -133,7 +133,7 @@ def _part(
         if tensor.shard != "vocab" and (tensor.name.startswith(_STACKS) or not built.is_known):
             changed = tensor.evolve(count=_share(tensor.count, layers, part))
             rest_groups.append(changed)
-        elif _at_end(tensor, layers, part, repeated_parts, tied):
+        elif _is_at_end(tensor, layers, part, repeated_parts, tied):
             rest_groups.append(tensor)
     attention = tuple(
         [
@@ -151,7 +151,7 @@ def _has_tied_head(built: BuiltModel) -> bool:
     return not any(tensor.name.endswith(_HEADS) for tensor in built.other_tensors)
 
 
-def _at_end(
+def _is_at_end(
     tensor: TensorGroup,
     layers: Sequence[int],
     part: int,
@@ -189,7 +189,7 @@ def _layers_on_stage(
     )
 
 
-def _most_layers(group: AttentionGroup, layers: Sequence[int]) -> int:
+def _max_layers(group: AttentionGroup, layers: Sequence[int]) -> int:
     """How many layers of this kind any stage has at most."""
     if group.kind == "vision":
         return group.layers
@@ -224,7 +224,7 @@ def _size(
         size += bits * len(_numbers_of_stage(numbers, layers, part))
     tied = _has_tied_head(built)
     return size + sum(
-        bits for tensor, bits in ends if _at_end(tensor, layers, part, repeated_parts, tied)
+        bits for tensor, bits in ends if _is_at_end(tensor, layers, part, repeated_parts, tied)
     )
 
 

@@ -59,9 +59,18 @@ TRAITS = frozenset(
 # 0.18.0, :87 of 0.33.0.
 _EXACT_KERNELS = ("9.0", "10.0", "10.3")
 
-_ITEM = {"bfloat16": 2, "float16": 2, "float32": 4}
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _FLOATS = {"", "BF16", "F16", "F32", "F64"}
-_STORED = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "U32": 4, "BF16": 2, "F16": 2, "I16": 2}
+_STORED_ITEM_BYTES = {
+    "F64": 8,
+    "I64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "I16": 2,
+}
 _DECAY = (
     ".mamba.A_log",
     ".mixer.A_log",
@@ -81,11 +90,11 @@ def weights_bytes(
     """Bytes of all parameters on one rank; `linear_bytes` explains the arguments."""
     if padded:
         return _total_bytes(built, rank, traits, padded)
-    return _plain(built, rank.computing, frozenset(traits) & TRAITS)
+    return _shared_sum(built, rank.computing, frozenset(traits) & TRAITS)
 
 
 @lru_cache(maxsize=256)
-def _plain(built: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
+def _shared_sum(built: BuiltModel, rank: Rank, traits: frozenset[str]) -> int | None:
     """Engine versions and KV caches that make no difference to weights share the sum."""
     return _total_bytes(built, rank, traits, {})
 
@@ -128,7 +137,7 @@ def other_bytes(tensor: TensorGroup, tp: int, dtype: str, kv_heads: int | None =
     the number of KV heads hold one head each.
     """
     cast = not tensor.dtype or (kv_heads and tensor.dtype in _FLOATS)
-    item = _ITEM[dtype] if cast else _STORED.get(tensor.dtype, 1)
+    item = _ITEM_BYTES[dtype] if cast else _STORED_ITEM_BYTES.get(tensor.dtype, 1)
     if kv_heads and tensor.name.endswith(_DECAY):
         item = 4
     elements = math.prod(tensor.shape)
@@ -165,7 +174,9 @@ def linear_bytes(
         _padded_sizes(layer, scheme, *cut, rank.capability, traits) if layer.experts else cut
     )
     narrow = not layer.exact or rank.capability in _EXACT_KERNELS
-    size = _matrix_bytes(layer, scheme, k, n, _ITEM[rank.dtype if narrow else "float32"], traits)
+    size = _matrix_bytes(
+        layer, scheme, k, n, _ITEM_BYTES[rank.dtype if narrow else "float32"], traits
+    )
     return (
         size * layer.count * (round_up(layer.experts, rank.ep) // rank.ep if layer.experts else 1)
     )

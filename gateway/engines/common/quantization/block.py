@@ -24,9 +24,9 @@ class UnknownScheme(FrozenRecord, frozen=True):
 
 
 LayerScheme = Scheme | UnknownScheme
-UNQUANTIZED = Scheme(kind="unquantized", bits=16)
+UNQUANTIZED_SCHEME = Scheme(kind="unquantized", bits=16)
 # Errors of reading a block that has another form than these rules expect.
-MALFORMED = (
+FORM_ERRORS = (
     ArithmeticError,
     TypeError,
     ValueError,
@@ -88,7 +88,7 @@ class Quantization(FrozenRecord, frozen=True):
                 f"the modules fused into {last or name} are quantized differently, which engines"
                 " refuse"
             )
-        except (*MALFORMED, re.error) as error:
+        except (*FORM_ERRORS, re.error) as error:
             return unknown_scheme(
                 f"its quantization block is not understood ({type(error).__name__})"
             )

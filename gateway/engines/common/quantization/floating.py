@@ -6,11 +6,11 @@ Sources: vllm/model_executor/layers/quantization/ of 0.19.1 and 0.33.0, the file
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from gateway.engines.common.quantization.block import (
-    UNQUANTIZED,
+    UNQUANTIZED_SCHEME,
     Block,
     Layer,
     LayerScheme,
@@ -89,8 +89,8 @@ def compressed_tensors(block: Block) -> Quantization:
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name in names or all_or_none(layer.modules, is_skipped):
-            return UNQUANTIZED
-        return target_of(layer) or UNQUANTIZED
+            return UNQUANTIZED_SCHEME
+        return target_of(layer) or UNQUANTIZED_SCHEME
 
     return Quantization(rule)
 
@@ -102,7 +102,7 @@ def _numeric_scheme(weights: Any, inputs: Any, form: str) -> LayerScheme:
     """CompressedTensorsConfig._get_scheme_from_parts, in its order."""
     if not isinstance(weights, Mapping):
         return (
-            UNQUANTIZED
+            UNQUANTIZED_SCHEME
             if weights is None
             else unknown_scheme("its weights are not described by an object")
         )
@@ -181,7 +181,7 @@ _MXFP4 = make_scheme("mxfp4", 4, 32, weight_only=True, layout="mxfp4")
 
 def mxfp4(_: Block) -> Quantization:
     """mxfp4.py: only experts, even if the block lists others."""
-    return Quantization(lambda layer: _MXFP4 if layer.experts else UNQUANTIZED)
+    return Quantization(lambda layer: _MXFP4 if layer.experts else UNQUANTIZED_SCHEME)
 
 
 def _matches_wildcard(name: str, pattern: str) -> bool:
@@ -201,21 +201,7 @@ def _matches_wildcard(name: str, pattern: str) -> bool:
 def modelopt(block: Block) -> Quantization:
     """modelopt.py ModelOptQuantConfigBase: its own file's form, or that of config.json."""
     fields = block.config.get("quantization", block.config)
-    # The deeper form has exclusions under the first name only.
-    names = ("ignore", "exclude_modules") if fields is block.config else ("exclude_modules",)
-    exclusions = words(fields, *names)
-    # Where the engine renames a family's modules it reads `path*` as the module and all below it,
-    # elsewhere as a prefix.
-    stars = [
-        entry for entry in exclusions if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."
-    ]
-    prefixes = [entry for entry in exclusions if entry not in stars] + [
-        entry[:-1] for entry in stars
-    ]
-    prefixes = [
-        block.engine_name(entry) for entry in (*prefixes, *(f"{entry[:-1]}.*" for entry in stars))
-    ]
-    prefixed = [block.engine_name(entry) for entry in exclusions]
+    exclusions = _Exclusions.of_block(block, fields)
     algorithm = _checkpoint_algorithm(block, str(fields["quant_algo"]).upper())
     size = fields.get("group_size")
     layer_schemes = {
@@ -228,33 +214,19 @@ def modelopt(block: Block) -> Quantization:
     by_expert = _schemes_by_expert(layer_schemes)
     siblings = layer_schemes if EXPERTS_BY_SIBLINGS in block.traits else {}
 
-    def is_excluded(layer: Layer, skipped: list[str]) -> bool:
-        names = (layer.name,) if layer.experts else layer.modules
-        return (
-            all_or_none(names, lambda name: name in skipped)
-            or any(entry in layer.name for entry in skipped)
-            or any("*" in entry and _matches_wildcard(layer.name, entry) for entry in skipped)
-        )
-
     def rule(layer: Layer) -> LayerScheme:
-        if is_excluded(layer, prefixes):
-            return UNQUANTIZED
+        if _is_excluded(layer, exclusions.prefixes):
+            return UNQUANTIZED_SCHEME
         if PLAIN_TOWERS in block.traits and any(name in layer.name for name in _TOWERS):
-            return UNQUANTIZED
-        if stars and is_excluded(layer, prefixed):
+            return UNQUANTIZED_SCHEME
+        if exclusions.has_stars and _is_excluded(layer, exclusions.entries):
             return unknown_scheme(
                 "whether its `*` exclusions mean this layer depends on the engine version"
             )
         if base is not None:
-            # Experts have one FP8 method for every algorithm: ModelOptFp8MoEMethod.
-            fp8 = (
-                layer.experts
-                and isinstance(base, Scheme)
-                and base.kind in ("fp8_token", "fp8_block")
-            )
-            return make_scheme("fp8_tensor", 8, static_activation=True) if fp8 else base
+            return _scheme_of_base(layer, base)
         if layer.experts and layer.name not in layer_schemes:
-            return by_expert.get(layer.name) or _sibling(layer.name, siblings)
+            return by_expert.get(layer.name) or _scheme_of_sibling(layer.name, siblings)
         return _scheme_by_list(layer, layer_schemes)
 
     return Quantization(rule)
@@ -273,6 +245,59 @@ def mxfp8(block: Block) -> Quantization:
     return modelopt(block.evolve(config={"quantization": normal}))
 
 
+class _Exclusions(NamedTuple):
+    """The layers that ModelOpt left out, by the engine's names.
+
+    entries: as the checkpoint has them. prefixes: the same, where `path*` is the module and all
+    below it, as an engine reads it that renames a family's modules. has_stars: both differ.
+    """
+
+    entries: list[str]
+    prefixes: list[str]
+    has_stars: bool
+
+    @classmethod
+    def of_block(cls, block: Block, fields: Mapping[str, Any]) -> _Exclusions:
+        """The exclusions of a checkpoint, in the form of its own file or of config.json."""
+        # The deeper form has exclusions under the first name only.
+        names = ("ignore", "exclude_modules") if fields is block.config else ("exclude_modules",)
+        entries = words(fields, *names)
+        stars = [
+            entry for entry in entries if len(entry) > 1 and entry[-1] == "*" and entry[-2] != "."
+        ]
+        prefixes = [
+            *(entry for entry in entries if entry not in stars),
+            *(entry[:-1] for entry in stars),
+            *(f"{entry[:-1]}.*" for entry in stars),
+        ]
+        return cls(
+            [block.engine_name(entry) for entry in entries],
+            [block.engine_name(entry) for entry in prefixes],
+            bool(stars),
+        )
+
+
+def _is_excluded(layer: Layer, entries: Sequence[str]) -> bool:
+    """Whether a layer is one of the entries, below one, or matches one with `*`."""
+    names = (layer.name,) if layer.experts else layer.modules
+    return (
+        all_or_none(names, lambda name: name in entries)
+        or any(entry in layer.name for entry in entries)
+        or any("*" in entry and _matches_wildcard(layer.name, entry) for entry in entries)
+    )
+
+
+def _scheme_of_base(layer: Layer, base: LayerScheme) -> LayerScheme:
+    """The scheme of a layer where the checkpoint has one algorithm for all.
+
+    Experts have one FP8 method for every algorithm: ModelOptFp8MoEMethod.
+    """
+    is_fp8 = isinstance(base, Scheme) and base.kind in ("fp8_token", "fp8_block")
+    if layer.experts and is_fp8:
+        return make_scheme("fp8_tensor", 8, static_activation=True)
+    return base
+
+
 def _schemes_by_expert(schemes: Mapping[str, LayerScheme]) -> dict[str, LayerScheme]:
     """The schemes of layers whose experts are listed one by one, whatever the names of their
     projections."""
@@ -284,9 +309,9 @@ def _schemes_by_expert(schemes: Mapping[str, LayerScheme]) -> dict[str, LayerSch
     return result
 
 
-def _sibling(name: str, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
+def _scheme_of_sibling(name: str, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
     parent = name.removesuffix("experts")
-    return next((schemes[key] for key in schemes if key.startswith(parent)), UNQUANTIZED)
+    return next((schemes[key] for key in schemes if key.startswith(parent)), UNQUANTIZED_SCHEME)
 
 
 def _scheme_by_list(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerScheme:
@@ -297,7 +322,7 @@ def _scheme_by_list(layer: Layer, schemes: Mapping[str, LayerScheme]) -> LayerSc
     outer = ("lm_head",) if layer.name.endswith(".lm_head") else ()
     matches = [schemes[name] for name in (layer.name, *outer, *layer.modules) if name in schemes]
     if not matches:
-        return UNQUANTIZED
+        return UNQUANTIZED_SCHEME
     if layer.name not in schemes and len(set(matches)) > 1:
         raise Mixed
     return matches[0]
@@ -365,6 +390,6 @@ def fp8(block: Block) -> Quantization:
         four = layer.experts and config.get("expert_dtype") == "fp4"
         nvidia = str(config.get("moe_quant_algo", "")).upper() == "NVFP4"
         narrow = make_scheme("nvfp4", 4, 16) if nvidia else _MXFP4
-        return UNQUANTIZED if ignored else narrow if four else base
+        return UNQUANTIZED_SCHEME if ignored else narrow if four else base
 
     return Quantization(rule)

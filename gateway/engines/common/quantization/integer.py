@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.engines.common.quantization.block import (
-    UNQUANTIZED,
+    UNQUANTIZED_SCHEME,
     Block,
     Layer,
     LayerScheme,
@@ -59,7 +59,7 @@ def _is_packed(layer: Layer, packed: set[str]) -> bool:
     )
 
 
-def _silent(block: Block) -> Quantization | None:
+def _unquantized_checkpoint(block: Block) -> Quantization | None:
     """A checkpoint of which neither block nor headers name a packed layer, which engines build
     unquantized without a word."""
     if block.packed or not block.headers_read:
@@ -82,7 +82,7 @@ def gptq(block: Block) -> Quantization:
         config.get("desc_act", False),
     )
     listed = [block.engine_name(entry) for entry in words(config, "modules_in_block_to_quantize")]
-    if not listed and (silent := _silent(block)):
+    if not listed and (silent := _unquantized_checkpoint(block)):
         return silent
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
     tame(pattern.lstrip("+-:") for pattern in dynamic)
@@ -90,19 +90,19 @@ def gptq(block: Block) -> Quantization:
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name.endswith("lm_head") and not head:
-            return UNQUANTIZED
+            return UNQUANTIZED_SCHEME
         if not listed and not _is_packed(layer, packed):
-            return UNQUANTIZED
+            return UNQUANTIZED_SCHEME
         if (
             listed
             and not layer.experts
             and not all_or_none(layer.modules, lambda name: any(e in name for e in listed))
         ):
-            return UNQUANTIZED
+            return UNQUANTIZED_SCHEME
         for pattern, changes in dynamic.items():
             if pattern.startswith("-:"):
                 if re.match(pattern[2:], layer.name):
-                    return UNQUANTIZED
+                    return UNQUANTIZED_SCHEME
             elif re.match(pattern.removeprefix("+:"), layer.name):
                 return _integers(
                     "gptq",
@@ -133,18 +133,18 @@ def awq(block: Block) -> Quantization:
     )
     base = _integers("awq", bits, group, not config.get("zero_point", True))
     skipped = [block.engine_name(entry) for entry in words(config, "modules_to_not_convert")]
-    if not skipped and (silent := _silent(block)):
+    if not skipped and (silent := _unquantized_checkpoint(block)):
         return silent
     head, packed = config.get("lm_head") is True, {block.engine_name(name) for name in block.packed}
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name.endswith("lm_head") and not head:
-            return UNQUANTIZED
+            return UNQUANTIZED_SCHEME
         if not skipped and not _is_packed(layer, packed):
-            return UNQUANTIZED
+            return UNQUANTIZED_SCHEME
         names = (layer.name,) if layer.experts else layer.modules
         return (
-            UNQUANTIZED
+            UNQUANTIZED_SCHEME
             if all_or_none(names, lambda name: any(entry in name for entry in skipped))
             else base
         )
@@ -160,7 +160,7 @@ def awq(block: Block) -> Quantization:
     return Quantization(rule, assumed, integer_checkpoint=True)
 
 
-_SPECIAL = set(r"*+?^$()[]{}|\\")
+_SPECIAL_CHARACTERS = set(r"*+?^$()[]{}|\\")
 
 
 def _auto_round_layout(config: Mapping[str, Any]) -> str:
@@ -178,7 +178,7 @@ def _changes_of(name: str, extra: Mapping[str, Mapping[str, Any]]) -> Mapping[st
     if name in extra:
         return extra[name]
     for pattern, changes in extra.items():
-        if _SPECIAL & set(pattern):
+        if _SPECIAL_CHARACTERS & set(pattern):
             try:
                 if re.search(pattern, name):
                     return changes
@@ -187,12 +187,42 @@ def _changes_of(name: str, extra: Mapping[str, Mapping[str, Any]]) -> Mapping[st
     return {}
 
 
+class _AutoRound(NamedTuple):
+    """The numbers of an AutoRound checkpoint that hold for all layers without changes."""
+
+    bits: Any
+    group: Any
+    symmetric: Any
+    data_type: str
+    layout: str
+
+    def scheme(self, changes: Mapping[str, Any], *, is_quantized: bool) -> LayerScheme:
+        """The scheme of a layer with its changes. is_quantized: by its name alone."""
+        width = number(changes.get("bits", self.bits if is_quantized else 16))
+        if width >= 16:
+            return UNQUANTIZED_SCHEME
+        size = changes.get("group_size", self.group if is_quantized else -1)
+        if self.data_type == "int":
+            symmetric = changes.get("sym", self.symmetric if is_quantized else True)
+            return _integers(self.layout, width, size, symmetric)
+        if "mx_fp" in self.data_type and width in (4, 8):
+            return make_scheme("mxfp4" if width == 4 else "mxfp8", width, 32)
+        is_block = isinstance(size, list) and len(size) == 2
+        if self.data_type in ("fp", "fp8") and width == 8 and is_block:
+            return make_scheme("fp8_block", 8, number(size[1]))
+        return unknown_scheme(f"no rules for AutoRound with data_type {self.data_type[:40]}")
+
+
 def auto_round(block: Block) -> Quantization:
     """inc.py get_layer_config; inc/config_parser.py from 0.26."""
     config = block.config
-    bits, group, symmetric = config["bits"], config["group_size"], config.get("sym", True)
-    data = str(config.get("data_type", "int"))
-    layout = _auto_round_layout(config)
+    form = _AutoRound(
+        config["bits"],
+        config["group_size"],
+        config.get("sym", True),
+        str(config.get("data_type", "int")),
+        _auto_round_layout(config),
+    )
     blocks = config.get("block_name_to_quantize") or config.get("to_quant_block_names") or []
     blocks = [
         block.engine_name(entry)
@@ -202,36 +232,23 @@ def auto_round(block: Block) -> Quantization:
         block.engine_name(str(name)): dict(changes)
         for name, changes in (config.get("extra_config") or {}).items()
     }
-    tame((name for name in extra if _SPECIAL & set(name)), anywhere=True)
-
-    def scheme_after(changes: Mapping[str, Any], quantized: bool) -> LayerScheme:
-        width = number(changes.get("bits", bits if quantized else 16))
-        if width >= 16:
-            return UNQUANTIZED
-        size = changes.get("group_size", group if quantized else -1)
-        if data == "int":
-            return _integers(
-                layout, width, size, changes.get("sym", symmetric if quantized else True)
-            )
-        if "mx_fp" in data and width in (4, 8):
-            return make_scheme("mxfp4" if width == 4 else "mxfp8", width, 32)
-        if data in ("fp", "fp8") and width == 8 and isinstance(size, list) and len(size) == 2:
-            return make_scheme("fp8_block", 8, number(size[1]))
-        return unknown_scheme(f"no rules for AutoRound with data_type {data[:40]}")
+    tame((name for name in extra if _SPECIAL_CHARACTERS & set(name)), anywhere=True)
 
     def rule(layer: Layer) -> LayerScheme:
         if layer.name in extra:
-            return scheme_after(extra[layer.name], True)
-        quantized = not layer.name.endswith("lm_head")
+            return form.scheme(extra[layer.name], is_quantized=True)
+        is_quantized = not layer.name.endswith("lm_head")
         if blocks:
-            quantized = any(layer.name.startswith(block) for block in blocks)
+            is_quantized = any(layer.name.startswith(block) for block in blocks)
         names = layer.modules
         if layer.experts:
             names = tuple(name for name in extra if name.startswith(layer.name)) or (layer.name,)
-        result = {scheme_after(_changes_of(name, extra), quantized) for name in names}
-        if len(result) > 1:
+        schemes = {
+            form.scheme(_changes_of(name, extra), is_quantized=is_quantized) for name in names
+        }
+        if len(schemes) > 1:
             raise Mixed
-        return result.pop()
+        return schemes.pop()
 
     return Quantization(rule, integer_checkpoint=True)
 
@@ -252,7 +269,7 @@ def bitsandbytes(block: Block) -> Quantization:
         # is_layer_skipped_bnb: an entry is one part of the path, or its beginning.
         whole = {".".join(path[: end + 1]) for end in range(len(path))}
         return (
-            UNQUANTIZED
+            UNQUANTIZED_SCHEME
             if skipped & (whole | set(path)) or path[-1] == "lm_head"
             else make_scheme("bnb", 8 if eight else 4)
         )

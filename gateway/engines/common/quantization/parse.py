@@ -14,8 +14,8 @@ from typing import Any
 
 from gateway.domain import Quant
 from gateway.engines.common.quantization.block import (
-    MALFORMED,
-    UNQUANTIZED,
+    FORM_ERRORS,
+    UNQUANTIZED_SCHEME,
     Block,
     Quantization,
     unknown_scheme,
@@ -44,7 +44,7 @@ def parse(
     without a block.
     """
     if quant is None:
-        return Quantization(lambda _: UNQUANTIZED, numbered=False)
+        return Quantization(lambda _: UNQUANTIZED_SCHEME, numbered=False)
     method = quant.method.lower()
     reader = _METHODS.get(method)
     if reader is None:
@@ -57,14 +57,14 @@ def parse(
     except Untamed as error:
         untamed = str(error)
         return Quantization(lambda _: unknown_scheme(untamed))
-    except MALFORMED as error:
+    except FORM_ERRORS as error:
         reason = f"the {method} block of config.json is not understood ({type(error).__name__})"
         return Quantization(lambda _: unknown_scheme(reason))
 
 
 # Entries that distinguish layers by number: a number between dots, or a pattern. Any other entry is
 # compared with the text before or after the number, which all layers share.
-_NUMBERED = re.compile(r"(^|\.)\d+(\.|$)|^re:|[\\\[\](){}*?+^$|]")
+_NUMBER_OR_PATTERN = re.compile(r"(^|\.)\d+(\.|$)|^re:|[\\\[\](){}*?+^$|]")
 # A pattern of letters, dots and `.*`, as `re:.*mlp.gate$`, does not distinguish layers: the number
 # can only be within `.*`. Most checkpoints have no other patterns, so their layers share one
 # answer.
@@ -73,7 +73,7 @@ _ANY_NUMBER = re.compile(r"re:\^?(?:[A-Za-z_]|\\\.|\.\*|(?<=[A-Za-z_])\.(?=[A-Za
 
 def tells_numbers(entry: str) -> bool:
     """Whether this text of a block may tell layers apart that differ only in their number."""
-    return _NUMBERED.search(entry) is not None and _ANY_NUMBER.fullmatch(entry) is None
+    return _NUMBER_OR_PATTERN.search(entry) is not None and _ANY_NUMBER.fullmatch(entry) is None
 
 
 def _texts(value: Any) -> Iterator[str]:

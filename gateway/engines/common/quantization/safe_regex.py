@@ -14,12 +14,12 @@ from collections.abc import Iterable
 
 # Most steps of matching one name (about ten nanoseconds each); most characters of a name, and of a
 # number within a name.
-_MOST_STEPS = 2**17
+_MAX_STEPS = 2**17
 _NAME, _DIGITS = 64, 4
 _TOKEN = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOTALL)
 _REPEATS = "*+{"
 # A repeat of these characters matches only a short part of a name.
-_SHORT = re.compile(r"\\d|\[0-9\]|\\[^wWsSdD]|[^\\.\[(]")
+_SHORT_ATOM = re.compile(r"\\d|\[0-9\]|\\[^wWsSdD]|[^\\.\[(]")
 
 
 class Untamed(ValueError):
@@ -33,7 +33,7 @@ def tame(patterns: Iterable[str], *, anywhere: bool = False) -> None:
     for pattern in patterns:
         starts = _NAME if anywhere and not pattern.startswith(("^", ".*")) else 1
         steps += starts * _ways(pattern)
-        if steps > _MOST_STEPS:
+        if steps > _MAX_STEPS:
             raise Untamed(
                 f"matching the pattern {pattern[:60]!r} of its quantization block could take for"
                 " ever"
@@ -50,7 +50,7 @@ def _ways(pattern: str) -> float:
         if part in _REPEATS and previous not in _REPEATS:
             if previous == ")":
                 return math.inf
-            if _SHORT.fullmatch(previous):
+            if _SHORT_ATOM.fullmatch(previous):
                 ways *= _DIGITS
             else:
                 wide += 1

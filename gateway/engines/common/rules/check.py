@@ -21,11 +21,11 @@ from gateway.domain.base import (
     field_validator,
     refuse,
 )
-from gateway.domain.value import TRUSTED
+from gateway.domain.value import TRUSTED_KEY
 from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
 from gateway.engines.common.rules.subject import Subject
 
-__all__ = ["TRUSTED", "Check", "RuleFile", "Undecided", "first_refusal"]
+__all__ = ["TRUSTED_KEY", "Check", "RuleFile", "Undecided", "first_refusal"]
 
 
 class RuleFile(Value):
@@ -58,8 +58,8 @@ class Check(RootModel[dict[str, Any]]):
     def _validate_conditions(cls, conditions: Any, info: ValidationInfo) -> Any:
         if not isinstance(conditions, Mapping):
             return conditions
-        if info.context and info.context.get(TRUSTED):
-            return {name: _immutable(value) for name, value in conditions.items()}
+        if info.context and info.context.get(TRUSTED_KEY):
+            return {name: _freeze(value) for name, value in conditions.items()}
         return {name: _valid(str(name), value) for name, value in conditions.items()}
 
     @classmethod
@@ -73,7 +73,7 @@ class Check(RootModel[dict[str, Any]]):
         """Of a file's data, in a lean process. Raises NeedsPydantic."""
         if not trusted or not isinstance(data, Mapping):
             refuse("conditions that no test has validated")
-        return cls.from_valid({name: _immutable(value) for name, value in data.items()})
+        return cls.from_valid({name: _freeze(value) for name, value in data.items()})
 
     @cached_property
     def precondition(self) -> Check | None:
@@ -82,7 +82,7 @@ class Check(RootModel[dict[str, Any]]):
     @cached_property
     def tests(self) -> tuple[tuple[Test, Any], ...]:
         return tuple(
-            (_any_of if name == "any_of" else CONDITIONS[name].test, expected)
+            (_alternatives_refusal if name == "any_of" else CONDITIONS[name].test, expected)
             for name, expected in self.root.items()
             if name != "when"
         )
@@ -111,7 +111,7 @@ def first_refusal(checks: Iterable[Check], subject: Subject) -> str | None:
     return None
 
 
-def _any_of(checks: tuple[Check, ...], subject: Subject) -> str:
+def _alternatives_refusal(checks: tuple[Check, ...], subject: Subject) -> str:
     reasons = [check.refusal(subject) for check in checks]
     if None in reasons:
         return ""
@@ -121,7 +121,7 @@ def _any_of(checks: tuple[Check, ...], subject: Subject) -> str:
 
 def _valid(name: str, condition: Any) -> Any:
     """The value of one condition. Raises ValueError for an unknown condition or a wrong value."""
-    combining = _combining()
+    combining = _combination_adapters()
     if name not in (*combining, *CONDITIONS):
         (near,) = difflib.get_close_matches(name, [*combining, *CONDITIONS], n=1, cutoff=0)
         raise ValueError(f"there is no condition `{name}`; the nearest is `{near}`")
@@ -135,16 +135,16 @@ def _valid(name: str, condition: Any) -> Any:
         raise ValueError(f"`{name}`: {problem.removeprefix('Value error, ')}") from None
 
 
-def _immutable(value: Any) -> Any:
+def _freeze(value: Any) -> Any:
     """The value of one condition of a file that is known to be valid."""
     if type(value) is list:
-        return tuple([_immutable(item) for item in value])
+        return tuple([_freeze(item) for item in value])
     if type(value) is dict:
-        return Check.from_valid({name: _immutable(condition) for name, condition in value.items()})
+        return Check.from_valid({name: _freeze(condition) for name, condition in value.items()})
     return value
 
 
 @cache
-def _combining() -> dict[str, TypeAdapter[Any]]:
+def _combination_adapters() -> dict[str, TypeAdapter[Any]]:
     """Conditions that combine checks. Only a user's own files are validated by them."""
     return {"when": TypeAdapter(Check), "any_of": TypeAdapter(tuple[Check, ...])}

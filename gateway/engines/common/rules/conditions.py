@@ -77,7 +77,7 @@ def _comparison(words: str, read: Read, reason: Callable[[Any, Any], str]) -> Te
     return test
 
 
-def _one_of(words: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
+def _membership(words: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condition:
     def reason(value: Any, expected: tuple[Any, ...]) -> str:
         return (
             ""
@@ -88,21 +88,23 @@ def _one_of(words: str, read: Read, operand: TypeAdapter[Any] = _NAMES) -> Condi
     return Condition(operand, _comparison(words, read, reason))
 
 
-def _is(words: str, read: Read) -> Condition:
+def _switch(words: str, read: Read) -> Condition:
     def reason(value: bool, expected: bool) -> str:
         return "" if value == expected else f"is {'' if expected else 'not '}for {words}"
 
     return Condition(_YES_NO, _comparison(words, read, reason))
 
 
-def _multiple(words: str, read: Read, message: str = "{} {} is not a multiple of {}") -> Condition:
+def _divisibility(
+    words: str, read: Read, message: str = "{} {} is not a multiple of {}"
+) -> Condition:
     def reason(value: int, expected: int) -> str:
         return message.format(words, value, expected, value % expected) if value % expected else ""
 
     return Condition(_SIZE, _comparison(words, read, reason))
 
 
-def _at_least(words: str, read: Read, message: str = "{} {} is below {}") -> Condition:
+def _minimum(words: str, read: Read, message: str = "{} {} is below {}") -> Condition:
     return Condition(
         _NUMBER,
         _comparison(
@@ -115,7 +117,7 @@ def _at_least(words: str, read: Read, message: str = "{} {} is below {}") -> Con
     )
 
 
-def _at_most(words: str, read: Read, message: str = "{} {} is above {}") -> Condition:
+def _maximum(words: str, read: Read, message: str = "{} {} is above {}") -> Condition:
     return Condition(
         _NUMBER,
         _comparison(
@@ -146,7 +148,7 @@ _SHARED_KIB = {
     "10.3": 227,
     "11.0": 227,
 }
-_LEAST_SHARED_KIB = 99
+_MIN_SHARED_KIB = 99
 _OVER, _BELOW = "{}={} is not a multiple of {} ({} over)", "{}={} is below {}"
 
 
@@ -177,12 +179,12 @@ def _capabilities(expected: tuple[str, ...], subject: Subject) -> str:
     )
 
 
-def _at_least_capability(expected: str, subject: Subject) -> bool:
+def _capability_minimum(expected: str, subject: Subject) -> bool:
     return (numbers(subject.capability) or (0, 0)) >= (numbers(expected) or (0, 0))
 
 
 def _min_capability(expected: str, subject: Subject) -> str:
-    is_enough = _at_least_capability(expected, subject)
+    is_enough = _capability_minimum(expected, subject)
     return (
         ""
         if is_enough
@@ -191,7 +193,7 @@ def _min_capability(expected: str, subject: Subject) -> str:
 
 
 def _below_capability(expected: str, subject: Subject) -> str:
-    is_above = _at_least_capability(expected, subject)
+    is_above = _capability_minimum(expected, subject)
     return (
         f"is for GPUs below compute capability {expected}, this one has {subject.capability}"
         if is_above
@@ -219,8 +221,8 @@ def _kernel_refusal(expected: str, subject: Subject) -> str:
     )
 
 
-_DTYPE = _one_of("dtype", _attention(lambda a: a.dtype))
-_ACTIVATION_DTYPE = _one_of("activations in", _layer(lambda s: s.dtype))
+_DTYPE = _membership("dtype", _attention(lambda a: a.dtype))
+_ACTIVATION_DTYPE = _membership("activations in", _layer(lambda s: s.dtype))
 
 
 def _dtypes(expected: tuple[str, ...], subject: Subject) -> str:
@@ -356,7 +358,7 @@ def _tile_rows(rows: int, subject: Subject) -> str:
     row_bytes = (1 << (attention.head_dim - 1).bit_length()) * (
         4 if attention.dtype == "float32" else 2
     )
-    has, needs = _SHARED_KIB.get(subject.capability, _LEAST_SHARED_KIB), rows * row_bytes // 1024
+    has, needs = _SHARED_KIB.get(subject.capability, _MIN_SHARED_KIB), rows * row_bytes // 1024
     if needs <= has:
         return ""
     return (
@@ -381,28 +383,28 @@ CONDITIONS: dict[str, Condition] = {
     # The dtype of the computation.
     "dtypes": Condition(_NAMES, _dtypes),
     # How the weights of a layer are quantized: dense ones and experts.
-    "schemes": _one_of("schemes", _layer(lambda s: s.scheme.kind), _adapter(tuple[Kind, ...])),
-    "bits": _one_of("weights of bits", _layer(lambda s: s.scheme.bits), _NUMBERS),
-    "weights": _one_of(
+    "schemes": _membership("schemes", _layer(lambda s: s.scheme.kind), _adapter(tuple[Kind, ...])),
+    "bits": _membership("weights of bits", _layer(lambda s: s.scheme.bits), _NUMBERS),
+    "weights": _membership(
         "weights", _layer(lambda s: s.scheme.weights)
     ),  # "4-bit symmetric", "8-bit with zero points"
-    "symmetric": _is("symmetric quantization", _layer(lambda s: s.scheme.symmetric)),
-    "weight_only": _is("weights quantized alone", _layer(lambda s: s.scheme.weight_only)),
-    "static_activation": _is(
+    "symmetric": _switch("symmetric quantization", _layer(lambda s: s.scheme.symmetric)),
+    "weight_only": _switch("weights quantized alone", _layer(lambda s: s.scheme.weight_only)),
+    "static_activation": _switch(
         "static activation scales", _layer(lambda s: s.scheme.static_activation)
     ),
-    "activations": _one_of(
+    "activations": _membership(
         "activations", lambda subject: subject.activation
     ),  # how the code path quantizes them
-    "origins": _one_of(
+    "origins": _membership(
         "checkpoints of", _origins
     ),  # the quantizing program: quant_method, or "online"
-    "layouts": _one_of("weights packed as", _layer(lambda s: s.scheme.layout)),
+    "layouts": _membership("weights packed as", _layer(lambda s: s.scheme.layout)),
     "act_order": _layer_condition(_act_order, _adapter(Literal["no", "yes", "unsharded"])),
-    "groups": _one_of(
+    "groups": _membership(
         "group size", _layer(lambda s: s.scheme.group), _NUMBERS
     ),  # -1: one for all inputs
-    "min_group": _at_least("group size", _layer(lambda s: s.scheme.group), _BELOW),
+    "min_group": _minimum("group size", _layer(lambda s: s.scheme.group), _BELOW),
     "group_is_full_k": _layer_condition(_group_is_full_k, _YES),
     "whole_groups": _layer_condition(
         _whole_groups, _adapter(Literal["layer", "rank", "rank unless one group"])
@@ -411,72 +413,76 @@ CONDITIONS: dict[str, Condition] = {
         _block_groups, _NUMBERS
     ),  # groups in one block of K that a kernel takes
     # The sides of a product: K inputs, N outputs, on one rank; "full": before ranks cut the layer.
-    "k_multiple": _multiple("K", _layer(lambda s: s.k), _OVER),
-    "n_multiple": _multiple("N", _layer(lambda s: s.n), _OVER),
-    "full_k_multiple": _multiple("K of the whole layer", _layer(_full_k), _OVER),
-    "full_n_multiple": _multiple("N of the whole layer", _layer(lambda s: s.full_n or s.n), _OVER),
+    "k_multiple": _divisibility("K", _layer(lambda s: s.k), _OVER),
+    "n_multiple": _divisibility("N", _layer(lambda s: s.n), _OVER),
+    "full_k_multiple": _divisibility("K of the whole layer", _layer(_full_k), _OVER),
+    "full_n_multiple": _divisibility(
+        "N of the whole layer", _layer(lambda s: s.full_n or s.n), _OVER
+    ),
     "cut_multiple": _layer_condition(_cut_multiple, _SIZE),
     "n_packs": _layer_condition(_n_packs, _YES),
-    "min_k": _at_least("K", _layer(lambda s: s.k), _BELOW),
-    "min_n": _at_least("N", _layer(lambda s: s.n), _BELOW),
+    "min_k": _minimum("K", _layer(lambda s: s.k), _BELOW),
+    "min_n": _minimum("N", _layer(lambda s: s.n), _BELOW),
     # Experts. Sizes are those of one rank.
-    "families": _one_of("models of", _family),  # model_type of the text model
+    "families": _membership("models of", _family),  # model_type of the text model
     "not_families": _NOT_FAMILIES,
-    "functions": _one_of(
+    "functions": _membership(
         "the activation function", _experts(lambda e: e.function)
     ),  # between the two products
-    "routings": _one_of("routing", _experts(lambda e: e.routing)),
-    "gated": _is("gated experts", _experts(lambda e: e.is_gated)),
-    "bias": _is("experts with bias", _experts(lambda e: e.bias)),
-    "ep": _is("expert parallelism", _experts(lambda e: e.ep)),  # ranks hold whole experts
-    "clamped": _is("an activation with a limit", _experts(lambda e: e.clamped)),
-    "dp": _is("data parallelism", _experts(lambda e: e.dp)),  # ranks have requests of their own
-    "max_experts": _at_most(
+    "routings": _membership("routing", _experts(lambda e: e.routing)),
+    "gated": _switch("gated experts", _experts(lambda e: e.is_gated)),
+    "bias": _switch("experts with bias", _experts(lambda e: e.bias)),
+    "ep": _switch("expert parallelism", _experts(lambda e: e.ep)),  # ranks hold whole experts
+    "clamped": _switch("an activation with a limit", _experts(lambda e: e.clamped)),
+    "dp": _switch("data parallelism", _experts(lambda e: e.dp)),  # ranks have requests of their own
+    "max_experts": _maximum(
         "experts", _experts(lambda e: e.experts), "takes at most {2} {0}, not {1}"
     ),
-    "hidden_multiple": _multiple("hidden size", _experts(lambda e: e.hidden)),
-    "intermediate_multiple": _multiple("intermediate size", _experts(lambda e: e.intermediate)),
+    "hidden_multiple": _divisibility("hidden size", _experts(lambda e: e.hidden)),
+    "intermediate_multiple": _divisibility("intermediate size", _experts(lambda e: e.intermediate)),
     "whole_expert_groups": _expert_condition(_whole_expert_groups, _YES),
     "halved_groups": _expert_condition(_halved_groups, _SIZE),
     # Attention.
-    "layers": _one_of(
+    "layers": _membership(
         "layers of kind", _attention(lambda a: a.kind), _adapter(tuple[LayerKind, ...])
     ),
-    "mla": _is("MLA", _attention(lambda a: a.kind == "mla")),
-    "sparse": _is("sparse attention", _attention(lambda a: a.sparse)),
-    "causal": _is("causal layers", _attention(lambda a: a.causal)),
-    "sinks": _is("layers with attention sinks", _attention(lambda a: a.sinks)),
-    "alibi": _is("layers with ALiBi", _attention(lambda a: a.alibi)),
-    "multimodal_prefix": _is(
+    "mla": _switch("MLA", _attention(lambda a: a.kind == "mla")),
+    "sparse": _switch("sparse attention", _attention(lambda a: a.sparse)),
+    "causal": _switch("causal layers", _attention(lambda a: a.causal)),
+    "sinks": _switch("layers with attention sinks", _attention(lambda a: a.sinks)),
+    "alibi": _switch("layers with ALiBi", _attention(lambda a: a.alibi)),
+    "multimodal_prefix": _switch(
         "image tokens that see one another", _attention(lambda a: a.multimodal_prefix)
     ),
-    "softcap": _is("logits with a soft cap", _attention(lambda a: a.softcap)),
-    "flash_attention_4": _is(
+    "softcap": _switch("logits with a soft cap", _attention(lambda a: a.softcap)),
+    "flash_attention_4": _switch(
         "a forced FlashAttention 4", _attention(lambda a: a.flash_attention == 4)
     ),
-    "kv_dtypes": _one_of("KV cache dtype", _attention(lambda a: a.kv_dtype)),
+    "kv_dtypes": _membership("KV cache dtype", _attention(lambda a: a.kv_dtype)),
     "block_multiple": Condition(_SIZE, _block_multiple),  # where --block-size names a block
-    "heads": _one_of("heads per rank", _attention(lambda a: a.heads), _NUMBERS),
-    "max_heads": _at_most("heads per rank", _attention(lambda a: a.heads)),
-    "head_dims": _one_of(
+    "heads": _membership("heads per rank", _attention(lambda a: a.heads), _NUMBERS),
+    "max_heads": _maximum("heads per rank", _attention(lambda a: a.heads)),
+    "head_dims": _membership(
         "head size", _attention(lambda a: a.head_dim), _NUMBERS
     ),  # of MLA: latent and rope together
-    "head_multiple": _multiple("head size", _attention(lambda a: a.head_dim)),
-    "min_head": _at_least("head size", _attention(lambda a: a.head_dim)),
-    "max_head": _at_most("head size", _attention(lambda a: a.head_dim)),
+    "head_multiple": _divisibility("head size", _attention(lambda a: a.head_dim)),
+    "min_head": _minimum("head size", _attention(lambda a: a.head_dim)),
+    "max_head": _maximum("head size", _attention(lambda a: a.head_dim)),
     "tile_rows": Condition(_SIZE, _tile_rows),
-    "nope_dims": _one_of("qk_nope_head_dim", _attention(lambda a: a.nope_dim), _NUMBERS),
-    "rope_dims": _one_of("qk_rope_head_dim", _attention(lambda a: a.rope_dim), _NUMBERS),
-    "value_dims": _one_of("v_head_dim", _attention(lambda a: a.value_dim), _NUMBERS),
-    "latent_dims": _one_of("kv_lora_rank", _attention(lambda a: a.latent_dim), _NUMBERS),
-    "index_topks": _one_of("index_topk", _attention(lambda a: a.index_topk), _NUMBERS),
-    "index_topk_multiple": _multiple("index_topk", _attention(lambda a: a.index_topk)),
+    "nope_dims": _membership("qk_nope_head_dim", _attention(lambda a: a.nope_dim), _NUMBERS),
+    "rope_dims": _membership("qk_rope_head_dim", _attention(lambda a: a.rope_dim), _NUMBERS),
+    "value_dims": _membership("v_head_dim", _attention(lambda a: a.value_dim), _NUMBERS),
+    "latent_dims": _membership("kv_lora_rank", _attention(lambda a: a.latent_dim), _NUMBERS),
+    "index_topks": _membership("index_topk", _attention(lambda a: a.index_topk), _NUMBERS),
+    "index_topk_multiple": _divisibility("index_topk", _attention(lambda a: a.index_topk)),
     # Attention of an engine that decides once for the whole model.
-    "architectures": _one_of("models of", _attention(lambda a: a.architecture)),
-    "recurrent": _one_of("recurrent layers of kind", _attention(lambda a: a.recurrent or "none")),
-    "state_dtypes": _one_of("states in", _attention(lambda a: a.state_dtype)),
-    "state_sizes": _one_of(
+    "architectures": _membership("models of", _attention(lambda a: a.architecture)),
+    "recurrent": _membership(
+        "recurrent layers of kind", _attention(lambda a: a.recurrent or "none")
+    ),
+    "state_dtypes": _membership("states in", _attention(lambda a: a.state_dtype)),
+    "state_sizes": _membership(
         "states of", _attention(lambda a: a.state_size), _adapter(tuple[tuple[int, int], ...])
     ),
-    "max_chunk": _at_most("a prefill batch of", _attention(lambda a: a.chunk)),
+    "max_chunk": _maximum("a prefill batch of", _attention(lambda a: a.chunk)),
 }

@@ -59,7 +59,7 @@ def _no_speculation(reason: str, source: str, refused: tuple[Refusal, ...] = ())
     )
 
 
-_UNASKED = _no_speculation(
+_NO_SPECULATION = _no_speculation(
     "it was not requested; its gain depends on the prompts, so measure it", "planner"
 )
 
@@ -74,7 +74,7 @@ def speculate(
     """The engine version's speculation for the target; `drafter` is the one that the user names."""
     wanted_kind = "drafter" if drafter is not None else wish.speculative
     if wanted_kind is None:
-        return _UNASKED
+        return _NO_SPECULATION
     if wanted_kind == "off":
         return _no_speculation("set by the user", "user")
     if rules is None:

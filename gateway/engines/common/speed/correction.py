@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 # The fields of Speed that are measured. Of rates more is better, of seconds less.
 FIGURES = ("stream", "total", "first_token_2k_s", "first_token_32k_s")
 _SCOPE_NAMES = ("device", "engine", "kernel", "attention", "ranks", "basis", "figure")
-_RUNS = "; fitserve bench, "
+_BENCH_SOURCE = "; fitserve bench, "
 # Fields that must always agree. Expectations of another basis differ: corrections of data sheets do
 # not hold for measured figures.
 _EQUAL_NAMES = ("device", "engine", "basis")
 # From the nearest to the widest: names of the scope that have to agree.
-_NEAR = (("kernel", "attention", "ranks"), ("kernel",), ())
+_NEAR_SCOPES = (("kernel", "attention", "ranks"), ("kernel",), ())
 _NEARNESS = ("plans with its kernels and ranks", "plans with its kernels", "plans of its engine")
 # A measurement that differs by more says that something else was measured.
-LEAST, MOST = 0.2, 5.0
+MIN_RATIO, MAX_RATIO = 0.2, 5.0
 # Older measurements count for so many.
 _MEMORY = 4
 # Two runs of one plan differ by less.
 _BAND = 0.05
 # Traffic of clients corrects other loads too, relative to the expectation for each load.
 _SERVED_BAND = 0.15
-_SERVED = "; what clients were served"
+_SERVED_SOURCE = "; what clients were served"
 _THOUSAND = 1000
 
 
@@ -74,7 +74,9 @@ class Corrections:
             return {}
         key = tuple(about.values())
         if key not in self._ratios:
-            result = ((figure, _nearest(near, {**about, "figure": figure})) for figure in FIGURES)
+            result = (
+                (figure, _nearest_ratio(near, {**about, "figure": figure})) for figure in FIGURES
+            )
             self._ratios[key] = {figure: ratio for figure, ratio in result if ratio is not None}
         return self._ratios[key]
 
@@ -89,7 +91,7 @@ def measurement_scope(
     return {
         "device": scope.get("device", ""),
         "engine": scope.get("engine", ""),
-        "kernel": "+".join(_largest(kernels)),
+        "kernel": "+".join(_main_kernels(kernels)),
         "attention": next((row.backend for row in attention if row.backend), "unknown"),
         "basis": _basis(source),
         "ranks": f"{scope.get('tensor_parallel', '1')}x{scope.get('pipeline_parallel', '1')}",
@@ -101,7 +103,7 @@ def _basis(source: str) -> str:
     return re.split(" measured here|; ", source)[0]
 
 
-def _largest(rows: Sequence[LayerKernel]) -> list[str]:
+def _main_kernels(rows: Sequence[LayerKernel]) -> list[str]:
     """The kernel of most of the weights, and that of the experts."""
     sums: tuple[dict[str, int], dict[str, int]] = ({}, {})
     for row in rows:
@@ -111,8 +113,8 @@ def _largest(rows: Sequence[LayerKernel]) -> list[str]:
     return [max(part, key=part.__getitem__) for part in sums if part] or ["unknown"]
 
 
-def _nearest(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
-    for names, words in zip(_NEAR, _NEARNESS, strict=True):
+def _nearest_ratio(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
+    for names, words in zip(_NEAR_SCOPES, _NEARNESS, strict=True):
         same_scope = [
             fact
             for fact in facts
@@ -121,7 +123,7 @@ def _nearest(facts: list[Fact], scope: Mapping[str, str]) -> Ratio | None:
         same_scope = [fact for fact in same_scope if not _is_served(fact)] or same_scope
         if same_scope:
             logs = [math.log(clamp_ratio((fact.value or 0) / _THOUSAND)) for fact in same_scope]
-            exact = names == _NEAR[0]
+            exact = names == _NEAR_SCOPES[0]
             part = 1.0 if exact else len(logs) / (len(logs) + 1)
             return Ratio(math.exp(part * sum(logs) / len(logs)), words)
     return None
@@ -166,7 +168,7 @@ def correct_by_measurement(plan: Plan, facts: Iterable[Fact]) -> Plan:
             **figures,
             ratios=ratios,
             grade="measured",
-            source=f"{speed.source.partition(_RUNS)[0]}; {runs}",
+            source=f"{speed.source.partition(_BENCH_SOURCE)[0]}; {runs}",
         )
     return plan.evolve(speed=measured_speed)
 
@@ -190,7 +192,7 @@ def _correct_by_traffic(plan: Plan, facts: Iterable[Fact]) -> Plan:
     served_figures = {
         figure: estimate(base[figure] * ratio, _SERVED_BAND) for figure, ratio in ratios.items()
     }
-    source = speed.source.partition(_SERVED)[0] + _SERVED
+    source = speed.source.partition(_SERVED_SOURCE)[0] + _SERVED_SOURCE
     return plan.evolve(
         speed=speed.evolve(
             **served_figures, ratios={**speed.ratios, **ratios}, grade="served", source=source
@@ -326,4 +328,4 @@ def _round_digits(value: float) -> float:
 
 
 def clamp_ratio(ratio: float) -> float:
-    return min(MOST, max(LEAST, ratio))
+    return min(MAX_RATIO, max(MIN_RATIO, ratio))

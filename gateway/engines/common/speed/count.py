@@ -32,7 +32,7 @@ _MEDIA = re.compile(
     r"(visual|vision|audio|image|multi_modal|mm_|vit|perceiver|connector|encoder\.vision)"
 )
 # Heads with so many elements or fewer leave the units that multiply half empty.
-_NARROW = 64
+_NARROW_HEAD_ELEMENTS = 64
 # Sizes of a key and of a value of one head, in all published models with latents: qk_nope_head_dim
 # + qk_rope_head_dim and v_head_dim of DeepSeek-V2 and -V3, Kimi-K2.
 _MLA_HEAD = (192, 128)
@@ -99,7 +99,7 @@ def work_of(
             if tensor.shard != "vocab"
         ]
     readings = tuple(
-        _reading(group, rank, item)
+        _attention_work(group, rank, item)
         for group in stage.attention
         if group.kind not in ("vision", "encoder")
     )
@@ -191,7 +191,7 @@ def _head(model: Model, tp: int, item: int) -> Product:
     return Product(1, size * item, 2.0 * size, 0, "bfloat16", "")
 
 
-def _reading(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
+def _attention_work(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
     """Source of the sizes: AttentionGroup; of which ranks hold what: engines/vllm/kv_cache.py."""
     stored = 1 if rank.kv_dtype.startswith("fp8") else item
     heads = max(1, group.heads // rank.tp)
@@ -215,5 +215,5 @@ def _reading(group: AttentionGroup, rank: Rank, item: int) -> AttentionWork:
         2.0 * group.layers * heads * (group.head_dim + value),
         group.window,
         small=stored == 1,
-        narrow=group.head_dim <= _NARROW,
+        narrow=group.head_dim <= _NARROW_HEAD_ELEMENTS,
     )

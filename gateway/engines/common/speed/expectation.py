@@ -17,7 +17,7 @@ from gateway.engines.common.speed.step import StepClock
 
 # Tokens that a request of the many reads and writes: a chat with some history, an agent's step.
 PROMPT_TOKENS, ANSWER_TOKENS = 1024, 256
-_SHORT, _LONG = 2048, 32768
+_SHORT_PROMPT_TOKENS, _LONG_PROMPT_TOKENS = 2048, 32768
 
 
 class PlanLoad(NamedTuple):
@@ -52,16 +52,18 @@ def expected_speed(
     held_requests = load.kv_tokens // (read + answer_tokens) if load.kv_tokens else load.seqs
     at_once = max(1, min(math.ceil(load.concurrency / load.replicas), load.seqs, held_requests))
     used_replicas = min(load.replicas, load.concurrency)
-    short, long = min(_SHORT, load.context), load.context >= _LONG
+    short, long = min(_SHORT_PROMPT_TOKENS, load.context), load.context >= _LONG_PROMPT_TOKENS
     key = at_once, used_replicas, load.concurrency, read, answer_tokens, limit, short, long
     if not ratios and key in clock.speeds:
         return clock.speeds[key]
     figures = {
-        "stream": 1 / clock.decode_s(1, _SHORT),
+        "stream": 1 / clock.decode_s(1, _SHORT_PROMPT_TOKENS),
         "total": used_replicas * clock.total_per_s(at_once, read, answer_tokens, limit),
         "first_token_2k_s": clock.first_token_s(short, limit),
     }
-    figures |= {"first_token_32k_s": clock.first_token_s(_LONG, limit)} if long else {}
+    figures |= (
+        {"first_token_32k_s": clock.first_token_s(_LONG_PROMPT_TOKENS, limit)} if long else {}
+    )
     known_ratios = {figure: ratio for figure, ratio in ratios.items() if figure in figures}
     figures_told = {
         figure: estimate(

@@ -219,14 +219,14 @@ class SpeedKnowledge(FrozenRecord, frozen=True, eq=False):
     table: SpeedTable
 
 
-NOTHING = Measured()
+NO_MEASUREMENTS = Measured()
 
 
 def machine_of(
     gpus: Sequence[Gpu],
     links: Mapping[frozenset[int], Link],
     pace: SpeedKnowledge,
-    measured: Measured = NOTHING,
+    measured: Measured = NO_MEASUREMENTS,
     *,
     direct: bool,
 ) -> Machine | None:

@@ -17,7 +17,7 @@ KNEE = math.log2(1.25)
 # The same for throughput, which asks for what the machine can do: 2 ** 0.15 is a ninth.
 _KNEE_OF_THROUGHPUT = 0.15
 # Beside other models a plan is as good as what each of its GPUs gives.
-SHARED = 1.0
+SHARED_GPU_DISCOUNT = 1.0
 # Reduction of a plan's score by each penalty. Differences below a tenth are within the error of the
 # estimate.
 _WEAK, _CHANGE, _OLDER, _OLDEST = 0.1, 0.03, 0.02, 0.1
@@ -55,7 +55,7 @@ def plan_outcome(
 
 
 # Requests that have their whole context at the same time.
-LONG_AT_ONCE = 4
+LONG_REQUESTS_MAX = 4
 # Requests at once where the wish names no number.
 _CONCURRENCY: dict[Goal, int] = {"latency": 1, "balanced": 32, "context": 4, "throughput": 256}
 
@@ -70,7 +70,7 @@ def gpu_discount(wish: Wish) -> float:
     number or a list."""
     if wish.gpus is None:
         return _KNEE_OF_THROUGHPUT if wish.goal == "throughput" else KNEE
-    return SHARED if wish.gpus == "few" else 0.0
+    return SHARED_GPU_DISCOUNT if wish.gpus == "few" else 0.0
 
 
 def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
@@ -80,7 +80,7 @@ def score(outcome: PlanOutcome, goal: Goal, cost: float) -> float:
         return outcome.context / math.pow(gpus, cost)
     if speed is None:
         # Where nothing is known of the GPUs, few of them are better than many.
-        return 1 / math.pow(gpus, SHARED)
+        return 1 / math.pow(gpus, SHARED_GPU_DISCOUNT)
     stream, total = speed.stream.value, speed.total.value
     if goal == "balanced":
         gains = (stream, total, max(1, outcome.useful_tokens))

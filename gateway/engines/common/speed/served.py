@@ -29,21 +29,21 @@ from gateway.models.rank import Rank
 # By the names of Engine.counters. Some engines omit a counter until its first count.
 Counts = Mapping[str, float]
 # Many more than an engine has of one name: a series for each of its ranks and each kind of request.
-_MOST_SERIES = 256
-_MOST_VALUE = 1e15
+_MAX_SERIES = 256
+_MAX_VALUE = 1e15
 # Less tells of the first and the last request more than of the pace.
-_LEAST_WRITTEN, _LEAST_STEPS = 256.0, 64.0
+_MIN_ANSWER_TOKENS, _MIN_STEPS = 256.0, 64.0
 # So many stretches, of which the middle half differ by less.
-LEAST_STRETCHES = 3
-_STEADY = 1.25
+MIN_STRETCHES = 3
+_STEADY_RATIO = 1.25
 # A request alone has at most so many beside it.
 _SINGLE_REQUEST = 1.5
 # Of shorter prompts the first token tells of the engine's programs more than of reading.
-_LEAST_PROMPT, _LONG_PROMPT = 1024, 8192
+_MIN_PROMPT, _LONG_PROMPT = 1024, 8192
 # Where a tenth of the prompt was in a cache, reading took less than is expected of it.
-_MOST_CACHED = 0.1
+_MAX_CACHED_SHARE = 0.1
 # A known fact is replaced if its value changed by this factor.
-_CHANGED = 0.03
+_MIN_CHANGE_SHARE = 0.03
 _THOUSAND = 1000
 
 
@@ -82,7 +82,7 @@ def _values(text: bytes, name: bytes) -> list[float]:
         rest = text[time_s + len(name) : end if end >= 0 else None]
         if rest[:1] in (b"{", b" "):
             value = float(rest.rpartition(b" ")[2])
-            if not 0 <= value <= _MOST_VALUE or len(values) >= _MOST_SERIES:
+            if not 0 <= value <= _MAX_VALUE or len(values) >= _MAX_SERIES:
                 raise ValueError
             values.append(value)
         time_s = text.find(name, time_s + 1)
@@ -97,7 +97,7 @@ def traffic_between(before: Counts, after: Counts) -> Served | None:
     requests, outputs = past.get("requests", 0.0), past.get("between", 0.0)
     answer_tokens = past.get("written", outputs + requests)
     steps = past.get("steps", 0.0)
-    if requests <= 0 or outputs <= 0 or answer_tokens < _LEAST_WRITTEN or steps < _LEAST_STEPS:
+    if requests <= 0 or outputs <= 0 or answer_tokens < _MIN_ANSWER_TOKENS or steps < _MIN_STEPS:
         return None
     prompt = past.get("prompt", 0.0)
     return Served(
@@ -195,14 +195,14 @@ def learn_from_traffic(
             result.setdefault(figure, []).append(ratio)
     facts = []
     for figure, values in result.items():
-        if len(values) < LEAST_STRETCHES or not _steady(values):
+        if len(values) < MIN_STRETCHES or not _is_steady(values):
             continue
         value, scope = round(_THOUSAND * _quarter(values, 2)), {**ratio_scope, "figure": figure}
         old = earlier_by_scope.get(tuple(sorted(scope.items())))
         if (
             old is None
             or old.under != plan.under
-            or abs(math.log(value / (old.value or 1))) > _CHANGED
+            or abs(math.log(value / (old.value or 1))) > _MIN_CHANGE_SHARE
         ):
             fields = {
                 "kind": "speed_ratio",
@@ -234,8 +234,8 @@ def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
             result["stream"] = step_s * (served.outputs - served.requests) / served.writing_s
         if (
             served.reading_s
-            and new_tokens >= _LEAST_PROMPT
-            and new_tokens >= (1 - _MOST_CACHED) * length
+            and new_tokens >= _MIN_PROMPT
+            and new_tokens >= (1 - _MAX_CACHED_SHARE) * length
         ):
             expected_s = clock.table.first_s + reads_s / served.requests
             figure = "first_token_2k_s" if new_tokens < _LONG_PROMPT else "first_token_32k_s"
@@ -253,9 +253,9 @@ def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
     return {figure: clamp_ratio(ratio) for figure, ratio in result.items()}
 
 
-def _steady(values: list[float]) -> bool:
+def _is_steady(values: list[float]) -> bool:
     """Whether the middle half of them agree."""
-    return _quarter(values, 3) <= _quarter(values, 1) * _STEADY
+    return _quarter(values, 3) <= _quarter(values, 1) * _STEADY_RATIO
 
 
 def _quarter(values: list[float], quarters: int) -> float:

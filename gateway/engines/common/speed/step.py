@@ -66,8 +66,8 @@ class StepClock:
         # One request passes through all stages; with several requests the slowest stage sets the
         # pace.
         decode_s = sum(seconds) if self.other_stages else stages * seconds[0]
-        passed = stages * max(seconds) * self._waiting if requests > 1 else decode_s
-        return passed + (stages - 1) * self.table.stage_s + self._crossed_s(part)
+        passed = stages * max(seconds) * self._wait_factor if requests > 1 else decode_s
+        return passed + (stages - 1) * self.table.stage_s + self._crossing_time_s(part)
 
     def step_s(self, requests: float, context: float) -> float:
         """Of this stage alone, for so many requests."""
@@ -104,7 +104,7 @@ class StepClock:
             batches * item + count * clock.pairs_s(length)
             for item, clock in zip(seconds, clocks, strict=True)
         )
-        crossed_s = self._crossed_s(batch)
+        crossed_s = self._crossing_time_s(batch)
         if crossed_s:
             # The network is a stage too.
             computed = max(computed, batches * crossed_s / self.machine.crossings)
@@ -112,7 +112,9 @@ class StepClock:
             sum(seconds) - max(seconds) if self.other_stages else (self.work.pp - 1) * seconds[0]
         )
         fill = other_s + (self.work.pp - 1) * self.table.stage_s + crossed_s
-        return computed * (self._waiting if batches > 1 else 1) + fill + count * self.table.admit_s
+        return (
+            computed * (self._wait_factor if batches > 1 else 1) + fill + count * self.table.admit_s
+        )
 
     def batch_s(self, tokens: float, logits: float, *, launched: bool = True) -> float:
         """Of a batch of prompts in this stage alone, but for attention. launched: where there is no
@@ -195,7 +197,7 @@ class StepClock:
             seconds += work.expert_layers * self._exchange_s(gathered)
         return seconds
 
-    def _crossed_s(self, tokens: float) -> float:
+    def _crossing_time_s(self, tokens: float) -> float:
         """Seconds in which so many tokens pass all borders of stages that lie between nodes.
 
         Hidden states and residuals: make_empty_intermediate_tensors in
@@ -233,7 +235,7 @@ class StepClock:
         return self.machine.memory * part.memory, peak * part.flops, part.least_s
 
     @property
-    def _waiting(self) -> float:
+    def _wait_factor(self) -> float:
         """By how much stages that work at once keep each other waiting: what each of them has to do
         is never quite as long."""
         return 1 + self.table.stage_wait * (self.work.pp > 1)

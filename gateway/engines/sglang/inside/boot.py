@@ -60,7 +60,7 @@ IMAGE_LACKS |= {
     "sglang_plugins",
 }
 # Dependencies that the questions never reach.
-UNASKED = {
+UNASKED_MODULES = {
     *(
         "aiohttp",
         "fastapi",
@@ -158,7 +158,7 @@ def boot(
         SGLANG_IS_FLASHINFER_AVAILABLE="true", HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1"
     )
     sys.path.insert(0, sources)
-    stubs.install(IMAGE_HAS | UNASKED, set(IMAGE_LACKS))
+    stubs.install(IMAGE_HAS | UNASKED_MODULES, set(IMAGE_LACKS))
     stubs.fake_cuda(capability, memory_bytes, count, cuda, name)
     stubs.fake_ops(OPS, {})
     _ready(memory_bytes)

@@ -16,9 +16,9 @@ from .model import Configured, bare_runner, resolve_argument
 
 _GIB = 1 << 30
 # More than any GPU has: a refusal at this size has another reason.
-_MOST = 1 << 50
+_MAX_BYTES = 1 << 50
 # Errors of the engine if nothing fits.
-_TOO_SMALL = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
+_SIZE_ERRORS = (ValueError, RuntimeError, AssertionError, ZeroDivisionError)
 
 
 def cache(configured: Configured, whole: Any, memory_bytes: int) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def cache(configured: Configured, whole: Any, memory_bytes: int) -> dict[str, An
     count = _counter(configured, whole, memory_bytes)
 
     def bytes_for(tokens: int) -> int:
-        return _least_bytes(lambda size: _pool_tokens(count, size) >= tokens)
+        return _min_bytes(lambda size: _pool_tokens(count, size) >= tokens)
 
     pages = max(1, -(-longest // page))
     # Of two long pools, so that windows are full and fixed costs are paid.
@@ -70,16 +70,16 @@ def _pool_tokens(count: Callable[[int], int], size: int) -> int:
     """Tokens that a pool of these bytes has; none, where the engine says that it is too small."""
     try:
         return count(size)
-    except _TOO_SMALL:
-        if size >= _MOST:
+    except _SIZE_ERRORS:
+        if size >= _MAX_BYTES:
             raise
         return 0
 
 
-def _least_bytes(suffices: Callable[[int], bool]) -> int:
+def _min_bytes(suffices: Callable[[int], bool]) -> int:
     """The least number of bytes that is enough. Raises the engine's errors if no number is."""
     low, high = 0, 1 << 20
-    while high < _MOST and not suffices(high):
+    while high < _MAX_BYTES and not suffices(high):
         low, high = high, high * 2
     suffices(high)
     while high - low > 1:
@@ -103,8 +103,8 @@ def _counter(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
     try:
         module: Any = importlib.import_module("sglang.srt.mem_cache.kv_cache_configurator")
     except ModuleNotFoundError:
-        return _of_runner(configured, whole, memory_bytes)
-    return _of_configurator(module, configured, whole, memory_bytes)
+        return _count_by_runner(configured, whole, memory_bytes)
+    return _count_by_configurator(module, configured, whole, memory_bytes)
 
 
 def _slack(configured: Configured, memory_bytes: int) -> float:
@@ -120,7 +120,7 @@ def _state(module: Any, memory: float) -> None:
     module.gc = types.SimpleNamespace(collect=lambda: 0)
 
 
-def _of_runner(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
+def _count_by_runner(configured: Configured, whole: Any, memory_bytes: int) -> _Counted:
     """Up to 0.5.15 at least the runner counts by itself (ModelRunnerKVCacheMixin)."""
     pools: Any = importlib.import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
     models: Any = importlib.import_module("sglang.srt.configs.model_config")
@@ -181,7 +181,7 @@ def _subclass(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {})
 
 
-def _of_configurator(
+def _count_by_configurator(
     module: Any, configured: Configured, whole: Any, memory_bytes: int
 ) -> _Counted:
     """Later versions count in a class of its own (KVCacheConfigurator)."""

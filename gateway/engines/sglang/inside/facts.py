@@ -19,7 +19,7 @@ from ...inside.compiled import common, compiled_architectures, cuda_major
 from ...inside.installed import config_classes, installed_packages
 
 # A flag whose action only warns that it does nothing any more.
-_RETIRED = "DeprecatedAction"
+_RETIRED_ACTION = "DeprecatedAction"
 
 
 def facts() -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _flags(parser: argparse.ArgumentParser) -> dict[str, dict[str, Any]]:
     for action in parser._actions:
         names = [option[2:] for option in action.option_strings if option.startswith("--")]
         positive = [name for name in names if not name.startswith("no-")]
-        if positive == ["help"] or type(action).__name__ == _RETIRED:
+        if positive == ["help"] or type(action).__name__ == _RETIRED_ACTION:
             continue
         choices = action.choices
         default = action.default if type(action.default) in (bool, int, float, str) else None

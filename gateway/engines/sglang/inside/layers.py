@@ -49,7 +49,7 @@ DENSE = (
     ),
 )
 # Modules that define or import them, and are themselves imported only when a layer needs them.
-LATE = (
+LATE_MODULES = (
     *(
         "srt.hardware_backend.gpu.quantization.awq_kernels",
         "srt.hardware_backend.gpu.quantization.gptq_kernels",
@@ -66,7 +66,7 @@ class Reached(BaseException):
     """The function that a layer's computation came to."""
 
 
-def _raising(name: str) -> Callable[..., Any]:
+def _raise_at_call(name: str) -> Callable[..., Any]:
     def stop_at_kernel(*_: Any, **__: Any) -> Any:
         if name != "fp4_gemm":
             raise Reached(name)
@@ -104,7 +104,7 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
     def first_weight(*weights: Any, **named: Any) -> Any:
         return weights[0] if weights else named["b_q_weight"]
 
-    return {name: _raising(name) for name in DENSE} | {
+    return {name: _raise_at_call(name) for name in DENSE} | {
         "sglang_per_token_quant_fp8": lambda x, *_, **__: eight(x, (x.shape[0], 1)),
         "static_quant_fp8": lambda x, *_, repeat_scale=False, **__: eight(
             x, (x.shape[0], 1) if repeat_scale else (1,)
@@ -133,7 +133,7 @@ def _stand_ins() -> dict[str, Callable[..., Any]]:
 def watch() -> None:
     """Put the stand-ins in place wherever the engine has imported those functions so far."""
     torch: Any = importlib.import_module("torch")
-    for name in LATE:
+    for name in LATE_MODULES:
         with suppress(ImportError):
             importlib.import_module(f"sglang.{name}")
     stands = _stand_ins()

@@ -19,14 +19,14 @@ from ...inside.crashes import touch
 from ...inside.meta import Group, meta_mode
 
 # Flags of every inquiry: no weights and no tokenizer.
-_WITHOUT_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init", "--device=cuda")
+_WEIGHTLESS_FLAGS = ("--load-format=dummy", "--skip-tokenizer-init", "--device=cuda")
 # Modules that import a layer's method before its weights are prepared.
-_STARTS = {
+_BACKEND_MODULES = {
     "moe.utils": "moe",
     "quantization.fp8_utils": "fp8_gemm",
     "quantization.fp4_utils": "fp4_gemm",
 }
-_STARTS |= {"quantization.unquant": "bf16_gemm"}
+_BACKEND_MODULES |= {"quantization.unquant": "bf16_gemm"}
 
 
 # Functions of a tensor that tell its values.
@@ -57,7 +57,7 @@ def _parser() -> ArgumentParser:
 def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """ServerArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
-    server_args = _parser().parse_args([*argv, f"--model-path={folder}", *_WITHOUT_WEIGHTS])
+    server_args = _parser().parse_args([*argv, f"--model-path={folder}", *_WEIGHTLESS_FLAGS])
     return importlib.import_module("sglang.srt.server_args").ServerArgs.from_cli_args(server_args)
 
 
@@ -98,7 +98,7 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
         _size(server_args, "attn_cp_size"),
         _size(server_args, "moe_dp_size"),
     )
-    for module, name in _STARTS.items():
+    for module, name in _BACKEND_MODULES.items():
         start = getattr(
             importlib.import_module(f"sglang.srt.layers.{module}"),
             f"initialize_{name}_config",

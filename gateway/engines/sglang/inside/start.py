@@ -20,7 +20,7 @@ from .cache import pool_tokens
 from .model import arguments_of, configured_of, meta, model_of, resolve_argument
 
 # Of this engine these stages are never run.
-_LEFT_OUT = ("constructors of attention backends", "capture of CUDA graphs")
+_SKIPPED_STAGES = ("constructors of attention backends", "capture of CUDA graphs")
 
 
 def rehearse(
@@ -35,7 +35,7 @@ def rehearse(
     """
     record_backends()
     start = Start("sglang", words)
-    start.left_out += _LEFT_OUT
+    start.left_out += _SKIPPED_STAGES
     with folder_of(files) as folder:
         server_args = start.run("parser", lambda: arguments_of(folder, argv))
         if server_args is None:

@@ -22,7 +22,7 @@ from ...inside import stubs
 GIB = 1 << 30
 # Optional packages that no version's wheel requires. The image may have more, such as packages that
 # move experts between GPUs.
-UNREQUIRED = {
+UNREQUIRED_MODULES = {
     "helion",
     "aiter",
     "deep_ep",
@@ -64,7 +64,7 @@ EXTENSIONS = {
     "triton_kernels",
 }
 # Dependencies that selection never asks.
-UNASKED = {
+UNASKED_MODULES = {
     "aiohttp",
     "fastapi",
     "starlette",
@@ -130,7 +130,7 @@ HOST = {
 
 # Requirements of a wheel -> modules that come with them and that selection looks for. The image is
 # assumed to have FlashInfer's kernels (flashinfer_cubin).
-BROUGHT = {
+BUNDLED_MODULES = {
     "torch": {"triton"},
     "flashinfer-python": {"flashinfer", "flashinfer_cubin", "tvm_ffi"},
     "apache-tvm-ffi": {"tvm_ffi"},
@@ -155,7 +155,7 @@ def required_packages(sources: str) -> set[str]:
         metadata,
         re.M,
     ):
-        result |= BROUGHT.get(name.lower(), set())
+        result |= BUNDLED_MODULES.get(name.lower(), set())
         if name == "flashinfer-python" and tuple(map(int, version.split(".")[:3])) >= _B12X_SINCE:
             result.add("b12x")
     if Path(sources, "vllm/third_party/deep_gemm/__init__.py").is_file():
@@ -182,7 +182,8 @@ def boot(
     )
     sys.path.insert(0, sources)
     stubs.install(
-        installed | EXTENSIONS | UNASKED, UNREQUIRED.union(OPTIONAL, *BROUGHT.values()) - installed
+        installed | EXTENSIONS | UNASKED_MODULES,
+        UNREQUIRED_MODULES.union(OPTIONAL, *BUNDLED_MODULES.values()) - installed,
     )
     stubs.fake_cuda(capability, memory_bytes, count, "13.0", name)
     stubs.fake_ops(OPS, HOST)

@@ -18,7 +18,7 @@ from typing import Any
 from ...inside.meta import Group, folder_of, meta_mode
 
 # Flags of every inquiry: no weights and no tokenizer.
-_WITHOUT_WEIGHTS = {"load_format": "dummy", "skip_tokenizer_init": True}
+_WEIGHTLESS_SETTINGS = {"load_format": "dummy", "skip_tokenizer_init": True}
 # The executor of the ranks where the command line names none.
 _EXECUTOR = {"distributed_executor_backend": "mp"}
 
@@ -113,7 +113,7 @@ def arguments_of(folder: str, argv: Sequence[str]) -> Any:
     """EngineArgs of a command line, by the engine's own parser and constructor. Raises their
     errors."""
     configured = given_arguments(folder, argv)
-    for name, value in _WITHOUT_WEIGHTS.items():
+    for name, value in _WEIGHTLESS_SETTINGS.items():
         setattr(configured, name, value)
     for name, value in _EXECUTOR.items():
         setattr(configured, name, getattr(configured, name) or value)
@@ -176,7 +176,9 @@ def build_from_config(
     with folder_of(files) as folder:
         engine_arguments = {"max_model_len": 2048, "enforce_eager": True, **_EXECUTOR, **arguments}
         with built_of(
-            engine(model=folder, tensor_parallel_size=tp, **_WITHOUT_WEIGHTS, **engine_arguments),
+            engine(
+                model=folder, tensor_parallel_size=tp, **_WEIGHTLESS_SETTINGS, **engine_arguments
+            ),
             served=False,
         ) as configured:
             yield configured

@@ -20,9 +20,9 @@ from . import answers
 from .model import arguments_of, built_of, given_arguments, parse_arguments, prepare
 
 # Of this engine these stages are never run.
-_LEFT_OUT = ("measurement of memory", "capture of CUDA graphs")
+_SKIPPED_STAGES = ("measurement of memory", "capture of CUDA graphs")
 # Packages of the extra `audio`.
-_SOUND = ("soundfile", "av", "soxr")
+_SOUND_PACKAGES = ("soundfile", "av", "soxr")
 
 
 def rehearse(
@@ -37,7 +37,7 @@ def rehearse(
     """
     prepare()
     start = Start("vllm", words)
-    start.left_out += _LEFT_OUT
+    start.left_out += _SKIPPED_STAGES
     with folder_of(files) as folder:
         start.run("arguments", lambda: _serve_arguments(folder, argv))
         start.run("loader", lambda: _loader(folder, argv))
@@ -112,7 +112,7 @@ def hear(start: Start, model: Any) -> None:
     try:
         start.run("sound", lambda: media.load_audio(silence(), sr=16_000), passed=ImportError)
     except ImportError:
-        missing = [name for name in _SOUND if find_spec(name) is None]
+        missing = [name for name in _SOUND_PACKAGES if find_spec(name) is None]
         start.refuse(
             "sound",
             "sound cannot be read, because packages beside the engine are missing:"

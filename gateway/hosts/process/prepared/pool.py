@@ -50,7 +50,7 @@ FREE_TO_PREPARE = 4 * GIB
 FREE_TO_KEEP = GIB
 MANY_NEW_MODULES = 30
 """So many modules that engines imported after their fork are worth another prepared process."""
-MOST_LEARNED = 20_000
+MAX_LEARNED_MODULES = 20_000
 
 _INSIDE = Path(__file__).parent
 _BEGIN = (
@@ -101,7 +101,7 @@ class PreparedEngines:
         if start.module is None:
             return
         with self._lock:
-            slot = self._agreeing(start)
+            slot = self._matching_slot(start)
             if slot is None:
                 self._note(start)
             else:
@@ -113,7 +113,7 @@ class PreparedEngines:
             return None
         self._await_import(start)
         with self._lock:
-            slot = self._agreeing(start)
+            slot = self._matching_slot(start)
             if slot is None:
                 self._note(start)
                 return None
@@ -192,7 +192,7 @@ class PreparedEngines:
         with suppress(OSError):
             os.utime(self._folder / slot / "order.json")
 
-    def _agreeing(self, start: ProcessStart) -> str | None:
+    def _matching_slot(self, start: ProcessStart) -> str | None:
         """The slot whose process may become this engine."""
         wanted_slot = start.slot(program_identity())
         slots = [wanted_slot, *(slot for slot in self._slots() if slot != wanted_slot)]
@@ -367,7 +367,7 @@ def _learned_modules(folder: Path) -> list[str]:
         names = (folder / "learned").read_text().split()
     except (OSError, UnicodeDecodeError):
         return []
-    return list(dict.fromkeys(names))[:MOST_LEARNED]
+    return list(dict.fromkeys(names))[:MAX_LEARNED_MODULES]
 
 
 @cache

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-_OF_ENGINES = ("VLLM_", "SGLANG_", "SGL_")
+_ENGINE_PREFIXES = ("VLLM_", "SGLANG_", "SGL_")
 """Prefixes of variables that only the Python code of engines reads."""
 _MODULE = re.compile(r'run_module\("([\w.]+)"')
 
@@ -73,6 +73,6 @@ def agrees(
         name for name in {*prepared, *start.env} if prepared.get(name) != start.env.get(name)
     }
     return all(
-        name not in read and (name in (GPUS, start.key_env) or name.startswith(_OF_ENGINES))
+        name not in read and (name in (GPUS, start.key_env) or name.startswith(_ENGINE_PREFIXES))
         for name in differences
     )

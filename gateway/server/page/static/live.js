@@ -1,10 +1,10 @@
 // The state of the gateway as it changes: one stream for this page, from GET /admin/live.
 import { events } from "./api.js";
 
-const LONGEST_REST_S = 15;
+const MAX_REST_S = 15;
 // A stream is never silent for so long.
 const DEAD_MS = 40_000;
-const MOST_POINTS = 120;
+const MAX_POINTS = 120;
 
 /** `state` is the newest; "change" is dispatched when it is another one, and when the connection comes and goes. */
 export class Live extends EventTarget {
@@ -67,12 +67,12 @@ export class Live extends EventTarget {
       if (ended.aborted) return;
       this.#tell(false);
       await new Promise((go) => setTimeout(go, rest * 1000));
-      rest = Math.min(rest * 2, LONGEST_REST_S);
+      rest = Math.min(rest * 2, MAX_REST_S);
     }
   }
 
   #take(parts, first) {
-    const points = [...(first ? [] : this.state.points), ...(parts.points ?? [])].slice(-MOST_POINTS);
+    const points = [...(first ? [] : this.state.points), ...(parts.points ?? [])].slice(-MAX_POINTS);
     this.state = { ...this.state, ...parts, points };
     this.#ahead = parts.at - Date.now() / 1000;
     this.#tell(true);

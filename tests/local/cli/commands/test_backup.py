@@ -35,25 +35,25 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
         asked = {"authorization": f"Bearer {there['FITSERVE_KEY']}", "range": "bytes=999999999-"}
         assert (await gateway.client.get("/admin/backup", headers=asked)).status_code == 200
         for _ in range(10):
-            async with gateway.client.stream("GET", "/admin/backup", headers=asked) as left:
-                assert int(left.headers["content-length"]) > 1000
+            async with gateway.client.stream("GET", "/admin/backup", headers=asked) as stream:
+                assert int(stream.headers["content-length"]) > 1000
         gc.collect()  # a file that nobody closed is told of, and fails the test
         assert not list((first / "data").glob("backup*"))
         again = await asyncio.to_thread(fitserve, "backup", archive, **there)
         assert (again.returncode, "exists already" in again.stderr) == (2, True)
         # Not under a gateway that works.
-        held = lock(first / "data")
+        held_lock = lock(first / "data")
         busy = await asyncio.to_thread(
             fitserve, "restore", archive, "--yes", FITSERVE_DATA_DIR=str(first / "data")
         )
-        os.close(held)
+        os.close(held_lock)
         assert (busy.returncode, "Another gateway" in busy.stderr) == (3, True)
     restored = await asyncio.to_thread(
         fitserve, "restore", archive, "--json", FITSERVE_DATA_DIR=str(second / "data")
     )
     assert restored.returncode == 0, restored.stderr
-    said = json.loads(restored.stdout)
-    assert (said["models"], said["keys"], said["aside"]) == (1, 1, None)
+    document = json.loads(restored.stdout)
+    assert (document["models"], document["keys"], document["aside"]) == (1, 1, None)
     async with running(second, script) as gateway:
         assert (await gateway.client.get("/admin/models")).status_code == 401
         gateway.client.headers["authorization"] = f"Bearer {made.json()['key']}"

@@ -32,8 +32,8 @@ HARDWARE = machine("2x3090")
 def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is told here of how much measurements vary: tests run beside each other."""
     for name, value in (
-        ("_MOST_SPREAD", 1e9),
-        ("_MOST_SPREAD_OF_SECONDS", 1e9),
+        ("_MAX_SPREAD", 1e9),
+        ("_MAX_SPREAD_OF_SECONDS", 1e9),
         ("_SAMPLE_S", 0.001),
         ("_COPY_BYTES", 1 << 20),
     ):
@@ -49,22 +49,24 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
-    found = calibrate.run_calibration()
-    assert [row[1] for row in calibrate.fact_rows(found["facts"])] == [
+    calibration = calibrate.run_calibration()
+    assert [row[1] for row in calibrate.fact_rows(calibration["facts"])] == [
         *("memory", "memory"),
         *("peer_access", "peer_latency", "peer"),
     ]
     database = tmp_path / "data/fitserve.db"
-    assert [fact.model_dump(mode="json") for fact in measured_facts(database)] == found["facts"]
+    assert [fact.model_dump(mode="json") for fact in measured_facts(database)] == calibration[
+        "facts"
+    ]
     # What an engine here would have measured too.
     about = {
         "what": "all_reduce",
         "gpus": uuids(HARDWARE.gpus),
         "cards": ", ".join(gpu.name for gpu in HARDWARE.gpus),
     }
-    about["links"] = found["facts"][-1]["scope"]["links"]
+    about["links"] = calibration["facts"][-1]["scope"]["links"]
     store = open_store(database)
-    kept = [
+    facts = [
         Fact(
             kind="machine_speed",
             scope={**about, "bytes": size},
@@ -75,7 +77,7 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(
         )
         for size, took in (("16384", 30_000), ("67108864", 9_000_000))
     ]
-    store.keep_measurements(kept)
+    store.keep_measurements(facts)
     store.close()
     planner = OfflinePlanner.from_environment()
     source = str(model_folder(tmp_path / "model", hidden_size=1024))
@@ -91,12 +93,12 @@ def test_without_a_gateway_the_command_measures_and_plans_read_it(
 
 
 def test_beside_a_gateway_that_does_not_answer_nothing_is_measured(tmp_path: Path) -> None:
-    held = lock(tmp_path / "data")
+    held_lock = lock(tmp_path / "data")
     try:
         with pytest.raises(NotReady, match="does not answer") as refused:
             calibrate.run_calibration()
     finally:
-        os.close(held)
+        os.close(held_lock)
     assert "FITSERVE_URL" in refused.value.hint
 
 

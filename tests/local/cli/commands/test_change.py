@@ -73,13 +73,13 @@ async def test_a_model_is_changed_on_the_command_line(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert "a strange name_.jinja (25 bytes, sha256 " in done.stdout
         file.unlink()
-        kept = (await gateway.show("m"))["wish"]["chat_template"]
-        assert (kept["text"], kept["name"]) == (
+        chat_template = (await gateway.show("m"))["wish"]["chat_template"]
+        assert (chat_template["text"], chat_template["name"]) == (
             "{{ messages }}<tool_call>",
             "a strange name_.jinja",
         )
         started = [one for spec in specs for one in spec.argv if one.startswith("--chat-template")]
-        assert [started_with(one) for one in started] == [kept["text"]]
+        assert [started_with(one) for one in started] == [chat_template["text"]]
         assert (await run("set", "m", "--unset", "chat-template", "--wait")).returncode == 0
         assert (await gateway.show("m"))["wish"]["chat_template"] is None
         assert not any("--chat-template" in one for one in specs[-1].argv)

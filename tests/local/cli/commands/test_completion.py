@@ -33,11 +33,11 @@ TYPED = [
 @pytest.mark.parametrize(("words", "wanted"), TYPED)
 def test_bash_completes(words: tuple[str, ...], wanted: set[str]) -> None:
     typed = " ".join(f"'{word}'" for word in words)
-    asked = (
+    text = (
         f"{print_output('bash')}\nCOMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1));"
         ' _fitserve; printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(["bash", "-u", "-c", asked], capture_output=True, text=True, check=True)
+    done = subprocess.run(["bash", "-u", "-c", text], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == wanted
     assert done.stderr == ""
 

@@ -29,7 +29,7 @@ def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as made:
         made.writestr(f"{name}/__init__.py", "")
-        needs = "".join(f"Requires-Dist: {one}\n" for one in requires)
+        needs = "".join(f"Requires-Dist: {require}\n" for require in requires)
         made.writestr(
             f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}"
         )
@@ -60,7 +60,7 @@ def made_of(package: str, **fields: object) -> Engine:
 def test_an_engine_comes_from_a_folder_of_wheels_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.commands.install._ROOM_BYTES", 0)
+    monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
     monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
     settings, made, wheels = (
         Settings(data_dir=tmp_path / "data"),
@@ -114,7 +114,7 @@ def test_a_script_has_the_packages_of_the_lock_file_in_it(tmp_path: Path) -> Non
 def test_an_environment_that_exists_is_taken_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.commands.install._ROOM_BYTES", 0)
+    monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
     wheel(tmp_path / "wheels", "tinyengine", "1.0")
     made = made_of("tinyengine==1.0")
     theirs = install(
@@ -157,7 +157,7 @@ def test_an_environment_that_exists_is_taken_as_it_is(
 def test_packages_that_come_later_change_the_identity_of_an_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.commands.install._ROOM_BYTES", 0)
+    monkeypatch.setattr("gateway.cli.commands.install._FREE_BYTES", 0)
     wheels, made = tmp_path / "wheels", made_of("tinyengine==1.0")
     wheel(wheels, "tinyengine", "1.0")
     wheel(wheels, "tinypart", "1.0")

@@ -98,7 +98,13 @@ async def test_three_copies_wished_for_on_two_gpus(
         source = model_folder(tmp_path / "model")
         await gateway.add("r", source, engines=[SGLANG_REF], replicas=3, gpus=2, check=False)
         async with asyncio.timeout(hang_s()):
-            while sum(one["state"] == "ready" for one in (await gateway.show("r"))["replicas"]) < 2:
+            while (
+                sum(
+                    each_replica["state"] == "ready"
+                    for each_replica in (await gateway.show("r"))["replicas"]
+                )
+                < 2
+            ):
                 await asyncio.sleep(0.02)
             while max((planned.count(index) for index in range(3)), default=0) < 4:
                 await asyncio.sleep(0.02)

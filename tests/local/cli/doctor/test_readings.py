@@ -60,18 +60,18 @@ def test_a_hub_says_whose_token_it_is_and_what_time() -> None:
         },
     }
     with answering(200, json.dumps(said).encode(), late_s=100) as (place, asked):
-        found = hub(Secret(place), Secret(TOKEN))
+        found_hub = hub(Secret(place), Secret(TOKEN))
     assert asked == [("/api/whoami-v2", f"Bearer {TOKEN}")]
-    assert (found.status, found.user, found.gated) == (200, "me", False)
-    assert states(found) == ["ok", "warn", "warn"]
-    assert TOKEN not in repr(found)
+    assert (found_hub.status, found_hub.user, found_hub.gated) == (200, "me", False)
+    assert states(found_hub) == ["ok", "warn", "warn"]
+    assert TOKEN not in repr(found_hub)
 
 
 def test_without_a_token_nothing_secret_is_asked() -> None:
     with answering(200, b"[]") as (place, asked):
-        found = hub(Secret(place), None)
+        found_hub = hub(Secret(place), None)
     assert asked == [("/api/models?limit=1", None)]
-    assert states(found) == ["ok", "ok", "ok"]
+    assert states(found_hub) == ["ok", "ok", "ok"]
 
 
 def test_whatever_a_hub_says_is_no_crash() -> None:

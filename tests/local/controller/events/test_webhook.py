@@ -40,7 +40,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.controller.events.webhook._FIRST_REST_S", 0.01)
-    monkeypatch.setattr("gateway.controller.events.webhook._LONGEST_REST_S", 0.02)
+    monkeypatch.setattr("gateway.controller.events.webhook._MAX_REST_S", 0.02)
 
 
 class Receiver:

@@ -50,7 +50,7 @@ def fill(data: Path, url: str, keys: int, models: int) -> None:
 
 
 async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
-    asked: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     names = json.dumps(
         {"object": "list", "data": [{"id": f"m{number}"} for number in range(MODELS)]}
     ).encode()
@@ -59,7 +59,7 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
         if call.head[0].startswith(b"GET"):
             await call.reply(names)
         else:
-            asked[json.loads(call.body)["model"]] += 1
+            counts[json.loads(call.body)["model"]] += 1
             await call.reply(b'{"choices":[]}')
 
     async with Upstream(engine) as upstream:
@@ -89,7 +89,7 @@ async def test_each_of_many_keys_and_models_is_found(tmp_path: Path) -> None:
                         headers=key,
                     )
                     assert answer.status_code == 200, answer.text
-                assert asked == {f"m{number}": 1 for number in range(MODELS)}
+                assert counts == {f"m{number}": 1 for number in range(MODELS)}
                 made = await client.post("/admin/keys", json={"name": "one-more"}, headers=admin)
                 assert (await client.delete("/admin/keys/k4999", headers=admin)).is_success
                 kept = (await client.get("/admin/keys", headers=admin)).json()["data"]

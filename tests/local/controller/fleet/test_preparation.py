@@ -42,16 +42,18 @@ class World:
 
 async def test_a_start_joins_what_is_under_way() -> None:
     world, heard = World(), list[str]()
-    one = Preparation(plan("3090"), world.bring, world.read, world.tasks)
+    preparation = Preparation(plan("3090"), world.bring, world.read, world.tasks)
     await asyncio.sleep(0)
-    joined = asyncio.create_task(one.files(heard.append))
+    joined = asyncio.create_task(preparation.files(heard.append))
     await asyncio.sleep(0)
     assert heard == ["a download"]
     world.here.set()
     assert await joined == FILES
     await world.reading.wait()
-    assert one.serves(plan("3090", max_context=2048)), "another context needs the same files"
-    one.end()
+    assert preparation.serves(plan("3090", max_context=2048)), (
+        "another context needs the same files"
+    )
+    preparation.end()
     (reading,) = world.tasks
     with pytest.raises(asyncio.CancelledError):
         await reading
@@ -61,24 +63,24 @@ async def test_a_start_joins_what_is_under_way() -> None:
 
 async def test_a_cancelled_start_leaves_the_download() -> None:
     world = World()
-    one = Preparation(plan("3090"), world.bring, world.read, world.tasks)
-    joined = asyncio.create_task(one.files(lambda _: None))
+    preparation = Preparation(plan("3090"), world.bring, world.read, world.tasks)
+    joined = asyncio.create_task(preparation.files(lambda _: None))
     await asyncio.sleep(0)
     joined.cancel()
     with pytest.raises(asyncio.CancelledError):
         await joined
     world.here.set()
-    assert await one.files(lambda _: None) == FILES
-    one.end()
+    assert await preparation.files(lambda _: None) == FILES
+    preparation.end()
 
 
 async def test_what_failed_or_is_of_another_model_serves_no_start() -> None:
     world, here = World(HostError("no disk", hint="more")), plan("3090")
-    one = Preparation(here, world.bring, world.read, world.tasks)
-    assert one.serves(here)
-    assert not one.serves(here.evolve(model=here.model.evolve(source="/other")))
+    preparation = Preparation(here, world.bring, world.read, world.tasks)
+    assert preparation.serves(here)
+    assert not preparation.serves(here.evolve(model=here.model.evolve(source="/other")))
     world.here.set()
     with pytest.raises(HostError):
-        await one.files(lambda _: None)
-    assert not one.serves(here)
-    one.end()
+        await preparation.files(lambda _: None)
+    assert not preparation.serves(here)
+    preparation.end()

@@ -31,13 +31,13 @@ async def test_a_plan_that_fails_fails_once_however_many_copies_there_are(tmp_pa
     starts: list[int] = []
 
     def limited_script(spec: LaunchSpec) -> EngineScript:
-        asked = context_of(spec)
-        starts.append(asked)
-        if asked > 1024:
+        context = context_of(spec)
+        starts.append(context)
+        if context > 1024:
             return EngineScript(
-                model=spec.model, lines=((0.2, TOO_LONG.format(asked=asked)),), serve=False
+                model=spec.model, lines=((0.2, TOO_LONG.format(asked=context)),), serve=False
             )
-        return EngineScript(model=spec.model, max_model_len=asked)
+        return EngineScript(model=spec.model, max_model_len=context)
 
     async with running(tmp_path, limited_script) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"), replicas=2)

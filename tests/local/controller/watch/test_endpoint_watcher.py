@@ -84,7 +84,12 @@ HOSTILE: dict[str, tuple[Script, str]] = {
 }
 
 
-async def says(gateway: Running, name: str, words: str) -> None:
+async def check_and_rest(watcher: EndpointWatcher) -> float:
+    """Checks the endpoint once by hand. Returns the seconds that the watcher would rest then."""
+    return await watcher._check_endpoint()
+
+
+async def wait_until_detail_has(gateway: Running, name: str, words: str) -> None:
     """Returns when the state of the model says so."""
     async with asyncio.timeout(hang_s()):
         while words not in (await gateway.show(name))["detail"]:
@@ -105,11 +110,11 @@ async def test_an_endpoint_that_answers_nonsense_hurts_nobody(tmp_path: Path, wh
                     "/admin/models", json={"name": name, "endpoint": endpoint}
                 )
                 assert added.status_code == 202, added.text
-            await says(gateway, "alias", words)
+            await wait_until_detail_has(gateway, "alias", words)
             await gateway.until("good", "ready")
             # It is asked again and again, and every page that tells of it can be read.
-            asked = len(bad.calls)
-            await until(lambda: len(bad.calls) > asked + 2)
+            count = len(bad.calls)
+            await until(lambda: len(bad.calls) > count + 2)
             for path in ("/healthz", "/readyz", "/metrics", "/admin/models", "/v1/models"):
                 answer = await gateway.client.get(path)
                 assert answer.status_code == 200, (path, answer.text)
@@ -149,19 +154,19 @@ async def test_an_endpoint_that_says_nothing_keeps_no_other_from_being_asked(
 async def test_endpoints_that_are_changed_are_those_that_are_asked(tmp_path: Path) -> None:
     async with (
         running(tmp_path, healthy) as gateway,
-        Upstream(models("x")) as here,
+        Upstream(models("x")) as upstream,
         Upstream(never_answers) as gone,
     ):
-        await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [here.url]})
+        await gateway.client.post("/admin/models", json={"name": "m", "endpoints": [upstream.url]})
         await gateway.until("m", "ready")
         for endpoints, said in (
             ([gone.url], f"{gone.url} was not checked yet"),
-            ([gone.url, here.url], "1 of 2 endpoints answer"),
-            ([here.url], "1 of 1 endpoints answer"),
+            ([gone.url, upstream.url], "1 of 2 endpoints answer"),
+            ([upstream.url], "1 of 1 endpoints answer"),
         ):
             answer = await gateway.client.patch("/admin/models/m", json={"endpoints": endpoints})
             assert answer.status_code == 200, answer.text
-            await says(gateway, "m", said)
+            await wait_until_detail_has(gateway, "m", said)
 
 
 async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(
@@ -184,8 +189,8 @@ async def test_an_error_in_a_watcher_is_shown_stays_there_and_passes(
         await gateway.client.post(
             "/admin/models", json={"name": "both", "endpoints": [f"{good.url}/bad", good.url]}
         )
-        await says(gateway, "bad", "internal error: RuntimeError: nobody expected")
-        await says(gateway, "both", "1 of 2 endpoints answer; ")
+        await wait_until_detail_has(gateway, "bad", "internal error: RuntimeError: nobody expected")
+        await wait_until_detail_has(gateway, "both", "1 of 2 endpoints answer; ")
         assert "internal error" in (await gateway.show("both"))["detail"]
         assert (await gateway.client.get("/readyz")).status_code == 200
         with capture_logs() as logged:
@@ -208,13 +213,13 @@ async def test_an_endpoint_that_stays_away_is_asked_less_and_less_often(
         "m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: stretch, lambda: None, NO_KEY
     )
     await watcher.close()  # it is asked by hand
-    assert [await watcher._look() for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
+    assert [await check_and_rest(watcher) for _ in range(7)] == [1, 2, 4, 8, 16, 30, 30]
     async with Upstream(models("m")) as engine:
         watcher.url = engine.url
-        assert await watcher._look() == 5
+        assert await check_and_rest(watcher) == 5
         stretch = 3.0
-        assert await watcher._look() == 15
-    assert await watcher._look() == 1
+        assert await check_and_rest(watcher) == 15
+    assert await check_and_rest(watcher) == 1
 
 
 async def test_rests_are_never_alike() -> None:
@@ -222,7 +227,7 @@ async def test_rests_are_never_alike() -> None:
         "m", f"{refused_url()}/v1", EngineClient(1), 5.0, lambda: 1.0, lambda: None, NO_KEY
     )
     await watcher.close()
-    assert len({await watcher._look() for _ in range(20)}) == 20
+    assert len({await check_and_rest(watcher) for _ in range(20)}) == 20
 
 
 async def test_a_stored_endpoint_that_is_no_url_is_shown_and_asked_nothing() -> None:
@@ -230,7 +235,7 @@ async def test_a_stored_endpoint_that_is_no_url_is_shown_and_asked_nothing() -> 
     for url in ("http://h:x/v1", "http://[::1/v1", "http://127.0.0.1:9/\ud800", "", "http:///v1"):
         watcher = EndpointWatcher("m", url, EngineClient(1), 5.0, lambda: 1.0, lambda: None, NO_KEY)
         try:
-            await watcher._look()
+            await check_and_rest(watcher)
             assert watcher.replica is None
             assert "not a URL" in watcher.detail or "does not answer" in watcher.detail
         finally:
@@ -295,7 +300,7 @@ async def test_a_model_of_another_gateway_is_asked_where_it_answers_or_comes(
             there = {"ready": "", "asleep": "; the next request loads it there"}
             # Before it was asked it is starting too.
             said = there.get(shown, f"; it is {shown.replace('_', ' ')} there")
-            await says(gateway, "m", f"1 of 1 endpoints answer{said}")
+            await wait_until_detail_has(gateway, "m", f"1 of 1 endpoints answer{said}")
         listed = (await gateway.client.get("/v1/models")).json()["data"]
         assert [one["state"] for one in listed] == [shown]
 
@@ -313,7 +318,7 @@ async def test_a_model_that_sleeps_there_is_asked_only_where_none_is_ready(tmp_p
         await gateway.client.post(
             "/admin/models", json={"name": "m", "endpoints": [sleeps.url, serves.url]}
         )
-        await says(gateway, "m", "2 of 2 endpoints answer")
+        await wait_until_detail_has(gateway, "m", "2 of 2 endpoints answer")
         assert (await gateway.show("m"))["state"] == "ready"
         for _ in range(10):
             assert (
@@ -365,7 +370,7 @@ async def test_a_gateway_that_is_its_own_endpoint_ends_its_requests(tmp_path: Pa
         await gateway.client.post(
             "/admin/models", json={"name": "m", "endpoint": f"{gateway.url}/v1"}
         )
-        await says(gateway, "m", "it is starting there")
+        await wait_until_detail_has(gateway, "m", "it is starting there")
         for _ in range(3):
             answer = await gateway.client.post(
                 "/v1/completions", json={"model": "m", "prompt": "hi"}, headers={"via": "1.1 proxy"}
@@ -411,7 +416,11 @@ async def test_keys_on_a_mount_that_hangs_stop_nothing_else() -> None:
         for _ in range(64)
     ]
     try:
-        await until(lambda: all("no answer of the file system" in one.detail for one in watchers))
+        await until(
+            lambda: all(
+                "no answer of the file system" in each_watcher.detail for each_watcher in watchers
+            )
+        )
         async with asyncio.timeout(hang_s()):
             assert await asyncio.to_thread(lambda: 1) == 1
     finally:

@@ -117,8 +117,8 @@ async def test_the_smallest_request_is_of_the_task_that_the_model_serves(
     chosen = plan().evolve(model=plan().model.evolve(task=task))
     async with engine({}) as (url, asked):
         assert await alive(EngineClient(2), url, "m", chosen, 5.0)
-    seen = [request.split(b" ")[1].decode() for request in asked]
-    assert [path for path in seen if path != "/metrics" or task == "generate"] == paths
+    texts = [request.split(b" ")[1].decode() for request in asked]
+    assert [path for path in texts if path != "/metrics" or task == "generate"] == paths
 
 
 @asynccontextmanager
@@ -139,15 +139,19 @@ async def gathering(at_once: int) -> AsyncIterator[tuple[str, list[bytes]]]:
         await complete.wait()
         prompt = json.loads(body)["prompt"]
         many = len(prompt) if isinstance(prompt[0], list) else 1
-        said = json.dumps({"choices": [{"text": "an engine speaks"}] * many}).encode()
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(said), said))
+        reply_data = json.dumps({"choices": [{"text": "an engine speaks"}] * many}).encode()
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(reply_data), reply_data)
+        )
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
         complete.set()
-        await asyncio.gather(*(one.wait_closed() for one in writers), return_exceptions=True)
+        await asyncio.gather(
+            *(each_writer.wait_closed() for each_writer in writers), return_exceptions=True
+        )
 
 
 async def test_independent_proofs_are_asked_at_once() -> None:

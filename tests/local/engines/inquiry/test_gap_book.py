@@ -37,7 +37,7 @@ def test_a_gap_is_kept_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 def test_the_oldest_are_forgotten_and_what_cannot_be_read_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gap_book, "_MOST_FILES", 3)
+    monkeypatch.setattr(gap_book, "_MAX_FILES", 3)
     book = GapBook(tmp_path)
     book.keep(GAP.evolve(about=f"kernel of {number}") for number in range(5))
     assert len(book.load()) == 3

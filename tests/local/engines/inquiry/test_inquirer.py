@@ -135,14 +135,14 @@ def test_nothing_of_the_gateway_s_secrets_reaches_the_engine(
 ) -> None:
     monkeypatch.setenv("FITSERVE_ADMIN_KEY", "a-very-secret-key")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    seen = tmp_path / "seen"
+    path = tmp_path / "seen"
     ask(
         install(
-            f"#!{sys.executable}\nimport os\nopen({str(seen)!r},"
+            f"#!{sys.executable}\nimport os\nopen({str(path)!r},"
             " 'w').write(repr(dict(os.environ)))\n"
         )
     )
-    assert "secret" not in seen.read_text()
+    assert "secret" not in path.read_text()
 
 
 def test_each_environment_is_asked_in_a_process_of_its_own(

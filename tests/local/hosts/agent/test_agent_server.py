@@ -99,7 +99,7 @@ async def test_other_calls_are_answered_while_a_document_is_unpacked(
 
 
 async def test_few_documents_are_in_memory_at_once(tmp_path: Path) -> None:
-    most = agent_server._UNPACKED_AT_ONCE
+    most = agent_server._MAX_UNPACKED_DOCUMENTS
     held, released = 0, asyncio.Event()
     is_full, excess = asyncio.Event(), asyncio.Event()
 

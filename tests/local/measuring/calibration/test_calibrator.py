@@ -27,10 +27,10 @@ from tests.support.makers import machine
 @pytest.fixture(autouse=True)
 def _busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is told here of how much measurements vary: tests run beside each other."""
-    monkeypatch.setattr(measurement, "_MOST_SPREAD", 1e9)
+    monkeypatch.setattr(measurement, "_MAX_SPREAD_SHARE", 1e9)
     monkeypatch.setattr(measurement, "_SAMPLE_S", 0.001)
     monkeypatch.setattr(measurement, "_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(measurement, "_MOST_SPREAD_OF_SECONDS", 1e9)
+    monkeypatch.setattr(measurement, "_MAX_SPREAD_SHARE_OF_SECONDS", 1e9)
 
 
 def measure(tmp_path: Path, hardware: Hardware, host: AskedHost | None = None) -> Calibrated:
@@ -91,14 +91,14 @@ def test_what_was_measured_before_a_crash_is_kept(
 def test_what_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2, "STUCK")))
     (both,) = gpu_sets(machine("2x3090").gpus, ())
-    asked = json.dumps(json.loads(document(both, "driver")) | {"part_s": 0.2}).encode()
+    data = json.dumps(json.loads(document(both, "driver")) | {"part_s": 0.2}).encode()
 
     async def program_lines() -> list[bytes]:
-        return [line async for line in ask(Path(sys.executable), tmp_path / "asking", asked)]
+        return [line async for line in ask(Path(sys.executable), tmp_path / "asking", data)]
 
-    found = read_measurement(asyncio.run(program_lines()), 2)
-    assert found.numbers == ()
-    assert found.problems == (
+    found_measurement = read_measurement(asyncio.run(program_lines()), 2)
+    assert found_measurement.numbers == ()
+    assert found_measurement.problems == (
         "memory and products of GPUs 0, 1: nothing came from GPU 0, 1 within 0.2 s",
     )
 

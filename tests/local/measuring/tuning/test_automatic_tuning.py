@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(automatic_tuning, "_LOOK_S", 0.05)
     monkeypatch.setattr(measurements, "_LOOK_S", 0.05)
     monkeypatch.setattr(plan_search, "_POLL_S", 0.02)
-    monkeypatch.setattr(plan_search, "_MEASURED_S", 0.01)
+    monkeypatch.setattr(plan_search, "_MEASUREMENT_S", 0.01)
     # One request measures a plan. On a busy machine two of them differ by more than 5 %.
     monkeypatch.setattr(plan_search, "_GAIN", 2.0)
     for module in (plan_search, figures):

@@ -50,11 +50,11 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
         await gateway.add("m", folder, engines=["vllm==0.26.0"], gpus=1, replicas=1, concurrency=1)
         view = await gateway.until("m", "ready")
         assert view["plan"]["speed"]["grade"] == "predicted"
-        kept = await bench(gateway, "--json")
-        assert kept["not_learned"] == ""
-        assert kept["last"] is None
-        assert kept["bench"]["fingerprint"] == view["attempts"][0]["fingerprint"]
-        assert kept["expected"]["grade"] == "predicted"
+        kept_bench = await bench(gateway, "--json")
+        assert kept_bench["not_learned"] == ""
+        assert kept_bench["last"] is None
+        assert kept_bench["bench"]["fingerprint"] == view["attempts"][0]["fingerprint"]
+        assert kept_bench["expected"]["grade"] == "predicted"
         facts = (await gateway.client.get("/admin/facts")).json()["data"]
         kinds = {
             (row["fact"]["kind"], row["fact"]["scope"].get("figure")) for row in facts if row["id"]
@@ -66,7 +66,7 @@ async def test_a_measurement_is_kept_and_is_the_speed_of_the_plan_from_then_on(
         } <= kinds
         shown = (await gateway.show("m"))["plan"]["speed"]
         assert shown["grade"] == "measured"
-        assert shown["stream"]["value"] == pytest.approx(kept["bench"]["stream"], rel=0.01)
+        assert shown["stream"]["value"] == pytest.approx(kept_bench["bench"]["stream"], rel=0.01)
         # The next plan knows what was measured.
         wish = {
             "name": "n",
@@ -150,10 +150,10 @@ async def test_a_plan_that_turns_out_slow_is_said_with_the_better_one(tmp_path: 
             "/admin/models/m/bench", json={**report, "stream": speed["stream"]["value"] / 20}
         )
         assert answer.status_code == 201, answer.text
-        found = answer.json()["rival"]
-        assert found is not None
-        assert found["gain"] > 1.15
-        assert (await gateway.show("m"))["rival"] == found
+        rival = answer.json()["rival"]
+        assert rival is not None
+        assert rival["gain"] > 1.15
+        assert (await gateway.show("m"))["rival"] == rival
         shown = (await asyncio.to_thread(fitserve, "show", "m", FITSERVE_URL=gateway.url)).stdout
         assert "Another plan should be better" in shown
         assert "tokens/s alone" in shown

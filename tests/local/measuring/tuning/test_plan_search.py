@@ -31,7 +31,7 @@ USUAL = "--max-num-batched-tokens=2048"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures without rest."""
     monkeypatch.setattr(plan_search, "_POLL_S", 0.02)
-    monkeypatch.setattr(plan_search, "_MEASURED_S", 0.01)
+    monkeypatch.setattr(plan_search, "_MEASUREMENT_S", 0.01)
 
 
 def paced_script(*fast: str, **of_fast: Any) -> Any:

@@ -28,7 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks without rest."""
     monkeypatch.setattr(measurements, "_LOOK_S", 0.02)
     monkeypatch.setattr(traffic, "READ_INTERVAL_S", 0.02)
-    monkeypatch.setattr(traffic, "_COLD_S", 0.0)
+    monkeypatch.setattr(traffic, "_WARMUP_S", 0.0)
 
 
 def series_between(token_s: float, **changes: float) -> tuple[tuple[str, float], ...]:
@@ -53,8 +53,8 @@ async def wait_for_facts(gateway: Running) -> list[Any]:
     async with asyncio.timeout(hang_s()):
         while True:
             rows = (await gateway.client.get("/admin/facts")).json()["data"]
-            if found := [row["fact"] for row in rows if row["fact"]["kind"] == "speed_ratio"]:
-                return found
+            if facts := [row["fact"] for row in rows if row["fact"]["kind"] == "speed_ratio"]:
+                return facts
             await asyncio.sleep(0.02)
 
 

@@ -164,7 +164,7 @@ async def test_cancelling_ends_the_transfer_at_once_and_the_next_download_keeps_
     folder = snapshot(tmp_path)
     await until(server.stalled.is_set)
     await until((folder / SHARDS[0]).exists)
-    await until(lambda: any("name: 10." in said for said in reports))
+    await until(lambda: any("name: 10." in report for report in reports))
     task.cancel()
     async with asyncio.timeout(hang_s()):
         with pytest.raises(asyncio.CancelledError):

@@ -56,8 +56,8 @@ def told_refusal(error: BadModel) -> BadModel:
 
 def outside_files(tmp_path: Path) -> set[str]:
     """Files below the test's folder, but for the library's own of each download."""
-    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir()}
-    return {name for name in found if ".cache" not in name and not name.endswith(".lock")}
+    texts = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if not path.is_dir()}
+    return {name for name in texts if ".cache" not in name and not name.endswith(".lock")}
 
 
 STRANGE = [

@@ -163,8 +163,8 @@ async def test_what_another_program_is_writing_stays(server: FakeHub, tmp_path: 
     left, written = (blobs / "blobs" / f"{digest * 64}.01234567.incomplete" for digest in "ab")
     for path in (left, written):
         path.write_bytes(b"x")
-    with (locks / f"{'b' * 64}.lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with (locks / f"{'b' * 64}.lock").open("w") as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         await download(hub_of(server, tmp_path), "org/name", COMMIT, print)
     assert (left.exists(), written.exists()) == (False, True)
 

@@ -29,8 +29,8 @@ def repo(**config: Any) -> FakeRepo:
 
 def make_decision(source: str, hub: Hub, machine: str = "3090", **wished: Any) -> Decision:
     planner = OfflinePlanner(Profiles(), hub)
-    asked = wish(source=source, engines=("vllm==0.26.0",), **wished)
-    return planner.decide(asked, machine, include_alternatives=True)
+    asked_wish = wish(source=source, engines=("vllm==0.26.0",), **wished)
+    return planner.decide(asked_wish, machine, include_alternatives=True)
 
 
 def test_variants_of_the_hub_are_planned_for_this_machine_and_formats_of_others_are_not_read(

@@ -35,7 +35,7 @@ from gateway.planner.service.messages import (
     WorkerConfig,
 )
 from gateway.planner.service.offline import OfflinePlanner
-from gateway.planner.service.plan_process import WAITING, PlanProcess
+from gateway.planner.service.plan_process import MAX_WAITING_PLANS, PlanProcess
 from gateway.profiles.profiles import Profiles
 from gateway.secret import Secret
 from tests.support.fake_hub import COMMIT, FakeHub, FakeRepo
@@ -204,8 +204,8 @@ async def test_facts_and_claims_are_planned_with(tmp_path: Path) -> None:
             "grade": "failed",
             "source": "a line",
         }
-        asked = wish(source=str(folder))
-        request = PlanRequest(asked, machine_name="2x3090")
+        asked_wish = wish(source=str(folder))
+        request = PlanRequest(asked_wish, machine_name="2x3090")
         learned = replace(planner, facts=lambda: (json.dumps(fact),))
         after = (await learned.plan(request)).plan
         assert after is not None
@@ -279,11 +279,11 @@ async def test_a_process_that_ends_while_it_plans_is_replaced(
     tmp_path: Path, stalled_hub: FakeHub, ends: signal.Signals, says: str
 ) -> None:
     async with planning(tmp_path, stalled_hub) as planner:
-        async with under_way(planner, stalled_hub) as asked:
+        async with under_way(planner, stalled_hub) as asked_under_way:
             (child,) = children()
             os.kill(child, ends)
             with pytest.raises(BadModel, match=says):
-                await asked
+                await asked_under_way
         assert (await make_plan(planner, write(tmp_path / "good", model()))).plan is not None
         assert children() != [child]
 
@@ -313,10 +313,10 @@ async def test_a_plan_that_takes_too_long_is_ended(
 
 async def test_who_leaves_ends_what_is_read(tmp_path: Path, stalled_hub: FakeHub) -> None:
     async with planning(tmp_path, stalled_hub) as planner:
-        async with under_way(planner, stalled_hub) as asked:
-            asked.cancel()
+        async with under_way(planner, stalled_hub) as asked_under_way:
+            asked_under_way.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asked
+                await asked_under_way
         assert children() == []
 
 
@@ -336,14 +336,14 @@ async def test_who_leaves_while_a_large_answer_comes_ends_it_too(
 
     monkeypatch.setattr(plan_process, "spawn", floods)
     async with planning(tmp_path) as planner:
-        asked = asyncio.create_task(make_plan(planner, tmp_path))
+        task = asyncio.create_task(make_plan(planner, tmp_path))
         # asyncio stops to read where so much waits to be taken.
         async with asyncio.timeout(hang_s()):
             while not made or len(made[0].stdout._buffer) < 1 << 20:
                 await asyncio.sleep(0)
-        asked.cancel()
-        await asyncio.wait({asked}, timeout=HANG_S)
-        assert asked.cancelled()
+        task.cancel()
+        await asyncio.wait({task}, timeout=HANG_S)
+        assert task.cancelled()
         assert made[0].returncode is not None
 
 
@@ -351,9 +351,11 @@ async def test_few_may_wait_and_the_others_are_told_to_come_back(
     tmp_path: Path, stalled_hub: FakeHub
 ) -> None:
     async with planning(tmp_path, stalled_hub) as planner, under_way(planner, stalled_hub):
-        waiting = [asyncio.create_task(make_plan(planner, tmp_path)) for _ in range(WAITING)]
+        waiting = [
+            asyncio.create_task(make_plan(planner, tmp_path)) for _ in range(MAX_WAITING_PLANS)
+        ]
         await asyncio.sleep(0)
-        assert f"busy: {WAITING} requests are queued" in await refusal(
+        assert f"busy: {MAX_WAITING_PLANS} requests are queued" in await refusal(
             planner, tmp_path, Busy, previews=True
         )
         for task in waiting:

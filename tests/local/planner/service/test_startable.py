@@ -77,28 +77,30 @@ async def test_the_command_line_and_the_gateway_plan_alike_whatever_is_here(
     try:
         for fields in WISHES:
             install(data, chance.sample(ENGINES, 2) if process else [])
-            asked = wish(**{"source": str(folder), "engines": (OLD, NEW), **fields})
+            asked_wish = wish(**{"source": str(folder), "engines": (OLD, NEW), **fields})
             try:
-                told = offline.decide_here(asked, startable)
+                told = offline.decide_here(asked_wish, startable)
             except FitserveError as wrong:
                 for others in (True, False):
                     with pytest.raises(type(wrong), match=re.escape(wrong.message)):
-                        await planner.plan(PlanRequest(asked, include_uninstalled=others))
+                        await planner.plan(PlanRequest(asked_wish, include_uninstalled=others))
                 continue
             assert (
                 Decision.model_validate_json(
-                    (await planner.plan(PlanRequest(asked, include_uninstalled=True))).decision
+                    (await planner.plan(PlanRequest(asked_wish, include_uninstalled=True))).decision
                 )
                 == told
             )
-            here = {one.engine for one in told.engines if one.here}
-            assert {str(plan.engine) for plan in told.plans} <= here
-            if here:
-                assert (await planner.plan(PlanRequest(asked))).plan == next(iter(told.plans), None)
+            engines = {each_engine.engine for each_engine in told.engines if each_engine.here}
+            assert {str(plan.engine) for plan in told.plans} <= engines
+            if engines:
+                assert (await planner.plan(PlanRequest(asked_wish))).plan == next(
+                    iter(told.plans), None
+                )
                 first |= {str(plan.engine) for plan in told.plans[:1]}
             else:
                 with pytest.raises(NoPlan):
-                    await planner.plan(PlanRequest(asked))
+                    await planner.plan(PlanRequest(asked_wish))
     finally:
         await child.close()
     assert first, "no wish had a plan, so nothing was compared"
@@ -138,15 +140,15 @@ async def test_what_is_added_starts_with_the_first_plan(
         ]
         for number, fields in enumerate(several):
             asked: dict[str, Any] = {"source": str(folder), "check": False, **fields}
-            told = Decision.model_validate_json(
+            value = Decision.model_validate_json(
                 (await gateway.client.post("/admin/plan", json=asked)).content
             )
-            assert [engine.engine for engine in told.engines if engine.here] == [own.ref]
+            assert [engine.engine for engine in value.engines if engine.here] == [own.ref]
             assert (
                 await gateway.client.post("/admin/models", json={"name": f"m{number}", **asked})
             ).status_code == 202
             view = await gateway.until(f"m{number}", "ready")
-            assert view["attempts"][0]["fingerprint"] == told.plans[0].fingerprint
+            assert view["attempts"][0]["fingerprint"] == value.plans[0].fingerprint
             assert view["plan"]["env"]["OMP_NUM_THREADS"] == "3"
             assert (await gateway.client.delete(f"/admin/models/m{number}")).status_code == 202
             await gateway.wait_until_gone(f"m{number}")

@@ -44,7 +44,7 @@ class Door:
     async def __call__(self, call: Call) -> None:
         shown = call.headers.get("authorization", "").removeprefix("Bearer ")
         if shown != self.key:
-            said = json.dumps(
+            text = json.dumps(
                 {
                     "error": {
                         "message": self.words(shown),
@@ -53,7 +53,7 @@ class Door:
                     }
                 }
             )
-            await call.reply(said.encode(), "401 Unauthorized")
+            await call.reply(text.encode(), "401 Unauthorized")
         elif call.head[0].startswith(b"GET"):
             await call.reply(json.dumps({"object": "list", "data": [{"id": "m"}]}).encode())
         else:

@@ -191,7 +191,7 @@ async def test_a_response_stays_with_the_replica_that_made_it(gateway: Gateway) 
         assert set(makers.values()) == {0, 1, 2}
         for id_, index in makers.items():
             requests = upstreams[index].requests
-            seen = len(requests)
+            count = len(requests)
             assert (
                 await client.get(f"/v1/responses/{id_}?stream=true&starting_after=3")
             ).status_code == 200
@@ -199,7 +199,7 @@ async def test_a_response_stays_with_the_replica_that_made_it(gateway: Gateway) 
             assert (await client.post(f"/v1/responses/{id_}/cancel")).status_code == 200
             body = {"model": "m", "input": "y", "previous_response_id": id_}
             assert (await client.post("/v1/responses", json=body)).status_code == 200
-            made_here = upstreams[index].requests[seen:]
+            made_here = upstreams[index].requests[count:]
             assert [request.split(b"\r\n")[0] for request in made_here] == [
                 f"GET /v1/responses/{id_}?stream=true&starting_after=3 HTTP/1.1".encode(),
                 f"GET /v1/responses/{id_} HTTP/1.1".encode(),

@@ -327,21 +327,21 @@ async def test_the_state_of_the_gateway(tmp_path: Path) -> None:
         await one.add("m", model_folder(tmp_path / "model"))
         await one.until("m", "ready")
         assert (await one.client.post(CHAT, json=ASK)).status_code == 200
-        found = await scrape(one)
+        found_scrape = await scrape(one)
         lived = time.monotonic() - began
-    assert found["fitserve_models", "ready"] == 1
-    assert found["fitserve_replicas", "m", "ready"] == 1
-    assert found["fitserve_requests_queued", "m"] == 0
-    assert found["fitserve_attempts_total", "m"] == 1
-    assert found["fitserve_requests_total", "m", "chat", "answered", "2xx"] == 1
-    assert found["fitserve_connections",] == 1
-    assert 0 <= found["fitserve_loop_age_seconds",] < lived
-    assert found["process_cpu_seconds_total",] > 0
-    assert found["process_resident_memory_bytes",] > 2**20
-    assert 3 < found["process_open_fds",] <= found["process_max_fds",]
-    assert [key for key in found if key[0] == "fitserve_build_info"]
+    assert found_scrape["fitserve_models", "ready"] == 1
+    assert found_scrape["fitserve_replicas", "m", "ready"] == 1
+    assert found_scrape["fitserve_requests_queued", "m"] == 0
+    assert found_scrape["fitserve_attempts_total", "m"] == 1
+    assert found_scrape["fitserve_requests_total", "m", "chat", "answered", "2xx"] == 1
+    assert found_scrape["fitserve_connections",] == 1
+    assert 0 <= found_scrape["fitserve_loop_age_seconds",] < lived
+    assert found_scrape["process_cpu_seconds_total",] > 0
+    assert found_scrape["process_resident_memory_bytes",] > 2**20
+    assert 3 < found_scrape["process_open_fds",] <= found_scrape["process_max_fds",]
+    assert [key for key in found_scrape if key[0] == "fitserve_build_info"]
     # What never happened has no samples.
-    assert not [key for key in found if key[0] == "fitserve_failures_total"]
+    assert not [key for key in found_scrape if key[0] == "fitserve_failures_total"]
 
 
 @pytest.mark.anyio

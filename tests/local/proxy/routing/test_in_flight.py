@@ -127,11 +127,11 @@ async def test_a_connection_serves_on_after_its_request_was_cancelled() -> None:
         await (never_answers if b"slow" in call.body else answers)(call)
 
     with Gateway() as gateway:
-        one = httpx.Limits(max_connections=1)
+        limits = httpx.Limits(max_connections=1)
         async with (
             stage(gateway, script),
             httpx.AsyncClient(
-                base_url=gateway.url, timeout=HANG_S, trust_env=False, limits=one
+                base_url=gateway.url, timeout=HANG_S, trust_env=False, limits=limits
             ) as client,
         ):
             asking = asyncio.create_task(client.post(CHAT, json={**ASK, "user": "slow"}))

@@ -530,21 +530,24 @@ async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_r
     refused = 0
     with Gateway(queue_per_model=queue, still=True) as gateway:
         async with (
-            Upstream(gates[0].script) as one,
+            Upstream(gates[0].script) as upstream,
             Upstream(gates[1].script) as two,
             http_client(gateway) as client,
         ):
-            gateway.route(busy(one.url, two.url, capacity=capacity))
+            gateway.route(busy(upstream.url, two.url, capacity=capacity))
 
             def state() -> tuple[int, ...]:
                 return (*(gate.running for gate in gates), gateway.routes.waiting("m"))
 
+            def asked_count() -> int:
+                return len(upstream.requests) + len(two.requests)
+
             answered += [ask(client) for _ in range(2 * capacity + queue)]
             await until(lambda: state() == (capacity, capacity, queue))
             for turn in range(rounds):
-                begun = len(one.requests) + len(two.requests)
+                begun = asked_count()
                 gates[turn % 2].let_through()
-                await until(lambda begun=begun: len(one.requests) + len(two.requests) == begun + 1)  # type: ignore[misc]
+                await until(lambda count=begun + 1: asked_count() == count)  # type: ignore[misc]
                 await until(lambda: state() == (capacity, capacity, queue - 1))
                 answered.append(ask(client))
                 await until(lambda: state() == (capacity, capacity, queue))
@@ -561,7 +564,9 @@ async def test_at_three_times_the_load_no_place_stays_empty_and_the_others_are_r
             assert {(await each).status_code for each in answered} == {200}
         assert max(gate.most for gate in gates) == capacity
         assert (
-            len(one.requests) + len(two.requests) == len(answered) == 2 * capacity + queue + rounds
+            len(upstream.requests) + len(two.requests)
+            == len(answered)
+            == 2 * capacity + queue + rounds
         )
         assert refused == 2 * rounds
         await gateway.wait_until_settled()

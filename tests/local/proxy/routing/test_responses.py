@@ -35,8 +35,8 @@ class Engine:
         if path == "/v1/models":
             await call.reply(b'{"object":"list","data":[{"id":"m","object":"model"}]}')
         elif (method, path) == ("POST", "/v1/responses"):
-            asked = json.loads(call.body)
-            previous = asked.get("previous_response_id")
+            document = json.loads(call.body)
+            previous = document.get("previous_response_id")
             if previous is not None and previous not in self.kept:
                 await call.reply(
                     b'{"error":{"message":"the engine does not know it"}}', "404 Not Found"
@@ -45,11 +45,11 @@ class Engine:
             response = {
                 "id": f"resp_{uuid.uuid4().hex}",
                 "object": "response",
-                "metadata": asked.get("metadata"),
+                "metadata": document.get("metadata"),
             }
-            if asked.get("store") is not False:
+            if document.get("store") is not False:
                 self.kept.add(response["id"])
-            if asked.get("stream"):
+            if document.get("stream"):
                 await call.start()
                 for kind in (b"response.created", b"response.completed"):
                     data = json.dumps(response).encode()

@@ -57,17 +57,17 @@ class Engine:
         if path == "/v1/models":
             await call.reply(b'{"object":"list","data":[{"id":"m","object":"model"}]}')
         elif method == "GET":
-            said = self._kept.get(path.split("/")[3])
-            await call.reply(said or b"{}", "200 OK" if said else "404 Not Found")
+            reply_data = self._kept.get(path.split("/")[3])
+            await call.reply(reply_data or b"{}", "200 OK" if reply_data else "404 Not Found")
         elif path == "/v1/responses":
-            asked = json.loads(call.body)
+            document = json.loads(call.body)
             id_ = f"resp_{uuid.uuid4().hex}"
-            before = self._kept.get(asked.get("previous_response_id", ""), b"").decode()
-            said = json.dumps(
-                {"id": id_, "object": "response", "says": asked["input"], "before": before}
+            before = self._kept.get(document.get("previous_response_id", ""), b"").decode()
+            reply_data = json.dumps(
+                {"id": id_, "object": "response", "says": document["input"], "before": before}
             ).encode()
-            self._kept[id_] = said
-            await call.reply(said)
+            self._kept[id_] = reply_data
+            await call.reply(reply_data)
         else:
             await self._chat(call)
 
@@ -193,13 +193,13 @@ async def owns(
 ) -> Counter[str]:
     """Makes a response, goes on from one of its own, and tries those of the other keys. What came
     of it."""
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
 
     async def send(method: str, path: str, body: Any = None) -> httpx.Response | None:
         try:
             return await client.request(method, path, json=body, headers=bearer(key))
         except httpx.TransportError:
-            seen["broken off"] += 1
+            counts["broken off"] += 1
             return None
 
     secret = new_token()
@@ -211,13 +211,13 @@ async def owns(
         assert answer.status_code == 200, answer.text
         made[key].append(answer.json()["id"])
         assert set(TOKEN.findall(answer.content)) <= theirs[key]
-        seen["made"] += 1
+        counts["made"] += 1
     for id_ in made[key][-1:]:
         answer = await send("GET", f"/v1/responses/{id_}")
         if answer is not None:
             assert answer.status_code == 200, answer.text
             assert set(TOKEN.findall(answer.content)) <= theirs[key]
-            seen["own"] += 1
+            counts["own"] += 1
     for id_ in [ids[-1] for other, ids in made.items() if other != key and ids]:
         body = {"model": "m", "input": secret.decode(), "previous_response_id": id_}
         for answer in (
@@ -227,8 +227,8 @@ async def owns(
             if answer is not None:
                 assert answer.status_code == 404, answer.text
                 assert not TOKEN.findall(answer.content), answer.text
-                seen["refused"] += 1
-    return seen
+                counts["refused"] += 1
+    return counts
 
 
 async def test_a_key_sees_its_own_responses_alone_whatever_dies(tmp_path: Path) -> None:
@@ -247,10 +247,10 @@ async def test_a_key_sees_its_own_responses_alone_whatever_dies(tmp_path: Path) 
         dying = asyncio.create_task(deaths(tmp_path, random.Random(2)))
 
         async def use(key: str) -> Counter[str]:
-            seen: Counter[str] = Counter()
-            while not dying.done() or not (seen["own"] and seen["refused"]):
-                seen += await owns(client, key, theirs, made)
-            return seen
+            counts: Counter[str] = Counter()
+            while not dying.done() or not (counts["own"] and counts["refused"]):
+                counts += await owns(client, key, theirs, made)
+            return counts
 
         seen = sum(await asyncio.gather(*map(use, keys)), Counter[str]())
         await dying

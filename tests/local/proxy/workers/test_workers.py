@@ -94,11 +94,11 @@ async def until(check: Any) -> None:
 
 async def metrics(client: httpx.AsyncClient) -> Counter[str]:
     """By name, summed over labels, without what the start has asked for."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for line in (await client.get("/metrics", headers=bearer(OWNER))).text.splitlines():
         if not line.startswith("#") and 'endpoint="models"' not in line:
-            found[line.partition("{")[0].partition(" ")[0]] += float(line.rpartition(" ")[2])  # type: ignore[assignment]
-    return found
+            counts[line.partition("{")[0].partition(" ")[0]] += float(line.rpartition(" ")[2])  # type: ignore[assignment]
+    return counts
 
 
 async def test_every_worker_knows_at_once_whose_a_response_is_and_who_made_it(
@@ -202,9 +202,11 @@ async def test_requests_in_flight_are_those_of_all_workers_and_each_can_be_ended
                 return list((await owner.get("/admin/requests")).json()["data"])
 
             await until(lambda: _count(rows, len(clients)))
-            found = await rows()
-            assert {row["id"] for row in found} == asking.keys()
-            assert [row["began_at"] for row in found] == sorted(row["began_at"] for row in found)
+            found_rows = await rows()
+            assert {row["id"] for row in found_rows} == asking.keys()
+            assert [row["began_at"] for row in found_rows] == sorted(
+                row["began_at"] for row in found_rows
+            )
             for id_, one in asking.items():
                 assert (await owner.delete(f"/admin/requests/{id_}")).json() == {"cancelled": 1}
                 assert (await asyncio.wait_for(one, hang_s())).status_code == 403
@@ -226,8 +228,11 @@ async def test_metrics_are_those_of_all_workers(tmp_path: Path) -> None:
         ).status_code == 404
 
         async def are_all_counted() -> bool:
-            found = await metrics(clients[0])
-            return (found["fitserve_requests_total"], found["fitserve_connections"]) == (
+            found_metrics = await metrics(clients[0])
+            return (
+                found_metrics["fitserve_requests_total"],
+                found_metrics["fitserve_connections"],
+            ) == (
                 2 * CLIENTS + 1,
                 CLIENTS,
             )

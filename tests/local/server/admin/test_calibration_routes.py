@@ -33,10 +33,10 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is told here of how much measurements vary: tests run beside each other."""
     monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_cuda(tmp_path / "lib", 2)))
-    monkeypatch.setattr(measurement, "_MOST_SPREAD", 1e9)
+    monkeypatch.setattr(measurement, "_MAX_SPREAD_SHARE", 1e9)
     monkeypatch.setattr(measurement, "_SAMPLE_S", 0.001)
     monkeypatch.setattr(measurement, "_COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(measurement, "_MOST_SPREAD_OF_SECONDS", 1e9)
+    monkeypatch.setattr(measurement, "_MAX_SPREAD_SHARE_OF_SECONDS", 1e9)
 
 
 async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
@@ -62,9 +62,9 @@ async def test_what_was_measured_is_a_fact_and_measured_anew_takes_its_place(
         assert "note: No engine is installed, so matrix products" in shown.stdout
         first = await stored_facts()
         assert len(first) == 5
-        found = json.loads((await run("calibrate", "--json")).stdout)
+        document = json.loads((await run("calibrate", "--json")).stdout)
         again = await stored_facts()
-        assert [fact.model_dump(mode="json") for fact in again] == found["facts"]
+        assert [fact.model_dump(mode="json") for fact in again] == document["facts"]
         assert [fact.scope for fact in again] == [fact.scope for fact in first]
         assert "machine_speed" in (await run("facts", "ls")).stdout
 

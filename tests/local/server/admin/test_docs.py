@@ -58,8 +58,8 @@ async def test_the_page_names_every_route_and_asks_no_other_server(tmp_path: Pat
     policy = answer.headers["content-security-policy"]
     style = re.search(r"<style>(.*)</style>", answer.text)
     assert style is not None
-    known = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
-    assert policy.split("; ")[:2] == ["default-src 'none'", f"style-src 'sha256-{known}'"]
+    text = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    assert policy.split("; ")[:2] == ["default-src 'none'", f"style-src 'sha256-{text}'"]
 
 
 def test_words_of_the_description_stay_words() -> None:

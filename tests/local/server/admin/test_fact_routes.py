@@ -41,18 +41,18 @@ async def test_facts_are_listed_dropped_and_shared(
         assert "plan_failed" in (await run("facts", "ls")).stdout
         assert "one token is repeated" in (await run("facts", "show", number)).stdout
         assert (await run("facts", "show", "99")).returncode == 1
-        kept = tmp_path / "facts.json"
-        assert (await run("facts", "export", str(kept))).returncode == 0
+        path = tmp_path / "facts.json"
+        assert (await run("facts", "export", str(path))).returncode == 0
         assert (await run("facts", "rm", number)).returncode == 0
         assert (await run("facts", "rm", number)).returncode == 1
-        assert "1 fact added" in (await run("facts", "import", str(kept))).stdout
-        assert "0 facts added" in (await run("facts", "import", str(kept))).stdout
-        monkeypatch.setattr("gateway.server.admin.fact_routes._MOST_KEPT", 1)
-        many = await run("facts", "import", str(kept))
+        assert "1 fact added" in (await run("facts", "import", str(path))).stdout
+        assert "0 facts added" in (await run("facts", "import", str(path))).stdout
+        monkeypatch.setattr("gateway.server.admin.fact_routes._MAX_STORED_FACTS", 1)
+        many = await run("facts", "import", str(path))
         assert many.returncode == 1
         assert "keeps at most 1 facts" in many.stderr
-        kept.write_text('{"facts": [{"kind": "nonsense"}]}')
-        wrong = await run("facts", "import", str(kept))
+        path.write_text('{"facts": [{"kind": "nonsense"}]}')
+        wrong = await run("facts", "import", str(path))
         assert wrong.returncode == 2
         assert "facts.0" in wrong.stderr
 

@@ -205,7 +205,7 @@ async def test_models_that_a_key_may_not_use_are_unknown_to_it(tmp_path: Path) -
         key = await make(one, "app", models=["a"])
         headers = {"authorization": f"Bearer {key}"}
         assert (await ask(one, key, "a")).status_code == 200
-        asked = posts(upstream)
+        asked_posts = posts(upstream)
         denied, unknown = await ask(one, key, "b"), await ask(one, key, "c")
         assert denied.status_code == unknown.status_code == 404
         assert denied.text.replace("'b'", "'c'") == unknown.text
@@ -214,7 +214,7 @@ async def test_models_that_a_key_may_not_use_are_unknown_to_it(tmp_path: Path) -
         shown = [await one.client.get(f"/v1/models/{name}", headers=headers) for name in ("b", "c")]
         assert [answer.status_code for answer in shown] == [404, 404]
         assert shown[0].text.replace("'b'", "'c'") == shown[1].text
-        assert posts(upstream) == asked
+        assert posts(upstream) == asked_posts
         assert {view["id"] for view in (await one.client.get("/v1/models")).json()["data"]} == {
             "a",
             "b",
@@ -322,7 +322,7 @@ async def test_requests_per_minute(tmp_path: Path) -> None:
         ]
         assert good[0].headers["x-ratelimit-limit-requests"] == "3"
         assert good[0].headers["x-ratelimit-reset-requests"].endswith("s")
-        asked = posts(upstream)
+        asked_posts = posts(upstream)
         refused = await ask(one, key)
         assert refused.status_code == 429
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
@@ -334,7 +334,7 @@ async def test_requests_per_minute(tmp_path: Path) -> None:
         assert messages.json()["error"]["type"] == "rate_limit_error"
         assert messages.headers["anthropic-ratelimit-requests-remaining"] == "0"
         assert messages.headers["anthropic-ratelimit-requests-reset"].endswith("Z")
-        assert posts(upstream) == asked
+        assert posts(upstream) == asked_posts
         free = await ask(one, other)
         assert free.status_code == 200
         assert not [name for name in free.headers if "ratelimit" in name]
@@ -358,11 +358,11 @@ async def test_tokens_per_minute_are_those_of_the_usage_block(tmp_path: Path) ->
 async def test_a_client_that_leaves_pays_too(tmp_path: Path) -> None:
     async with gateway(tmp_path, waits) as (one, upstream):
         key = await make(one, "app", tokens_per_minute=100)
-        asked = posts(upstream)
+        asked_posts = posts(upstream)
         leaving = asyncio.create_task(
             ask(one, key, messages=[{"role": "user", "content": "x" * 4000}])
         )
-        await until(lambda: posts(upstream) > asked)
+        await until(lambda: posts(upstream) > asked_posts)
         leaving.cancel()
         await until(upstream.calls[-1].closed.is_set)
         assert (await ask(one, key)).status_code == 429
@@ -377,9 +377,9 @@ async def test_requests_at_once(tmp_path: Path) -> None:
 
     async with gateway(tmp_path, hold_answer) as (one, upstream):
         key = await make(one, "app", max_in_flight=2)
-        asked = posts(upstream)
+        asked_posts = posts(upstream)
         first = [asyncio.create_task(ask(one, key)) for _ in range(2)]
-        await until(lambda: posts(upstream) == asked + 2)
+        await until(lambda: posts(upstream) == asked_posts + 2)
         refused = await ask(one, key)
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"

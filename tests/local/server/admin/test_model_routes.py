@@ -180,6 +180,29 @@ async def test_a_body_that_is_no_json_is_told_with_its_place(
         assert response.json()["error"]["param"] is None
 
 
+def routes_of_one_model() -> list[APIRoute]:
+    """The routes with the name of a model in their path."""
+    routes = model_routes.router.routes
+    return [
+        route for route in routes if isinstance(route, APIRoute) and "{name:path}" in route.path
+    ]
+
+
+def check_that_route_gets(route: APIRoute, name: str) -> None:
+    """For each method of a route, its path with this name leads to the route and names the
+    model."""
+    path = route.path.replace("{name:path}", name)
+    for method in route.methods or ():
+        scope = {"type": "http", "path": path, "method": method, "root_path": ""}
+        first_match = next(
+            candidate
+            for candidate in model_routes.router.routes
+            if candidate.matches(scope)[0] is Match.FULL
+        )
+        assert first_match is route, (method, path)
+        assert first_match.matches(scope)[1]["path_params"]["name"] == name
+
+
 async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Path) -> None:
     """By the routes themselves: what a client writes for one model never asks for something of
     another."""
@@ -192,22 +215,12 @@ async def test_a_name_that_is_taken_in_means_itself_on_every_route(tmp_path: Pat
                 assert "Choose another name" in added.json()["error"]["message"]
                 continue
             assert added.status_code == 202, added.text
-            for route in model_routes.router.routes:
-                if isinstance(route, APIRoute) and "{name:path}" in route.path:
-                    path = route.path.replace("{name:path}", name)
-                    for method in route.methods or ():
-                        scope = {"type": "http", "path": path, "method": method, "root_path": ""}
-                        met = next(
-                            one
-                            for one in model_routes.router.routes
-                            if one.matches(scope)[0] is Match.FULL
-                        )
-                        assert met is route, (method, path)
-                        assert met.matches(scope)[1]["path_params"]["name"] == name
+            for route in routes_of_one_model():
+                check_that_route_gets(route, name)
             assert (await gateway.show(name))["name"] == name
-        assert {"a/logs", "a/retry", "logs/logs"}.isdisjoint(
-            {one["name"] for one in (await gateway.client.get("/admin/models")).json()["data"]}
-        )
+        models = (await gateway.client.get("/admin/models")).json()["data"]
+        names = {model["name"] for model in models}
+        assert {"a/logs", "a/retry", "logs/logs"}.isdisjoint(names)
 
 
 async def test_endpoints_are_stored_in_one_form_or_refused_before_anything_is_kept(
@@ -297,10 +310,10 @@ async def test_of_changes_at_once_none_is_lost_and_no_name_is_given_twice(tmp_pa
             await gateway.until(name, "ready")
 
         async def at_once(*bodies: tuple[str, dict[str, Any]]) -> list[int]:
-            asked = (
+            patches = (
                 gateway.client.patch(f"/admin/models/{name}", json=body) for name, body in bodies
             )
-            return [response.status_code for response in await asyncio.gather(*asked)]
+            return [response.status_code for response in await asyncio.gather(*patches)]
 
         for number in range(1, 6):
             alias = f"x{number}"

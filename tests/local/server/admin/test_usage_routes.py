@@ -45,7 +45,7 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
         grant = Grant(name="root", scopes=("admin",)).model_dump()
         key = (await gateway.client.post("/admin/keys", json=grant)).json()["key"]
         gateway.client.headers["authorization"] = f"Bearer {key}"
-        told = (await gateway.client.post("/v1/chat/completions", json=CHAT)).json()["usage"]
+        usage = (await gateway.client.post("/v1/chat/completions", json=CHAT)).json()["usage"]
         # A stream tells its tokens where its client asks for that, and else is counted without.
         for options in ({"stream_options": {"include_usage": True}}, {}):
             assert (
@@ -58,7 +58,7 @@ async def test_usage_is_by_day_key_and_model_and_survives_a_restart(tmp_path: Pa
             await gateway.client.post("/v1/chat/completions", json={**CHAT, "model": "x"})
         ).status_code == 404
         (row,) = await usage_rows(gateway)
-        sums = (3, 2 * told["prompt_tokens"], 2 * told["completion_tokens"], 0, 1)
+        sums = (3, 2 * usage["prompt_tokens"], 2 * usage["completion_tokens"], 0, 1)
         assert (row["key"], row["model"], *(row[name] for name in SUMS)) == ("root", "m", *sums)
         # The request alone has more than a token for each 8 bytes.
         assert row[ESTIMATED] > len(json.dumps(CHAT)) // 8

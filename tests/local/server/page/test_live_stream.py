@@ -30,7 +30,7 @@ def healthy(spec: LaunchSpec) -> EngineScript:
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_stream, "TICK_S", 0.02)
-    monkeypatch.setattr(live_stream, "SLOW_S", 0.1)
+    monkeypatch.setattr(live_stream, "SLOW_TICK_S", 0.1)
 
 
 class Page:
@@ -122,7 +122,7 @@ async def test_a_request_in_flight_is_told_once_and_again_when_it_goes_on(tmp_pa
                 await page.next()
             # While nothing becomes of it, the page hears of other things alone.
             waiting = len(page.events)
-            while sum("points" in told for told in page.events[waiting:]) < 3:
+            while sum("points" in each_event for each_event in page.events[waiting:]) < 3:
                 await page.next()
             assert not any("requests" in told for told in page.events[waiting:])
             goes_on.set()
@@ -232,7 +232,7 @@ async def test_with_another_origin_nothing_is_told_nor_done(tmp_path: Path) -> N
             ):
                 answer = await one.client.request(method, path, headers={"origin": origin})
                 assert answer.status_code == 403, (origin, path)
-        own = await one.client.request("DELETE", "/admin/models/m", headers={"origin": one.url})
-        assert own.status_code == 404
+        request = await one.client.request("DELETE", "/admin/models/m", headers={"origin": one.url})
+        assert request.status_code == 404
         rebound = await one.client.request("GET", "/admin/live", headers={"host": "evil.example"})
         assert rebound.status_code == 403

@@ -215,10 +215,10 @@ async def talks(call: Call) -> None:
     if call.head[0].startswith(b"GET"):
         await call.reply(b'{"object": "list", "data": [{"id": "m", "object": "model"}]}')
         return
-    asked = json.loads(call.body)
+    document = json.loads(call.body)
     await call.start()
-    answers = [message["content"] for message in asked["messages"] if message["role"] == "tool"]
-    if asked.get("tools") and not answers:
+    answers = [message["content"] for message in document["messages"] if message["role"] == "tool"]
+    if document.get("tools") and not answers:
         function = {"name": "calculate", "arguments": '{"a": 6, "b": 7, '}
         await call.chunk(_delta({"reasoning_content": "It is a product."}))
         await call.chunk(
@@ -232,7 +232,7 @@ async def talks(call: Call) -> None:
         )
         rest = {"arguments": '"operation": "multiply"}'}
         await call.chunk(_delta({"tool_calls": [{"index": 0, "function": rest}]}))
-    elif asked["messages"][-1]["content"] == "for ever":
+    elif document["messages"][-1]["content"] == "for ever":
         await call.chunk(event("It begins"))
         await call.closed.wait()
         return
@@ -323,8 +323,8 @@ def test_the_keyboard_alone_does_and_a_connection_that_is_lost_is_told(
     tmp_path: Path, browser: Browser
 ) -> None:
     with contextlib.ExitStack() as stack:
-        one = stack.enter_context(gateway(tmp_path))
-        page = stack.enter_context(visit(browser, one.url))
+        resource = stack.enter_context(gateway(tmp_path))
+        page = stack.enter_context(visit(browser, resource.url))
         page.go()
         page.sees("No model yet.")
         page.sees("Live")

@@ -23,10 +23,10 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
     with contextlib.ExitStack() as stack:
         hub = stack.enter_context(FakeHub({"org/name": FakeRepo(model(), older=(COMMIT, moved))}))
         hub.variants["org/name"] = []
-        one = stack.enter_context(
+        resource = stack.enter_context(
             gateway(tmp_path, hf_endpoint=hub.url(), models_dir=tmp_path / "cache")
         )
-        page = stack.enter_context(visit(browser, one.url))
+        page = stack.enter_context(visit(browser, resource.url))
         tab, dialog = page.tab, page.tab.get_by_role("dialog")
         fields = {
             "name": "name",
@@ -35,8 +35,8 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
             "gpus": 1,
             "check": False,
         }
-        one.ask("POST", "/admin/models", fields)
-        one.until("name", "ready")
+        resource.ask("POST", "/admin/models", fields)
+        resource.until("name", "ready")
         page.go("#/models/name")
         tab.get_by_role("button", name="Update").click()
         page.sees("name: nothing newer.")
@@ -47,7 +47,9 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
             expect(dialog).to_contain_text(f"{COMMIT[:12]} → {moved[:12]}")
             if answer == "Update":
                 page.check("update")
-            assert one.ask("GET", "/admin/models/name")["wish"]["commits"] == {"org/name": COMMIT}
+            assert resource.ask("GET", "/admin/models/name")["wish"]["commits"] == {
+                "org/name": COMMIT
+            }
             dialog.get_by_role("button", name=answer).click()
         page.sees("name is being updated.")
         tab.get_by_role("link", name="Starts").click()
@@ -55,6 +57,8 @@ def test_a_model_of_the_hub_goes_to_its_newer_commit_when_that_is_wanted(
         # What served goes on until the other one does.
         wait_for(
             "the newer commit",
-            lambda: one.ask("GET", "/admin/models/name")["wish"]["commits"] == {"org/name": moved},
+            lambda: (
+                resource.ask("GET", "/admin/models/name")["wish"]["commits"] == {"org/name": moved}
+            ),
         )
-        one.until("name", "ready")
+        resource.until("name", "ready")

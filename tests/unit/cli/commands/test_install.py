@@ -40,9 +40,9 @@ def test_what_pip_is_told_uv_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} /other")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "http://127.0.0.1:1/simple")
-    found = package_sources()
-    assert found["UV_FIND_LINKS"] == f"{tmp_path} /other"
-    assert found["UV_INDEX"] == "http://127.0.0.1:1/simple"
+    found_package_sources = package_sources()
+    assert found_package_sources["UV_FIND_LINKS"] == f"{tmp_path} /other"
+    assert found_package_sources["UV_INDEX"] == "http://127.0.0.1:1/simple"
     monkeypatch.setenv("UV_INDEX", "mine")
     assert "UV_INDEX" not in package_sources()
 

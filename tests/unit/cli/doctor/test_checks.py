@@ -182,8 +182,8 @@ def test_the_hub_its_token_and_the_clock() -> None:
     }
     assert states(HUB._replace(asked_with_token=True, user="me", gated=True))["Hub token"] == "ok"
     assert states(HUB._replace(asked_with_token=True, gated=False))["Hub token"] == "warn"
-    known = states(HUB._replace(asked_with_token=True, status=401))
-    assert (known["Hugging Face Hub"], known["Hub token"]) == ("ok", "fail")
+    known_states = states(HUB._replace(asked_with_token=True, status=401))
+    assert (known_states["Hugging Face Hub"], known_states["Hub token"]) == ("ok", "fail")
     assert states(HUB._replace(asked_with_token=True, status=503))["Hub token"] == "unknown"
     assert states(HUB._replace(status=429))["Hugging Face Hub"] == "warn"
     assert [states(HUB._replace(skew_s=skew))["clock"] for skew in (-20, 90, -90, 4000, None)] == [
@@ -220,10 +220,10 @@ def test_prepared_engines_and_their_memory() -> None:
     view = PreparedView(
         engine="vllm==0.26.0", pid=7, since=1.0, modules=5000, refused={"flash": "x"}, pss_bytes=GIB
     )
-    found = checks.prepared_engines([view], 1)
-    assert found is not None
-    assert "process 7, 1" in found.finding
-    assert "left to the fork: flash" in found.finding
+    prepared_engines = checks.prepared_engines([view], 1)
+    assert prepared_engines is not None
+    assert "process 7, 1" in prepared_engines.finding
+    assert "left to the fork: flash" in prepared_engines.finding
     assert checks.prepared_engines([], 0) is None
     none = checks.prepared_engines([], 1)
     assert none is not None

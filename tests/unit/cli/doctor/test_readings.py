@@ -48,8 +48,8 @@ def test_the_hosts_memory_and_what_guards_it(tmp_path: Path) -> None:
     for pid, name in ((1, "systemd"), (7, "earlyoom"), (8, "python")):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
-    found = readings.host_memory(tmp_path)
-    assert found == readings.HostMemory(20 * 1024, 70 * 1024, 8 * 1024, ("earlyoom",))
+    host_memory = readings.host_memory(tmp_path)
+    assert host_memory == readings.HostMemory(20 * 1024, 70 * 1024, 8 * 1024, ("earlyoom",))
     (tmp_path / "meminfo").write_text("MemTotal: 100 kB\n")
     assert readings.host_memory(tmp_path) is None
 
@@ -70,11 +70,11 @@ def test_a_toolchain_is_what_the_engine_would_find(tmp_path: Path) -> None:
     (environment / "pyvenv.cfg").write_text(f"home = {python}/bin\nversion_info = 3.12.4\n")
     (environment / "lib/python3.12/site-packages/flashinfer_cubin").mkdir(parents=True)
     nvcc, gcc = executable(tmp_path / "cuda/bin/nvcc"), executable(tmp_path / "bin/gcc")
-    found = readings.toolchain(
+    toolchain = readings.toolchain(
         "e", environment, {"CUDA_HOME": str(tmp_path / "cuda")}, {"PATH": str(tmp_path / "bin")}
     )
     header = str(python / "include/python3.12/Python.h")
-    assert found == readings.Toolchain(
+    assert toolchain == readings.Toolchain(
         "e", str(gcc), header, str(nvcc), str(ninja), ("flashinfer_cubin",)
     )
     assert (

@@ -151,8 +151,8 @@ def test_the_same_on_other_gpus_is_the_same_start() -> None:
 
 def test_a_wish_that_leaves_the_plan_says_why() -> None:
     one = plan()
-    kept = f"max model len stays {one.max_model_len.value}: {one.max_model_len.reason}"
-    assert why_no_effect(diff_wishes(wish(), wish(max_context=10**6)), one, one) == kept
+    text = f"max model len stays {one.max_model_len.value}: {one.max_model_len.reason}"
+    assert why_no_effect(diff_wishes(wish(), wish(max_context=10**6)), one, one) == text
     assert "follows from engines" in why_no_effect(
         diff_wishes(wish(), wish(engines=["vllm"])), one, one
     )
@@ -179,7 +179,9 @@ def test_differences_name_what_is_otherwise_and_no_secret() -> None:
     ]
     one = plan()
     other = one.evolve(argv=(*one.argv, "--seed=3"), env={**one.env, "NCCL_DEBUG": "INFO"})
-    assert [(one.what, one.old, one.new) for one in diff_plans(one, other)] == [
+    assert [
+        (diff_plan.what, diff_plan.old, diff_plan.new) for diff_plan in diff_plans(one, other)
+    ] == [
         ("--seed", None, "3"),
         ("variable NCCL_DEBUG", None, "set"),
     ]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.controller.decisions.eviction import (
-    LEAST_S,
-    MOST_S,
+    MAX_S,
+    MIN_S,
     Copy,
     Eviction,
     LoadedModel,
@@ -98,12 +98,12 @@ def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> N
 def test_who_leaves_has_had_its_residence() -> None:
     asking = out("x", waited_s=1, room=False, needs=(("a", 0),), promised=True)
     assert moves(asking, serves("a", requests=3)).evictions
-    assert not moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).evictions
-    assert moves(asking, serves("a", since=NOW - LEAST_S + 0.1)).holds
+    assert not moves(asking, serves("a", since=NOW - MIN_S + 0.1)).evictions
+    assert moves(asking, serves("a", since=NOW - MIN_S + 0.1)).holds
     # What took long to load stays as long.
     assert not moves(asking, serves("a", since=NOW - 19, load_s=20)).evictions
     assert moves(asking, serves("a", since=NOW - 20, load_s=20)).evictions
-    assert moves(asking, serves("a", since=NOW - MOST_S, load_s=900)).evictions
+    assert moves(asking, serves("a", since=NOW - MAX_S, load_s=900)).evictions
 
 
 def test_the_model_that_loads_next_is_named() -> None:
@@ -165,10 +165,10 @@ def test_the_order_in_which_models_are_asked_to_leave() -> None:
 
 
 def test_nobody_leaves_while_another_one_does() -> None:
-    found = moves(
+    found_moves = moves(
         out("x", waited_s=1, room=False, needs=(("a", 0),)), serves("a"), resident("b", "leaves")
     )
-    assert found == Moves(holds={"x": "it waits until another model is unloaded"})
+    assert found_moves == Moves(holds={"x": "it waits until another model is unloaded"})
 
 
 def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> None:

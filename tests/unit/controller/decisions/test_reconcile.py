@@ -88,15 +88,15 @@ def test_a_start_goes_from_plan_to_route() -> None:
 def test_abilities_that_an_engine_shows_while_it_serves_are_recorded_once() -> None:
     ready = attempt(state="ready", ready_at=NOW)
     shown = Abilities()
-    seen = Observation(answering=True, verified=True, abilities=shown)
-    assert act(attempt=ready, instance=instance(ready), observation=seen) == NoteAbilities(
+    observation = Observation(answering=True, verified=True, abilities=shown)
+    assert act(attempt=ready, instance=instance(ready), observation=observation) == NoteAbilities(
         ready, shown
     )
-    assert act(attempt=ready, instance=instance(ready), observation=seen, busy=True) == Rest(
+    assert act(attempt=ready, instance=instance(ready), observation=observation, busy=True) == Rest(
         "ready"
     )
     noted = ready.evolve(abilities=shown)
-    assert act(attempt=noted, instance=instance(noted), observation=seen) == Rest("ready")
+    assert act(attempt=noted, instance=instance(noted), observation=observation) == Rest("ready")
 
 
 def test_a_start_that_was_cut_off_before_its_process_goes_on() -> None:

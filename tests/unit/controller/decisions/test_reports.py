@@ -61,10 +61,10 @@ def kinds(
 
 
 def test_nothing_happened_where_nothing_is_other() -> None:
-    told = ReportedStages()
+    reported_stages = ReportedStages()
     now = model(ReportedReplica(0, (failed_attempt(), ready(2)), Rest("ready"), watched=2))
-    assert list(events_of_model(OLD, now, told, NOW))
-    assert list(events_of_model(now, now, told, NOW)) == []
+    assert list(events_of_model(OLD, now, reported_stages, NOW))
+    assert list(events_of_model(now, now, reported_stages, NOW)) == []
 
 
 @pytest.mark.parametrize(
@@ -134,14 +134,14 @@ def test_a_change_is_told_when_it_begins_and_when_it_is_given_up() -> None:
     ],
 )
 def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: list[str]) -> None:
-    told = ReportedStages()
-    assert kinds(OLD, model(replica), told) == expected
+    reported_stages = ReportedStages()
+    assert kinds(OLD, model(replica), reported_stages) == expected
     # Another look, or the same start as another replica has it now: a trial that took its place.
     assert (
         kinds(
             OLD,
             model(ReportedReplica(0, replica.attempts, watched=replica.watched, trial=True)),
-            told,
+            reported_stages,
         )
         == []
     )
@@ -173,17 +173,17 @@ def test_which_copy_leaves_is_told_where_there_are_several() -> None:
 
 
 def test_a_start_goes_on_where_it_was_told_to_be() -> None:
-    told = ReportedStages()
-    told.note(1, stage_of("plan.chosen"))
-    assert kinds(OLD, model(ReportedReplica(0, (ready(),), watched=1)), told) == [
+    reported_stages = ReportedStages()
+    reported_stages.note(1, stage_of("plan.chosen"))
+    assert kinds(OLD, model(ReportedReplica(0, (ready(),), watched=1)), reported_stages) == [
         "engine.started",
         "engine.proven",
         "engine.ready",
     ]
-    told = ReportedStages()
-    told.note(1, stage(ready(), watched=True))
+    reported_stages = ReportedStages()
+    reported_stages.note(1, stage(ready(), watched=True))
     assert kinds(
-        OLD, model(ReportedReplica(0, (failed_attempt().evolve(ready_at=5.0),))), told
+        OLD, model(ReportedReplica(0, (failed_attempt().evolve(ready_at=5.0),))), reported_stages
     ) == ["engine.failed"]
 
 
@@ -216,12 +216,14 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> No
 def test_an_engine_that_stops_says_why(
     changes: dict[str, Any], own: dict[str, Any], why: str
 ) -> None:
-    told = ReportedStages()
-    told.note(1, "ready")
+    reported_stages = ReportedStages()
+    reported_stages.note(1, "ready")
     replica = ReportedReplica(0, (attempt(state="stopped", ended_at=NOW),), **own)
     stopped = [
         event
-        for event in events_of_model(model(**changes), model(replica, **changes), told, NOW)
+        for event in events_of_model(
+            model(**changes), model(replica, **changes), reported_stages, NOW
+        )
         if event.kind == "engine.stopped"
     ]
     assert [event.data["why"] for event in stopped] == [why]
@@ -248,12 +250,12 @@ def test_an_engine_that_stops_says_why(
 def test_phases_are_told_without_their_figures(
     before: str, after: str, expected: list[str]
 ) -> None:
-    told = ReportedStages()
-    told.note(1, "started")
+    reported_stages = ReportedStages()
+    reported_stages.note(1, "started")
     looks = [
         model(ReportedReplica(0, (attempt(),), phase=phase, watched=1)) for phase in (before, after)
     ]
-    assert kinds(looks[0], looks[1], told) == expected
+    assert kinds(looks[0], looks[1], reported_stages) == expected
 
 
 @pytest.mark.parametrize(
@@ -295,17 +297,19 @@ def test_what_others_give_is_told() -> None:
 
 
 def test_what_was_told_of_ended_starts_is_forgotten_and_of_others_not() -> None:
-    told = ReportedStages()
-    told.note(1, "ready")
+    reported_stages = ReportedStages()
+    reported_stages.note(1, "ready")
     for number in range(2, 20_100):
-        told.note(number, "ended")
-    assert told.stage(attempt(1)) == "ready"
-    assert told.stage(attempt(20_000)) == "ended"
-    assert len(told._stages) <= 20_000
+        reported_stages.note(number, "ended")
+    assert reported_stages.stage(attempt(1)) == "ready"
+    assert reported_stages.stage(attempt(20_000)) == "ended"
+    assert len(reported_stages._stages) <= 20_000
 
 
 def test_the_page_has_every_kind() -> None:
     text = (ROOT / "docs" / "events.md").read_text()
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
-    told = [kind.strip().strip("`") for row in rows for kind in row.split(",") if "." in kind]
-    assert told == list(EVENT_KINDS)
+    strip_texts = [
+        kind.strip().strip("`") for row in rows for kind in row.split(",") if "." in kind
+    ]
+    assert strip_texts == list(EVENT_KINDS)

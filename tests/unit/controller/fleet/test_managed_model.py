@@ -7,7 +7,7 @@ import pytest
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState, share_parts
 from gateway.controller.fleet.model_rest import fingerprint
 from gateway.domain import Plan
-from gateway.domain.running import MOST_ENDED_ATTEMPTS
+from gateway.domain.running import MAX_ENDED_ATTEMPTS
 from gateway.domain.wish import Policy
 from tests.support.makers import attempt, plan, wish
 
@@ -21,8 +21,8 @@ def test_a_model_that_is_loaded_for_years_remembers_few_attempts() -> None:
         forgotten += [ended.id for ended in replica.remember(attempt(number, "stopped"))]
         assert fingerprint(model) != before, "each end of an attempt is seen"
     last = [ended.id for ended in replica.history]
-    assert last == [*range(1000 - MOST_ENDED_ATTEMPTS, 1000)]
-    assert forgotten == [*range(1, 1000 - MOST_ENDED_ATTEMPTS)]
+    assert last == [*range(1000 - MAX_ENDED_ATTEMPTS, 1000)]
+    assert forgotten == [*range(1, 1000 - MAX_ENDED_ATTEMPTS)]
 
 
 def test_attempts_of_a_trial_are_put_in_order() -> None:
@@ -32,9 +32,9 @@ def test_attempts_of_a_trial_are_put_in_order() -> None:
 
 
 def test_all_failures_that_a_wish_allows_are_remembered() -> None:
-    assert Policy(max_attempts=MOST_ENDED_ATTEMPTS).max_attempts == MOST_ENDED_ATTEMPTS
+    assert Policy(max_attempts=MAX_ENDED_ATTEMPTS).max_attempts == MAX_ENDED_ATTEMPTS
     with pytest.raises(ValueError, match="max_attempts"):
-        Policy(max_attempts=MOST_ENDED_ATTEMPTS + 1)
+        Policy(max_attempts=MAX_ENDED_ATTEMPTS + 1)
 
 
 def test_remembered_plans_share_their_equal_parts() -> None:

@@ -30,9 +30,9 @@ class Seen:
         self.engines[one.id] = one, stage
 
     def holders(self, _running: Collection[str], begun: set[str], now: float) -> list[PlacedEngine]:
-        found = [self._holder(one, stage, now) for one, stage in self.engines.values()]
-        named = {one.instance for one in found}
-        return found + [
+        found_holders = [self._holder(one, stage, now) for one, stage in self.engines.values()]
+        named = {found_holder.instance for found_holder in found_holders}
+        return found_holders + [
             self._holder(start(9), "loads", now)
             for name in begun - named
             if name == start(9).instance_name
@@ -85,11 +85,11 @@ async def test_a_start_waits_until_its_neighbour_has_its_kv_cache_and_says_so() 
 
 async def test_what_was_let_through_holds_up_the_next_before_the_host_lists_it() -> None:
     seen, words = Seen(), list[str]()
-    asked = gate(seen)
-    asked.look([])
-    await asked.turn(start(9), words.append)
-    task = await take_turn(asked, start(10, "next"), words)
-    asked.look([])
+    asked_gate = gate(seen)
+    asked_gate.look([])
+    await asked_gate.turn(start(9), words.append)
+    task = await take_turn(asked_gate, start(10, "next"), words)
+    asked_gate.look([])
     await asyncio.sleep(0.01)
     assert not task.done()
     assert words[-1].startswith("waits for new on GPU 1")
@@ -122,12 +122,12 @@ async def test_what_runs_when_the_gateway_is_started_disturbed_nobody() -> None:
 
 async def test_a_plan_that_a_copy_has_shown_to_fail_is_not_started() -> None:
     seen, words = Seen(), list[str]()
-    asked = gate(seen)
+    asked_gate = gate(seen)
     seen.now(start(1, "old"), "loads")
-    asked.look([])
-    task = await take_turn(asked, start(9), words)
+    asked_gate.look([])
+    task = await take_turn(asked_gate, start(9), words)
     seen.failed = Failure(kind="no_kernel", phase="load", message="No kernel takes it.")
-    asked.look([])
+    asked_gate.look([])
     with pytest.raises(WithdrawnError, match="failed first: No kernel takes it"):
         await task
 
@@ -142,7 +142,7 @@ def busy(free_gib: int, used_gib: int) -> Hardware:
 
 
 async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.controller.steps.start_gate._QUIET_S", 0.001)
+    monkeypatch.setattr("gateway.controller.steps.start_gate._POLL_S", 0.001)
     looks = iter([busy(23, 0), busy(22, 1), busy(22, 1)])
 
     async def hardware() -> Hardware:
@@ -159,15 +159,15 @@ async def test_who_else_takes_memory_is_waited_for(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_plan_whose_memory_is_gone_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.controller.steps.start_gate._QUIET_S", 0.001)
+    monkeypatch.setattr("gateway.controller.steps.start_gate._POLL_S", 0.001)
 
     async def hardware() -> Hardware:
         return busy(2, 20)
 
-    asked = StartGate(Seen(), hardware, 1800.0)
-    asked.look([])
+    asked_gate = StartGate(Seen(), hardware, 1800.0)
+    asked_gate.look([])
     with pytest.raises(WithdrawnError, match=r"GPU 1 has 2\.00 GiB free") as caught:
-        await asked.turn(start(9), lambda _: None)
+        await asked_gate.turn(start(9), lambda _: None)
     assert caught.value.failure.disturbed
     assert caught.value.failure.proves == "nothing"
 
@@ -209,32 +209,32 @@ async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:
             replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
         ),
     )
-    asked = gate(seen)
-    asked.look([])
+    asked_gate = gate(seen)
+    asked_gate.look([])
     one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
-    assert await asked.turn(one, lambda _: None, sizes=True)
+    assert await asked_gate.turn(one, lambda _: None, sizes=True)
     oom = Failure(
         kind="gpu_oom", phase="capturing graphs", message="out of memory", proves="memory"
     )
-    assert "from now on it measures" in asked.note_failure(one, oom)
+    assert "from now on it measures" in asked_gate.note_failure(one, oom)
     seen.now(one, "stands")
-    asked.look([])
+    asked_gate.look([])
     again = attempt(10, plan=one.plan.evolve(grade="verified"), model="new")
-    assert await asked.turn(again, lambda _: None, sizes=True) is None
-    assert not asked.note_failure(again, oom), (
+    assert await asked_gate.turn(again, lambda _: None, sizes=True) is None
+    assert not asked_gate.note_failure(again, oom), (
         "a measuring engine that lacks memory says what is so"
     )
 
 
 async def test_a_kernel_that_fails_fails_whoever_was_given_bytes_too() -> None:
-    asked = gate(Seen())
-    asked.look([])
+    asked_gate = gate(Seen())
+    asked_gate.look([])
     shared = plan(
         replicas=1, tensor_parallel=1, max_context=8192, args={"gpu-memory-utilization": 0.78}
     )
     one = attempt(9, plan=shared.evolve(gpus=(UUID,)), model="new")
-    assert await asked.turn(one, lambda _: None, sizes=True)
-    assert not asked.note_failure(
+    assert await asked_gate.turn(one, lambda _: None, sizes=True)
+    assert not asked_gate.note_failure(
         one,
         Failure(
             kind="kernel_refused", phase="loading weights", message="no kernel", proves="kernel"

@@ -46,12 +46,12 @@ def test_what_holds_is_what_a_look_at_every_fact_finds_in_its_order(
 
 @given(st.lists(facts, max_size=5), st.sampled_from("abcd"), st.sampled_from("xyz"))
 def test_what_no_fact_is_about_holds_for_none(known: list[Fact], name: str, value: str) -> None:
-    told = KnownFacts(known)
-    if not told.may_hold("max_context", name, value):
+    known_facts = KnownFacts(known)
+    if not known_facts.may_hold("max_context", name, value):
         everything = {one: fact.scope.get(one, "") for fact in known for one in "abcd"} | {
             name: value
         }
-        assert list(told.holding("max_context", everything)) == []
+        assert list(known_facts.holding("max_context", everything)) == []
 
 
 @given(

@@ -31,10 +31,12 @@ def test_each_line_is_handed_over_once_and_the_last_ones_always(
 ) -> None:
     written = [KINDS[kind] for kind in kinds]
     log = b"\n".join(written) + b"\n" * ends
-    found = filtered_lines(log, sorted(round(cut * len(log)) for cut in cuts), attend)
-    numbers = [number for number, _ in found]
+    found_filtered_lines = filtered_lines(
+        log, sorted(round(cut * len(log)) for cut in cuts), attend
+    )
+    numbers = [number for number, _ in found_filtered_lines]
     assert numbers == sorted(set(numbers))
-    assert all(written[number - 1].startswith(raw) and raw for number, raw in found)
+    assert all(written[number - 1].startswith(raw) and raw for number, raw in found_filtered_lines)
     said = {number for number, line in enumerate(written, 1) if b"Error" in line}
     assert said <= set(numbers)
     assert numbers[-1] == len(written)

@@ -83,8 +83,8 @@ def output(folder: Path, command: tuple[str, ...], *before: str) -> list[object]
         check=True,
         timeout=hang_s(),
     )
-    found: list[object] = json.loads(result.stdout)
-    return found
+    document: list[object] = json.loads(result.stdout)
+    return document
 
 
 def test_the_engine_finds_an_empty_list_and_all_else_as_it_was(served_folder: Path) -> None:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gateway.engines.common.open_flags import REVIEWED, closing_reason
+from gateway.engines.common.open_flags import REVIEWED_FLAGS, closing_reason
 from tests.support.paths import ROOT
 
 
@@ -33,4 +33,4 @@ def test_every_reviewed_flag_is_one_of_a_described_engine() -> None:
         for path in (ROOT / "profiles" / folder).rglob("*.yaml")
     ]
     known = set(re.findall(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", "\n".join(texts)))
-    assert {*REVIEWED.split()} - known == set()
+    assert {*REVIEWED_FLAGS.split()} - known == set()

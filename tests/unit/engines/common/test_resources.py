@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.domain.value import MOST_BYTES
+from gateway.domain.value import MAX_BYTES
 from gateway.engines.common import resources
 from gateway.planner.flags import LaunchInputs, launch_spec
 from tests.support.makers import GIB, engine, machine, make_decision, plan
@@ -16,14 +16,14 @@ def test_a_sound_engine_stays_far_below_its_limit(hardware: str) -> None:
     """Everything that it has on its devices, in RAM once more, and its programs."""
     plans = make_decision(hardware, model=published_model("llama-3.2-1b")).plans
     assert plans
-    for found in plans:
-        ranks = resources.ranks(found)
-        predicted = ranks * (found.memory.high + found.memory.kv_bytes)
+    for found_plan in plans:
+        ranks = resources.ranks(found_plan)
+        predicted = ranks * (found_plan.memory.high + found_plan.memory.kv_bytes)
         assert (
-            resources.memory(found)
-            >= predicted + ranks * found.memory.weights_bytes + 16 * GIB + 8 * GIB * ranks
+            resources.memory(found_plan)
+            >= predicted + ranks * found_plan.memory.weights_bytes + 16 * GIB + 8 * GIB * ranks
         )
-        assert resources.pids(found) >= 4096 * (ranks + 3)
+        assert resources.pids(found_plan) >= 4096 * (ranks + 3)
 
 
 def test_more_ranks_get_more() -> None:
@@ -44,12 +44,12 @@ def test_more_ranks_get_more() -> None:
     ],
 )
 def test_what_a_plan_does_not_know_of_ram_is_left_to_the_machine(flag: str) -> None:
-    assert resources.memory(plan().evolve(argv=(*plan().argv, flag))) == MOST_BYTES
+    assert resources.memory(plan().evolve(argv=(*plan().argv, flag))) == MAX_BYTES
 
 
 def test_a_model_on_a_cpu_has_its_memory_in_ram_alone() -> None:
-    found = plan("cpu", model=published_model("llama-3.2-1b"))
-    assert resources.memory(found) < 8 * machine("cpu").ram_total_bytes
+    found_plan = plan("cpu", model=published_model("llama-3.2-1b"))
+    assert resources.memory(found_plan) < 8 * machine("cpu").ram_total_bytes
 
 
 def test_only_a_container_is_told_where_it_may_write() -> None:
@@ -91,9 +91,9 @@ def test_plans_for_one_kind_of_gpu_share_compiled_kernels_without_remote_code() 
 def test_the_page_cache_leaves_what_programs_and_the_engine_take() -> None:
     one, two = plan("3090"), plan("2x3090", tensor_parallel=2)
     here = machine("2x3090").evolve(ram_total_bytes=64 * GIB, ram_available_bytes=40 * GIB)
-    left = resources.free_ram_beside(64 * GIB)
-    assert resources.page_cache_bytes(one, here) == 40 * GIB - left - 2 * GIB
-    assert resources.page_cache_bytes(two, here) == 40 * GIB - left - 4 * GIB
+    free_ram = resources.free_ram_beside(64 * GIB)
+    assert resources.page_cache_bytes(one, here) == 40 * GIB - free_ram - 2 * GIB
+    assert resources.page_cache_bytes(two, here) == 40 * GIB - free_ram - 4 * GIB
     assert resources.page_cache_bytes(one, here.evolve(ram_available_bytes=3 * GIB)) == 0
 
 

@@ -39,11 +39,11 @@ def sizes(layouts: Layouts, args: dict[str, Scalar] | None = None, **fields: Any
 
 
 def make_decision(spec: Any, machine: str, *refs: str, **fields: Any) -> Decision:
-    asked = Wish.model_validate({"name": "m", "source": "m", **fields})
+    parsed_wish = Wish.model_validate({"name": "m", "source": "m", **fields})
     engines = [ENGINES[ref] for ref in refs or (VLLM_REF,)]
-    here = PROFILES.hardware(machine)
+    hardware = PROFILES.hardware(machine)
     given = {"pace": PROFILES.pace, "gpus": PROFILES.gpus}
-    return decide(spec, here, engines, asked, PROFILES.facts, rules=RULES, **given)
+    return decide(spec, hardware, engines, parsed_wish, PROFILES.facts, rules=RULES, **given)
 
 
 def layout(plan: Plan) -> tuple[int, int, bool]:
@@ -94,8 +94,8 @@ def test_groups_are_tried_where_ranks_would_repeat_the_cache() -> None:
 
 def test_whole_experts_of_the_user_keep_layouts_with_ranks_for_them() -> None:
     latent = Layouts(4, partial(sufficient_ranks, V3.attention))
-    found = sizes(latent, {"enable-expert-parallel": True})
-    assert found == [(2, 1, True), (3, 1, True), (4, 1, True), (1, 2, True), (1, 4, True)]
+    found_sizes = sizes(latent, {"enable-expert-parallel": True})
+    assert found_sizes == [(2, 1, True), (3, 1, True), (4, 1, True), (1, 2, True), (1, 4, True)]
     # On one GPU there is no such layout.
     assert sizes(Layouts(1), {"enable-expert-parallel": True}) == [(1, 1, True)]
     # SGLang's switch is a number of ranks.
@@ -145,14 +145,16 @@ def test_every_version_plans_groups_and_spells_them(ref: str) -> None:
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_a_start_with_groups_is_one_that_plans_may_have(ref: str) -> None:
     plan = next(
-        one for one in make_decision(V3, "8xh200", ref).plans if one.data_parallel.value == 8
+        each_plan
+        for each_plan in make_decision(V3, "8xh200", ref).plans
+        if each_plan.data_parallel.value == 8
     )
-    known: Engine = ENGINES[ref]
-    spelling = known.spelling
+    known_engine: Engine = ENGINES[ref]
+    spelling = known_engine.spelling
     last = {"model": "/models/m", "served-model-name": "m", "host": "0.0.0.0", "port": "8000"}
     ends = [f"--{spelling.get(name, name)}={value}" for name, value in last.items()]
-    argv = (*known.container_command, *plan.argv, *ends)
-    check_command(known, argv, plan.env, model="m", port=8000, folder="/models")
+    argv = (*known_engine.container_command, *plan.argv, *ends)
+    check_command(known_engine, argv, plan.env, model="m", port=8000, folder="/models")
 
 
 def test_groups_hold_more_and_win_where_many_ask() -> None:

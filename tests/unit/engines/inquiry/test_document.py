@@ -32,14 +32,14 @@ def line(**said: Any) -> bytes:
 def test_a_document_holds_files_as_they_are_and_no_others() -> None:
     gpus = StatedGpus.from_machine(machine("2x3090"), "8.6")
     files = ModelFiles(b"{}", b"\0\1", b'{"hf_quant_config.json": {"quantization": {}}}')
-    asked = json.loads(document("vllm", gpus, model=files, questions=[ONE]))
-    assert asked["gpu"] == {
+    asked_document = json.loads(document("vllm", gpus, model=files, questions=[ONE]))
+    assert asked_document["gpu"] == {
         "capability": "8.6",
         "memory_bytes": gpus.memory_bytes,
         "count": 2,
         "name": "NVIDIA GeForce RTX 3090",
     }
-    model = asked["models"][0]
+    model = asked_document["models"][0]
     assert {name: base64.b64decode(text) for name, text in model["files"].items()} == {
         "config.json": b"{}",
         "model.safetensors": b"\0\1",
@@ -49,11 +49,11 @@ def test_a_document_holds_files_as_they_are_and_no_others() -> None:
 
 
 def test_answers_belong_to_their_questions_and_say_where_they_are_from() -> None:
-    said = read_answers(
+    answers = read_answers(
         [line(model=0, question=0, refused="ValueError: no"), line(done=True)], [ONE], "sha256:1"
     )
-    assert said[ONE].refused == "ValueError: no"
-    assert said[ONE].source == "sha256:1"
+    assert answers[ONE].refused == "ValueError: no"
+    assert answers[ONE].source == "sha256:1"
 
 
 @pytest.mark.parametrize(

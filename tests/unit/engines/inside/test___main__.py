@@ -22,8 +22,8 @@ def run_program(asked: Any) -> dict[str, Any]:
     out = io.StringIO()
     package = "gateway.engines.vllm.inside"
     ask(SimpleNamespace(answer_of=asked, __package__=package), out, 0, MODEL)
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
+    document: dict[str, Any] = json.loads(out.getvalue())
+    return document
 
 
 def test_what_an_engine_raises_is_its_refusal() -> None:

@@ -82,10 +82,10 @@ def test_a_statement_of_the_engine_is_a_refusal_with_its_place(engine: ModuleTyp
     assert start.run("cache", lambda: 7) == 7
     start.run("graphs", engine.says_no)
     start.run("later", lambda: pytest.fail("nothing runs after a refusal"))
-    said = start.answer
-    assert (said["refused"], said["stage"]) == ("ValueError: at most 3", "graphs")
-    assert said["place"] == "config.py:3"
-    assert said["ran"] == ["cache"]
+    answer = start.answer
+    assert (answer["refused"], answer["stage"]) == ("ValueError: at most 3", "graphs")
+    assert answer["place"] == "config.py:3"
+    assert answer["ran"] == ["cache"]
 
 
 def test_an_assertion_is_a_refusal_with_its_code(engine: ModuleType) -> None:
@@ -212,8 +212,8 @@ def test_an_error_of_a_kind_that_is_asked_for_is_passed_on(engine: ModuleType) -
         start.run("sound", engine.says_no, passed=ValueError)
     start.refuse("sound", "packages are missing", "audio.py")
     start.refuse("later", "the first refusal counts", "")
-    said = start.answer
-    assert (said["stage"], said["refused"], said["place"]) == (
+    answer = start.answer
+    assert (answer["stage"], answer["refused"], answer["place"]) == (
         "sound",
         "packages are missing",
         "audio.py",

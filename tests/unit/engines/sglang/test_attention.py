@@ -35,7 +35,7 @@ def rows(
     version: str, name: str, capability: str, args: dict[str, Any] | None = None
 ) -> dict[str, LayerAttention]:
     spec = model(name)
-    found = server_attention(
+    found_server_attention = server_attention(
         spec.attention,
         rules(version),
         Rank(capability=capability),
@@ -44,7 +44,7 @@ def rows(
         24 << 30,
         args or {},
     )
-    return {row.kind: row for row in found}
+    return {row.kind: row for row in found_server_attention}
 
 
 # --- the engine's own answers ---

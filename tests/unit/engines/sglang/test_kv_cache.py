@@ -104,11 +104,13 @@ def test_a_model_without_a_cache_is_bound_by_its_own_limit() -> None:
 def test_more_bytes_hold_no_fewer_tokens(
     name: str, version: str, tp: int, size: int, more: int
 ) -> None:
-    kept = pool(name, version, tp)
-    least = kept.largest(size, 2048, 10**7)
-    assert 0 <= least <= kept.largest(size + more, 2048, 10**7) <= 10**7
-    assert kept.requests(size, max(1, least), 2048) >= (1 if least else 0)
-    assert kept.bytes_for(least, 2048) <= size + kept.bytes_per_token * (1 + least // 1000)
+    kept_pool = pool(name, version, tp)
+    least = kept_pool.largest(size, 2048, 10**7)
+    assert 0 <= least <= kept_pool.largest(size + more, 2048, 10**7) <= 10**7
+    assert kept_pool.requests(size, max(1, least), 2048) >= (1 if least else 0)
+    assert kept_pool.bytes_for(least, 2048) <= size + kept_pool.bytes_per_token * (
+        1 + least // 1000
+    )
 
 
 def test_what_the_settings_ask_of_a_model() -> None:
@@ -147,9 +149,9 @@ def test_what_the_settings_ask_of_a_model() -> None:
 )
 def test_a_state_takes_what_the_engine_says(name: str, tp: int, told: int) -> None:
     """told: bytes of both pools for each state, as the inquiry has them from 0.5.23."""
-    found = pool(name, tp=tp)
-    share = found.rules.mamba_ratio / (1 + found.rules.mamba_ratio)
-    assert found.state_bytes / share == pytest.approx(told, rel=0.004)
+    found_pool = pool(name, tp=tp)
+    share = found_pool.rules.mamba_ratio / (1 + found_pool.rules.mamba_ratio)
+    assert found_pool.state_bytes / share == pytest.approx(told, rel=0.004)
 
 
 def test_a_number_of_states_by_flags_leaves_the_rest_to_tokens() -> None:

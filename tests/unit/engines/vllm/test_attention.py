@@ -178,8 +178,11 @@ def test_vision_and_recurrent_layers_have_choices_of_their_own() -> None:
         kind="gdn", heads=32, rows=128, columns=128, groups=16, conv_channels=8192, conv_kernel=4
     )
     layers = (group("vision", 72, causal=False), group("recurrent", 0, recurrent=state))
-    found = rows(NEWEST_VLLM, "8.6", *layers, forced="TRITON_ATTN")
-    assert [(row.backend, row.version) for row in found] == [("FLASH_ATTN", 2), ("GDN_ATTN", None)]
+    found_rows = rows(NEWEST_VLLM, "8.6", *layers, forced="TRITON_ATTN")
+    assert [(row.backend, row.version) for row in found_rows] == [
+        ("FLASH_ATTN", 2),
+        ("GDN_ATTN", None),
+    ]
     turing = rows(NEWEST_VLLM, "7.5", layers[0])
     assert turing[0].backend == "TORCH_SDPA"
 
@@ -331,10 +334,10 @@ def test_any_layer_gets_an_answer_with_a_reason_and_never_an_error(
 )
 def test_no_config_makes_it_raise(config: dict[str, Any], tp: int) -> None:
     layers = [group("mla", 576, value_dim=512, index_dim=128), group("full", 128)]
-    found = layer_attention(
+    found_layer_attention = layer_attention(
         layers, RULES[NEWEST_VLLM], Rank(tp=tp, capability="10.0"), config=config
     )
-    assert len(found) == 2
+    assert len(found_layer_attention) == 2
 
 
 @pytest.mark.parametrize(("dtype", "backend"), [("bfloat16", "FLASH_ATTN"), ("float16", None)])

@@ -124,11 +124,11 @@ def test_what_is_read_of_a_config_keeps_the_same(name: str) -> None:
 
 
 def test_a_state_is_kept_before_the_first_token() -> None:
-    found = cache(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
-    assert (found.block_tokens, found.block_bytes) == (544, 10 * 1114112)
-    assert found.state_bytes == 3 * found.block_bytes
-    assert found.bytes_per_token * 544 == found.block_bytes
-    assert found.bytes_for(1, 2048) == found.state_bytes + found.block_bytes
+    found_cache = cache(MODELS["qwen3.6-35b-a3b"], Rank(capability="8.6"), 16, ())
+    assert (found_cache.block_tokens, found_cache.block_bytes) == (544, 10 * 1114112)
+    assert found_cache.state_bytes == 3 * found_cache.block_bytes
+    assert found_cache.bytes_per_token * 544 == found_cache.block_bytes
+    assert found_cache.bytes_for(1, 2048) == found_cache.state_bytes + found_cache.block_bytes
     alone = cache(MODELS["qwen3.6-35b-a3b"][1:], Rank(capability="8.6"), 16, ())
     assert (alone.bytes_per_token, alone.bytes_for(100000, 2048)) == (0, 30 * 1097728)
 
@@ -167,15 +167,21 @@ def test_pages_that_do_not_divide_are_padded_or_refused() -> None:
 
 def test_towers_and_encoders_keep_nothing() -> None:
     tower = full(27, 16, 72, causal=False).evolve(kind="vision")
-    found = cache([tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ())
-    assert (found.bytes_per_token, found.bytes_for(512, 2048), found.largest(0, 2048, 512)) == (
+    found_cache = cache(
+        [tower, full(2, 1, 64).evolve(kind="encoder")], Rank(capability="9.0"), 16, ()
+    )
+    assert (
+        found_cache.bytes_per_token,
+        found_cache.bytes_for(512, 2048),
+        found_cache.largest(0, 2048, 512),
+    ) == (
         0,
         0,
         512,
     )
-    assert found.requests(0, 512, 2048) == math.inf
-    seen = cache([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
-    assert seen == cache(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
+    assert found_cache.requests(0, 512, 2048) == math.inf
+    seen_cache = cache([tower, *MODELS["llama-3.2-1b"]], Rank(capability="9.0"), 16, ())
+    assert seen_cache == cache(MODELS["llama-3.2-1b"], Rank(capability="9.0"), 16, ())
 
 
 SIZES = st.integers(0, 300) | st.sampled_from([2**31, 10**12])
@@ -209,24 +215,26 @@ def test_no_model_breaks_the_arithmetic(
     kv: int,
     limit: int,
 ) -> None:
-    found = cache(
+    found_cache = cache(
         groups, Rank(tp=tp, kv_dtype=kv_dtype, capability="9.0"), 16, traits, prefixes=prefixes
     )
-    longest = found.largest(kv, 2048, limit)
+    longest = found_cache.largest(kv, 2048, limit)
     assert 0 <= longest <= limit
-    assert longest == 0 or found.bytes_for(longest, 2048) <= kv
-    assert longest == limit or found.bytes_for(longest + 1, 2048) > kv - found.block_bytes
-    assert min(found.bytes_per_token, found.state_bytes) >= 0
-    assert found.requests(kv, 100, 2048) >= 0
+    assert longest == 0 or found_cache.bytes_for(longest, 2048) <= kv
+    assert (
+        longest == limit or found_cache.bytes_for(longest + 1, 2048) > kv - found_cache.block_bytes
+    )
+    assert min(found_cache.bytes_per_token, found_cache.state_bytes) >= 0
+    assert found_cache.requests(kv, 100, 2048) >= 0
 
 
 def test_keys_of_an_encoder_are_kept_for_a_batch_whatever_the_length() -> None:
     """Whisper tiny on one rank, as vLLM plans it: one group of each kind."""
     own = full(4, 6, 64)
-    kept = cache((own, own.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM])
-    assert kept.block_bytes == 98304
-    assert kept.bytes_per_token == 98304 // 16
-    short, long = (kept.blocks_for(length, 1500) for length in (16, 448))
+    kept_cache = cache((own, own.evolve(kind="cross")), Rank(), 16, TRAITS[NEWEST_VLLM])
+    assert kept_cache.block_bytes == 98304
+    assert kept_cache.bytes_per_token == 98304 // 16
+    short, long = (kept_cache.blocks_for(length, 1500) for length in (16, 448))
     assert (short, long) == (1 + 94, 28 + 94)
 
 

@@ -55,13 +55,13 @@ _EMBEDS = ("qwen3-embedding-0.6b", "bge-m3")
 
 def machine(count: int) -> Hardware:
     """So many H200s, each linked with each."""
-    here = PROFILES.hardware("h200")
+    hardware = PROFILES.hardware("h200")
     gpus = tuple(
-        here.gpus[0].evolve(index=index, uuid=f"{here.gpus[0].uuid}-{index}")
+        hardware.gpus[0].evolve(index=index, uuid=f"{hardware.gpus[0].uuid}-{index}")
         for index in range(count)
     )
     links = tuple(Link(a=a, b=b, nvlinks=18, p2p=True) for a, b in combinations(range(count), 2))
-    return here.evolve(gpus=gpus, links=links)
+    return hardware.evolve(gpus=gpus, links=links)
 
 
 @functools.cache
@@ -222,11 +222,11 @@ def test_no_model_that_was_read_breaks_the_arithmetic(
         )
         > 0
     )
-    held = cache_of(built, tp, dtype)
-    assert held.bytes_per_token >= 0
-    length = held.largest(kv_bytes, 2048, spec.max_position)
+    held_cache = cache_of(built, tp, dtype)
+    assert held_cache.bytes_per_token >= 0
+    length = held_cache.largest(kv_bytes, 2048, spec.max_position)
     assert 0 <= length <= spec.max_position
-    assert length == 0 or held.bytes_for(length, 2048) <= kv_bytes
+    assert length == 0 or held_cache.bytes_for(length, 2048) <= kv_bytes
     for device in ("cuda", "cpu"):
         size = memory_of(spec, tp, kv_bytes, device)
         assert 0 <= size.low <= size.high

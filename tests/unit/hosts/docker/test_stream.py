@@ -99,9 +99,9 @@ def test_pull_progress_counts_the_bytes_of_all_layers() -> None:
     progress.feed(first)
     progress.feed(second)
     assert str(progress) == "pulling some/image:1: 3.1 of 8.2 GiB"
-    told = progress.words()
-    assert isinstance(told, TransferProgress)
-    assert round(100 * told.bytes_done / told.total) == 38
+    words = progress.words()
+    assert isinstance(words, TransferProgress)
+    assert round(100 * words.bytes_done / words.total) == 38
     progress.feed(events({"status": "Download complete", "id": "b"}))
     assert str(progress) == "pulling some/image:1: 7.6 of 8.2 GiB"
     progress.feed(events({"status": "Verifying Checksum", "id": "c"}))

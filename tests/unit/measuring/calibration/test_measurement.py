@@ -31,9 +31,9 @@ def one(
 
 
 def test_the_document_asks_for_these_gpus() -> None:
-    asked = json.loads(document(TWO, "torch"))
-    assert (asked["gpus"], asked["count"]) == ([gpu.uuid for gpu in TWO.gpus], 2)
-    assert (asked["groups"], asked["pairs"]) == ([[0, 1]], [[0, 1]])
+    asked_document = json.loads(document(TWO, "torch"))
+    assert (asked_document["gpus"], asked_document["count"]) == ([gpu.uuid for gpu in TWO.gpus], 2)
+    assert (asked_document["groups"], asked_document["pairs"]) == ([[0, 1]], [[0, 1]])
     assert json.loads(document(TWO, "driver"))["groups"] == []
 
 

@@ -109,12 +109,12 @@ def test_where_a_model_has_a_plan_there_is_mostly_something_to_try() -> None:
 @pytest.mark.parametrize("ref", [VLLM_REF, SGLANG_REF])
 def test_the_pinned_wish_gives_the_served_plan_again(ref: str) -> None:
     for model in MODELS:
-        for here in MACHINES:
-            base = first_plan(model, here, ref)
+        for machine in MACHINES:
+            base = first_plan(model, machine, ref)
             if base is not None:
-                again = change_plan(base, here, PlanChange("", "", base.wish))
+                again = change_plan(base, machine, PlanChange("", "", base.wish))
                 assert again is not None
-                assert again.argv == base.plan.argv, (model, here)
+                assert again.argv == base.plan.argv, (model, machine)
 
 
 def test_flags_and_sizes_of_the_owner_are_not_touched() -> None:
@@ -146,12 +146,12 @@ def test_a_cache_of_less_precision_is_tried_only_by_word() -> None:
     assert base.plan.kv_cache_dtype.value == "auto"
     assert not any("kv-cache-dtype" in change.wish.args for change in neighbours(base))
     lossy = BasePlan(base.owner, base.wish, base.plan, base.engine, lossy=True)
-    found = [
+    found_neighbours = [
         neighbour
         for neighbour in neighbours(lossy)
         if neighbour.wish.args.get("kv-cache-dtype") == "fp8"
     ]
-    plan = change_plan(base, "3090", found[0])
+    plan = change_plan(base, "3090", found_neighbours[0])
     assert plan is not None
     assert keeps_quality(plan, lossy)
     assert not keeps_quality(plan, base)
@@ -175,9 +175,9 @@ def test_drafts_by_the_checkpoint_are_tried_where_the_version_has_them() -> None
         drafted[model] = plan.speculation.value
         assert keeps_quality(plan, base)
     assert drafted == {"qwen3-next-80b-a3b": "mtp", "llama-3.1-8b": "none"}
-    asked = first_plan("qwen3-next-80b-a3b", "8xh200", VLLM_REF, speculative="off")
-    assert asked is not None
-    assert speculation(asked) == ()
+    first_asked_plan = first_plan("qwen3-next-80b-a3b", "8xh200", VLLM_REF, speculative="off")
+    assert first_asked_plan is not None
+    assert speculation(first_asked_plan) == ()
 
 
 def test_the_defaults_of_an_engine_are_one_gpu_and_its_own_batch() -> None:

@@ -451,10 +451,10 @@ def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
         "vocab_size": 129280,
         "intermediate_size": 2048,
     }
-    found = guess({"model_type": "unheard-of", **sizes, **ranks})
+    guessed_model = guess({"model_type": "unheard-of", **sizes, **ranks})
     layer = {
         linear.name.rpartition(".")[2]: (linear.k, sum(linear.parts))
-        for linear in found.linears
+        for linear in guessed_model.linears
         if ".self_attn." in linear.name
     }
     assert layer == {
@@ -464,4 +464,4 @@ def test_queries_and_outputs_of_a_lower_rank_are_no_whole_matrices() -> None:
         "o_a_proj": (8 * 512, 8 * 1024),
         "o_b_proj": (8 * 1024, 4096),
     }
-    assert [(one.kv_heads, one.head_dim) for one in found.attention] == [(1, 512)]
+    assert [(one.kv_heads, one.head_dim) for one in guessed_model.attention] == [(1, 512)]

@@ -38,9 +38,9 @@ def test_no_step_asks_for_a_version_where_none_runs() -> None:
     arm = MODERN.evolve(arch="aarch64")
     here, anywhere = signatures_for(arm, PROFILES), PROFILES.signatures
     assert "another engine version" in steps(anywhere, "sglang==0.5.20").lower()
-    told = steps(here, "sglang==0.5.20").lower()
-    assert told
-    assert "another engine version" not in told
+    lower = steps(here, "sglang==0.5.20").lower()
+    assert lower
+    assert "another engine version" not in lower
 
 
 def test_a_gpu_without_code_in_any_version_has_none_named() -> None:
@@ -77,6 +77,6 @@ def test_the_failing_version_counts_where_it_does_not_run() -> None:
     assert old.having_architecture("vllm", "0.33.0", architecture) == {}
 
     message = "unrecognized arguments: --prefill-context-parallel-sizes"
-    own = anywhere.refused_flag("vllm", "0.33.0", message)
-    assert own["flag_near"] == "--prefill-context-parallel-size"
-    assert old.refused_flag("vllm", "0.33.0", message) == own
+    refused_flag = anywhere.refused_flag("vllm", "0.33.0", message)
+    assert refused_flag["flag_near"] == "--prefill-context-parallel-size"
+    assert old.refused_flag("vllm", "0.33.0", message) == refused_flag

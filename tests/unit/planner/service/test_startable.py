@@ -91,17 +91,17 @@ def test_an_engine_that_gives_nothing_is_in_the_answer_and_not_in_the_text(tmp_p
         decision(with_speed(NEW, 101, 1010)),
         decision(),
     ):
-        told = startable.explain_engines(ours, [OLD], [NEW], wish(), lambda _: theirs)  # noqa: B023 - called at once
-        assert not_here(told) == []
-        assert len(told.engines) == 2
+        engines = startable.explain_engines(ours, [OLD], [NEW], wish(), lambda _: theirs)  # noqa: B023 - called at once
+        assert not_here(engines) == []
+        assert len(engines.engines) == 2
 
 
 def test_where_nothing_is_here_whatever_could_serve_is_told(tmp_path: Path) -> None:
     startable = Startable(tmp_path, installed_only=True)
-    told = startable.explain_engines(
+    engines = startable.explain_engines(
         decision(), [], [OLD, NEW], wish(), lambda _: decision(with_speed(NEW, 1, 1))
     )
-    (line,) = not_here(told)
+    (line,) = not_here(engines)
     assert f"fitserve engine install vllm=={NEWEST_VLLM}" in line
     assert "8,192 tokens of context" in line
 
@@ -110,10 +110,10 @@ def test_a_flag_that_only_engines_here_have_is_no_error(tmp_path: Path) -> None:
     def refuse(_: list[Engine]) -> Decision:
         raise BadFlag("no such flag")
 
-    told = Startable(tmp_path, True).explain_engines(
+    engines = Startable(tmp_path, True).explain_engines(
         decision(with_speed(OLD, 1, 1)), [OLD], [NEW], wish(), refuse
     )
-    assert [engine.gives for engine in told.engines] == ["", "no plan"]
+    assert [engine.gives for engine in engines.engines] == ["", "no plan"]
 
 
 def test_a_refusal_says_how_to_get_an_engine(tmp_path: Path) -> None:

@@ -47,16 +47,16 @@ def test_weights_go_into_ram_where_there_is_room_and_else_the_engine_stops() -> 
 
 
 def test_what_was_kept_of_a_sleeping_engine_before_is_read() -> None:
-    kept = Asleep.model_validate_json('{"level": 1, "since": 1.0, "gave": {"GPU-1": 5}}')
-    assert kept == Asleep(since=1.0, gave={"GPU-1": 5})
+    value = Asleep.model_validate_json('{"level": 1, "since": 1.0, "gave": {"GPU-1": 5}}')
+    assert value == Asleep(since=1.0, gave={"GPU-1": 5})
 
 
 def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> None:
     awake = attempt(1, "ready", plan=PLAN)
     held = {GPU.uuid: PLAN.memory.promised_bytes}
     some = [Leaver("a", 0, 1, held, awake), Leaver("b", 0, 1, held), Leaver("c", 0, 1, held, awake)]
-    found = leave_offers(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
-    said = [(one.model, one.how) for one in found]
+    offers = leave_offers(some, [Leaver("s", 0, 1, {GPU.uuid: GIB})])
+    said = [(each_offer.model, each_offer.how) for each_offer in offers]
     assert said == [
         ("a", "sleep"),
         ("b", "stop"),
@@ -67,8 +67,8 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
     ]
     assert (
         0.9 * expected_bytes(PLAN)
-        < found[0].gives[GPU.uuid]
-        < found[4].gives[GPU.uuid]
+        < offers[0].gives[GPU.uuid]
+        < offers[4].gives[GPU.uuid]
         == PLAN.memory.promised_bytes
     )
 
@@ -76,16 +76,16 @@ def test_each_leaves_by_the_better_means_and_to_end_altogether_comes_last() -> N
 def test_a_copy_of_a_model_leaves_by_itself_and_says_which_one_it_is() -> None:
     other = PLAN.evolve(gpus=("GPU-other",))
     engines = [attempt(1, "ready", plan=PLAN), attempt(2, "ready", plan=other)]
-    found = leave_offers(
+    offers = leave_offers(
         [Leaver("a", index, 2, {one.plan.gpus[0]: 9}, one) for index, one in enumerate(engines)], []
     )
-    assert [(one.replica, one.how, *one.gives) for one in found] == [
+    assert [(each_offer.replica, each_offer.how, *each_offer.gives) for each_offer in offers] == [
         (0, "sleep", GPU.uuid),
         (1, "sleep", "GPU-other"),
         (0, "stop", GPU.uuid),
         (1, "stop", "GPU-other"),
     ]
-    assert found[1].words == "a (copy 2) sleeps, until there is room again"
+    assert offers[1].words == "a (copy 2) sleeps, until there is room again"
 
 
 def test_who_sleeps_lacks_what_others_were_promised_or_have() -> None:
@@ -113,13 +113,16 @@ def test_the_fewest_leave_for_it() -> None:
 @draw(st.lists(st.integers(1, 20), max_size=8), st.integers(0, 60))
 def test_what_leaves_is_enough_and_none_of_it_too_much(sizes: list[int], lack: int) -> None:
     offers = [offer(str(number), size) for number, size in enumerate(sizes)]
-    found = offers_to_wake({GPU.uuid: lack * GIB}, offers)
+    found_offers_to_wake = offers_to_wake({GPU.uuid: lack * GIB}, offers)
 
     def give(some: Any) -> int:
         return bytes_given(some).get(GPU.uuid, 0)
 
-    if found is None:
+    if found_offers_to_wake is None:
         assert sum(sizes) < lack
         return
-    assert give(found) >= lack * GIB
-    assert all(give([one for one in found if one is not left]) < lack * GIB for left in found)
+    assert give(found_offers_to_wake) >= lack * GIB
+    assert all(
+        give([one for one in found_offers_to_wake if one is not left]) < lack * GIB
+        for left in found_offers_to_wake
+    )

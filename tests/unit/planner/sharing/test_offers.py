@@ -37,7 +37,7 @@ def needing(gibs: int, some: int = 0) -> Callable[[dict[str, int]], Decision]:
 
 
 def takes(offers: list[Offer], decide: Callable[[dict[str, int]], Decision]) -> list[str]:
-    return [one.words for one in decide_with_offers(offers, decide, WANTED).takes]
+    return [take.words for take in decide_with_offers(offers, decide, WANTED).takes]
 
 
 def test_what_fits_takes_nothing() -> None:
@@ -87,7 +87,8 @@ def test_of_several_offers_of_a_model_the_largest_counts_and_other_gpus_give_not
     ]
     assert bytes_given(offers) == {"GPU-0": 6 * GIB, "GPU-1": 20 * GIB}
     assert [
-        one.gives["GPU-0"] // GIB for one in decide_with_offers(offers, needing(5, 5), WANTED).takes
+        take.gives["GPU-0"] // GIB
+        for take in decide_with_offers(offers, needing(5, 5), WANTED).takes
     ] == [5]
 
 
@@ -110,8 +111,8 @@ def test_what_is_taken_is_enough_and_without_any_of_it_it_would_not_be(
     found = decide_with_offers(offers, decide, WANTED)
     whole = bytes_given(offers).get("GPU-0", 0) >= need * GIB
     assert bool(found.plans) == whole
-    for one in found.takes:
-        assert not decide(bytes_given(other for other in found.takes if other is not one)).plans
+    for take in found.takes:
+        assert not decide(bytes_given(other for other in found.takes if other is not take)).plans
 
 
 def test_given_memory_stays_for_its_model_and_an_evicted_model_gives_to_all_waiting() -> None:

@@ -79,8 +79,12 @@ def test_without_those_for_whose_sake_it_took_less_it_takes_what_is_free() -> No
 
 
 def test_what_took_another_place_or_more_is_not_the_same() -> None:
-    asked = wish_for_restore(wish(gpus="few"), SERVED)
-    assert (asked.gpus, asked.engines, asked.replicas) == (SERVED.gpus, (str(SERVED.engine),), 1)
+    restored_wish = wish_for_restore(wish(gpus="few"), SERVED)
+    assert (
+        restored_wish.gpus,
+        restored_wish.engines,
+        restored_wish.replicas,
+    ) == (SERVED.gpus, (str(SERVED.engine),), 1)
     decision = make_decision(SERVED)
     found = keep_if_unchanged(decision, SERVED)
     assert found is not None

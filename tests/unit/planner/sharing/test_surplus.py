@@ -98,8 +98,8 @@ def test_one_whole_context_stays_and_what_was_wished_for() -> None:
     assert half.keeps - first.keeps == count - count // 2
     assert half.tokens == pytest.approx((first.tokens + first.of_tokens) / 2, rel=0.02)
     assert partial_offer(first, count + 1) is first
-    asked = surplus_offers(alone, wish(max_context=8192, concurrency=3))
-    assert [one.tokens >= 3 * 8192 for one in asked] == [True]
+    asked_surplus_offers = surplus_offers(alone, wish(max_context=8192, concurrency=3))
+    assert [surplus_offer.tokens >= 3 * 8192 for surplus_offer in asked_surplus_offers] == [True]
 
 
 def test_nothing_is_given_of_a_size_that_the_user_set_nor_of_little() -> None:
@@ -262,8 +262,8 @@ class Machine:
         )
 
     def last_caps(self, copies: list[str]) -> list[Cap]:
-        found = (last_cap(self.attempts.get(copy, ())) for copy in copies)
-        return [cap for cap in found if cap is not None]
+        found_caps = (last_cap(self.attempts.get(copy, ())) for copy in copies)
+        return [cap for cap in found_caps if cap is not None]
 
     def add_copy(self, first: str, number: int) -> bool:
         """One more copy of what serves, which nobody gives anything for."""
@@ -499,22 +499,22 @@ def test_copies_leave_for_a_model_that_is_asked_and_come_back_when_it_goes(
     had = dict(machine.serving)
     gone = machine.load(f"{asked}/asked")
     assert not machine.full()
-    left = {copy_of(take.model, take.replica) for take in gone or ()}
-    assert not left & machine.fixed, "who is pinned never leaves"
-    assert {other: machine.serving[other] for other in had.keys() - left} == {
-        other: had[other] for other in had.keys() - left
+    copies = {copy_of(take.model, take.replica) for take in gone or ()}
+    assert not copies & machine.fixed, "who is pinned never leaves"
+    assert {other: machine.serving[other] for other in had.keys() - copies} == {
+        other: had[other] for other in had.keys() - copies
     }
     if gone is None:
-        assert not left
+        assert not copies
         return
     here = set(machine.serving[f"{asked}/asked"].gpus)
-    assert all(set(had[other].gpus) & here for other in left), "nobody leaves another GPU"
+    assert all(set(had[other].gpus) & here for other in copies), "nobody leaves another GPU"
     machine.remove(f"{asked}/asked")
-    for other in sorted(left):
+    for other in sorted(copies):
         back = machine.plan_copy(other)
         # Of several the first to come back may take a place of another, which is then given room by
         # who has more than it needs.
-        if len(left) == 1:
+        if len(copies) == 1:
             assert back, "there is room again"
             now, before = machine.serving[other], had[other]
             assert (

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.errors import RateLimited
 from gateway.proxy.access import answer_rate
-from gateway.proxy.access.answer_rate import BURST, LONGEST_S, PER_S, AnswerRate
+from gateway.proxy.access.answer_rate import BURST, MAX_DELAY_S, PER_S, AnswerRate
 
 
 class Clock:
@@ -20,15 +20,15 @@ def test_a_burst_is_answered_at_once_and_more_waits_until_it_is_refused() -> Non
     clock = Clock()
     rate = AnswerRate(clock)
     assert [rate.wait_s("", "10.0.0.1") for _ in range(BURST)] == [0.0] * BURST
-    waits = [rate.wait_s("", "10.0.0.1") for _ in range(int(LONGEST_S * PER_S))]
+    waits = [rate.wait_s("", "10.0.0.1") for _ in range(int(MAX_DELAY_S * PER_S))]
     assert waits == pytest.approx([(number + 1) / PER_S for number in range(len(waits))])
     for _ in range(1000):
         with pytest.raises(RateLimited) as caught:
             rate.wait_s("", "10.0.0.1")
-    assert caught.value.retry_after_s == LONGEST_S + 1
+    assert caught.value.retry_after_s == MAX_DELAY_S + 1
     # A refusal costs nothing, so the caller that slows down is answered.
     clock.now += 1.0
-    assert rate.wait_s("", "10.0.0.1") == pytest.approx(LONGEST_S - 1.0 + 1 / PER_S)
+    assert rate.wait_s("", "10.0.0.1") == pytest.approx(MAX_DELAY_S - 1.0 + 1 / PER_S)
     clock.now += 60.0
     assert rate.wait_s("", "10.0.0.1") == 0.0
 
@@ -45,7 +45,7 @@ def test_other_addresses_and_keys_have_rates_of_their_own() -> None:
 
 
 def test_callers_are_counted_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_rate, "MOST", 100)
+    monkeypatch.setattr(answer_rate, "MAX_ADDRESSES", 100)
     rate = AnswerRate(Clock())
     for _ in range(BURST):
         rate.wait_s("", "10.9.9.9")

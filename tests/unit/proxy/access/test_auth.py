@@ -11,7 +11,7 @@ import pytest
 
 from gateway.errors import BadRequest, FitserveError, Forbidden, Unauthorized
 from gateway.keys import Scope
-from gateway.proxy.access.auth import ANYONE, Key, Keys, KeyTable, check_local
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, Keys, KeyTable, check_local
 from gateway.proxy.access.origins import Origins
 from gateway.secret import Secret
 
@@ -281,9 +281,9 @@ def test_what_a_foreign_page_causes_is_refused_without_origin(need: Any, site: b
     with pytest.raises(BadRequest, match="two sec-fetch-site headers"):
         keyless.admit([local, *[(b"sec-fetch-site", b"none")] * 2], need)
     for own in ([], [(b"sec-fetch-site", b"none")], [(b"sec-fetch-site", b"same-origin")]):
-        assert keyless.admit([local, *own], need) is ANYONE
+        assert keyless.admit([local, *own], need) is ANONYMOUS_KEY
     welcome = [(b"origin", b"https://app.example"), (b"sec-fetch-site", site)]
-    assert keyless.admit([local, *welcome], need) is ANYONE
+    assert keyless.admit([local, *welcome], need) is ANONYMOUS_KEY
     # A key is no right that a browser adds by itself.
     closed = Keys(Secret("k" * 40), None)
     bearer = (b"authorization", b"Bearer " + b"k" * 40)

@@ -80,7 +80,7 @@ async def test_a_name_is_resolved_once_and_every_address_has_to_be_public(
 async def test_names_that_hang_are_bounded_and_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(media_hosts, "addresses_of", lambda _: release.wait() and [])
-    monkeypatch.setattr(media_hosts, "_MOST_WAITING", 3)
+    monkeypatch.setattr(media_hosts, "_MAX_LOOKUPS", 3)
     hosts = MediaHosts(["public"])
     waiting = [asyncio.create_task(hosts.check([f"h{n}.example"])) for n in range(3)]
     await asyncio.sleep(0)
@@ -94,9 +94,9 @@ async def test_names_that_hang_are_bounded_and_refused(monkeypatch: pytest.Monke
 
 async def test_so_many_names_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_hosts, "addresses_of", lambda _: [ipaddress.ip_address("8.8.8.8")])
-    monkeypatch.setattr(media_hosts, "_MOST_KEPT", 4)
+    monkeypatch.setattr(media_hosts, "_MAX_VERDICTS", 4)
     hosts = MediaHosts(["public"])
     for number in range(10):
         await hosts.check([f"h{number}.example"])
-    known = [hosts.verdict(f"h{number}.example", 0.0) for number in range(10)]
-    assert known == [None] * 6 + [True] * 4
+    verdicts = [hosts.verdict(f"h{number}.example", 0.0) for number in range(10)]
+    assert verdicts == [None] * 6 + [True] * 4

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import RateLimited
-from gateway.proxy.access.auth import ANYONE, Key, KeyLimits
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
 from gateway.proxy.access.rate_limits import Account, Bucket, RateLimiter, estimate
 from gateway.proxy.api.usage_block import structured_usage
 from gateway.proxy.meter import TokenUsage, usage
@@ -65,7 +65,7 @@ def test_requests_at_once_come_back_and_minutes_do_not() -> None:
 
 def test_a_key_without_limits_has_no_account_and_one_that_is_gone_keeps_none() -> None:
     limiter, key = RateLimiter(), limited_key(requests_per_minute=1)
-    assert limiter.admit(ANYONE, "openai", 0.0) is None
+    assert limiter.admit(ANONYMOUS_KEY, "openai", 0.0) is None
     limiter.admit(key, "openai", 0.0)
     limiter.keep([key.digest])
     with pytest.raises(RateLimited):

@@ -143,11 +143,11 @@ def test_no_body_is_anything_but_a_model_or_a_bad_request(body: bytes) -> None:
     if model is None:
         assert named is None
     else:
-        asked = read_request_fields(body)
+        request_fields = read_request_fields(body)
         assert named is None or (named.model, named.stream is True, named.previous_response_id) == (
             model,
-            asked.streams(),
-            asked.previous(),
+            request_fields.streams(),
+            request_fields.previous(),
         )
         assert json.loads(body)["model"] == model
         assert json.loads(bytes(read_fields(bytearray(body))["model"])) == model

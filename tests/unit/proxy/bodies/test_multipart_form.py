@@ -193,7 +193,7 @@ def test_whatever_is_let_through_means_the_same_to_an_engine(
         except BadRequest:
             continue
         try:
-            asked = starlette(tried)
+            starlette_form = starlette(tried)
         except MultiPartException:
             continue
-        assert asked == ([] if field is None else [field.value])
+        assert starlette_form == ([] if field is None else [field.value])

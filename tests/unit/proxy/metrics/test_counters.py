@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gateway.proxy.metrics.counters import METRICS, MOST_SERIES, Metrics, _Series, render
+from gateway.proxy.metrics.counters import MAX_SERIES, METRICS, Metrics, _Series, render
 from tests.support.paths import ROOT
 
 PAGE = ROOT / "docs" / "metrics.md"
@@ -50,8 +50,8 @@ class _Ended:
 
 def test_series_are_bounded() -> None:
     metrics = Metrics()
-    metrics._series = {(f"m{number}", "chat"): _Series() for number in range(MOST_SERIES)}
+    metrics._series = {(f"m{number}", "chat"): _Series() for number in range(MAX_SERIES)}
     for number in range(3):
         metrics.count_start(_Ended(f"new{number}"))  # type: ignore[arg-type]
-    assert len(metrics._series) == MOST_SERIES + 1
+    assert len(metrics._series) == MAX_SERIES + 1
     assert metrics._series["other", "chat"].in_flight == 3

@@ -55,13 +55,13 @@ def expressions() -> list[str]:
 
 @pytest.mark.parametrize("expression", expressions())
 def test_what_is_asked_for_is_there(expression: str) -> None:
-    known = series()
+    known_series = series()
     asked = NAME.findall(expression)
     assert asked or "up{" in expression
     for name, matchers in asked:
-        assert name in known, f"no metric is called {name}"
+        assert name in known_series, f"no metric is called {name}"
         for label in re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", matchers):
-            assert label in known[name], f"{name} has no label {label}"
+            assert label in known_series[name], f"{name} has no label {label}"
 
 
 def test_what_a_legend_names_is_in_the_series() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gateway.keys import UsageRow
-from gateway.proxy.metrics.usage_counter import MOST_ROWS, UsageCounter
+from gateway.proxy.metrics.usage_counter import MAX_ROWS, UsageCounter
 
 TODAY = int(time.time()) // 86400
 
@@ -38,8 +38,8 @@ def test_what_was_taken_can_be_given_back() -> None:
 def test_rows_are_bounded() -> None:
     counter = UsageCounter()
     counter.add(
-        UsageRow(TODAY, "app", f"m{number}", 1, 0, 0, 0, 0, 0) for number in range(MOST_ROWS + 5)
+        UsageRow(TODAY, "app", f"m{number}", 1, 0, 0, 0, 0, 0) for number in range(MAX_ROWS + 5)
     )
     rows = counter.take()
-    assert len(rows) == MOST_ROWS + 1
+    assert len(rows) == MAX_ROWS + 1
     assert rows[-1] == UsageRow(TODAY, "other", "", 5, 0, 0, 0, 0, 0)

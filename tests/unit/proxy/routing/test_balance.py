@@ -19,9 +19,9 @@ from gateway.proxy.api.protocol import read_request_fields
 from gateway.proxy.api.request_fields import RequestFields
 from gateway.proxy.routing.balance import (
     BOUND,
-    LEAST_BYTES,
+    MAX_TOKENS,
     MESSAGES_BYTES,
-    MOST_TOKENS,
+    MIN_BYTES,
     USUAL_TOKENS,
     affine,
     least_loaded_position,
@@ -34,7 +34,7 @@ SEEDS = [zlib.crc32(f"m.{index}.1".encode()) for index in range(8)]
 
 loads_of = st.lists(st.integers(0, 10**7), min_size=1, max_size=8)
 keys = st.integers(0, 2**32 - 1)
-tokens_of = st.integers(1, MOST_TOKENS)
+tokens_of = st.integers(1, MAX_TOKENS)
 
 
 def request_fields(**fields: Any) -> RequestFields:
@@ -51,12 +51,12 @@ def test_a_call_weighs_its_prompt_and_the_answer_that_it_asks_for(field: str) ->
 
 @pytest.mark.parametrize("limit", [None, "100", 1.5, -3, True, [], 10**30])
 def test_a_limit_that_is_no_number_of_tokens_weighs_what_is_usual_or_the_most(limit: Any) -> None:
-    assert weigh(request_fields(max_tokens=limit), 400) in (100 + USUAL_TOKENS, MOST_TOKENS)
+    assert weigh(request_fields(max_tokens=limit), 400) in (100 + USUAL_TOKENS, MAX_TOKENS)
 
 
 def test_no_call_weighs_more_than_the_most() -> None:
-    assert weigh(request_fields(max_tokens=999_999_999), 10) == MOST_TOKENS
-    assert weigh(request_fields(), 32 * 1024 * 1024) == MOST_TOKENS
+    assert weigh(request_fields(max_tokens=999_999_999), 10) == MAX_TOKENS
+    assert weigh(request_fields(), 32 * 1024 * 1024) == MAX_TOKENS
 
 
 # --- how a prompt begins ---
@@ -120,7 +120,7 @@ def test_a_growing_text_begins_as_before() -> None:
 def test_a_short_beginning_has_no_place_of_its_own() -> None:
     assert prefix(request_fields(messages=[{"role": "user", "content": "hi"}])) is None
     assert prefix(request_fields()) is None
-    assert prefix(request_fields(prompt="x" * LEAST_BYTES)) is not None
+    assert prefix(request_fields(prompt="x" * MIN_BYTES)) is not None
 
 
 @given(
@@ -132,7 +132,7 @@ def test_a_short_beginning_has_no_place_of_its_own() -> None:
 def test_whatever_stands_for_messages_is_read_without_complaint(value: Any) -> None:
     call = request_fields(messages=value, prompt=value, input=value, system=value, max_tokens=value)
     assert prefix(call) == prefix(call)
-    assert 1 <= weigh(call, 100) <= MOST_TOKENS
+    assert 1 <= weigh(call, 100) <= MAX_TOKENS
 
 
 def test_a_beginning_is_the_same_number_in_every_process() -> None:
@@ -178,11 +178,11 @@ def test_a_replica_that_goes_moves_only_its_own_prompts(key: int, count: int) ->
 def test_prompts_spread_evenly_over_replicas() -> None:
     chance = random.Random(5)
     for count in (2, 3, 5, 8):
-        found = Counter(
+        counts = Counter(
             affine([0] * count, SEEDS[:count], 1, chance.getrandbits(32)) for _ in range(8000)
         )
-        assert min(found.values()) > 0.85 * 8000 / count
-        assert max(found.values()) < 1.15 * 8000 / count
+        assert min(counts.values()) > 0.85 * 8000 / count
+        assert max(counts.values()) < 1.15 * 8000 / count
 
 
 def test_a_prompt_that_everybody_sends_loads_all_replicas_within_the_bound() -> None:

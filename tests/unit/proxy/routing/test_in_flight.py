@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.proxy.access.auth import ANYONE
+from gateway.proxy.access.auth import ANONYMOUS_KEY
 from gateway.proxy.api.endpoints import ENDPOINTS
-from gateway.proxy.routing.in_flight import MOST_SHOWN, merge, oldest
+from gateway.proxy.routing.in_flight import MAX_SHOWN_REQUESTS, merge, oldest
 from gateway.proxy.routing.table import RoutedReplica, RouteTable
 from tests.support.dataplane import model
 
@@ -22,7 +22,7 @@ def ask(**fields: Any) -> Any:
         "id": "r",
         "model": "m",
         "endpoint": ENDPOINTS[0],
-        "key": ANYONE,
+        "key": ANONYMOUS_KEY,
         "address": "10.0.0.9",
         "state": "asked",
     }
@@ -64,8 +64,8 @@ def test_the_oldest_are_shown_and_the_others_counted_of_one_process_and_of_sever
     asks = [ask(id=str(number), started=100.0 + number) for number in range(130)]
     random.Random(5).shuffle(asks)
     alone = oldest(asks, TABLE, AHEAD)
-    assert [row.id for row in alone.data] == [str(number) for number in range(MOST_SHOWN)]
-    assert alone.more == 130 - MOST_SHOWN
+    assert [row.id for row in alone.data] == [str(number) for number in range(MAX_SHOWN_REQUESTS)]
+    assert alone.more == 130 - MAX_SHOWN_REQUESTS
     shared = merge(oldest(asks[part::3], TABLE, AHEAD) for part in range(3))
     assert ([row.id for row in shared.data], shared.more) == (
         [row.id for row in alone.data],

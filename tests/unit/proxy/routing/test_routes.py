@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import FitserveError, ModelNotFound, NotFound, NotReady, Overloaded
 from gateway.keys import SCOPES
-from gateway.proxy.access.auth import ANYONE, Key
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Key
 from gateway.proxy.queue_wait import QueueWait
 from gateway.proxy.routing.queue import DequeueRate
 from gateway.proxy.routing.responses import Responses
@@ -110,9 +110,9 @@ def test_what_goes_on_from_a_response_goes_to_its_maker_and_to_any_other_when_th
     None
 ):
     routes = Routes()
-    routes.responses.record(b"resp_1", ANYONE, B.seed)
+    routes.responses.record(b"resp_1", ANONYMOUS_KEY, B.seed)
     routes.begin(B, 10_000)
-    maker = routes.responses.maker_of("resp_1", ANYONE)
+    maker = routes.responses.maker_of("resp_1", ANONYMOUS_KEY)
     assert pick(routes, route(A, B, C), tokens=100, maker=maker) is B
     assert pick(routes, route(A, C), tokens=100, maker=maker) in (A, C)
     assert pick(routes, route(A, B), tokens=100) is A
@@ -129,7 +129,7 @@ def test_a_response_is_known_to_the_key_that_made_it_alone() -> None:
     assert responses.maker_of("resp_1", one) == B.seed
     for key, response in (
         (another, "resp_1"),
-        (ANYONE, "resp_1"),
+        (ANONYMOUS_KEY, "resp_1"),
         (one, "resp_2"),
         (one, "\ud800"),
     ):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import NotFound, RateLimited
 from gateway.keys import SCOPES
-from gateway.proxy.access.auth import ANYONE, Key, KeyLimits
-from gateway.proxy.access.failed_logins import MOST, FailedLogins
+from gateway.proxy.access.auth import ANONYMOUS_KEY, Key, KeyLimits
+from gateway.proxy.access.failed_logins import MAX_FAILURES, FailedLogins
 from gateway.proxy.access.rate_limits import RateLimiter
 from gateway.proxy.limits import Limits
 from gateway.proxy.routing.table import Call, ModelRoute, RoutedReplica, RouteTable
@@ -160,7 +160,7 @@ def test_a_table_forgets_the_oldest_alone() -> None:
 def test_wrong_keys_are_counted_over_all_workers() -> None:
     memory = SharedMemory()
     workers = [FailedLogins(lambda: 1000.5, SharedMemory(memory.descriptor)) for _ in range(3)]
-    for number in range(MOST):
+    for number in range(MAX_FAILURES):
         workers[number % 3].count_wrong_key("10.0.0.1")
     workers[0].count_wrong_key("10.0.0.2")
     for worker in workers:
@@ -205,7 +205,7 @@ def test_a_response_made_elsewhere_is_found_by_its_key_at_once() -> None:
     assert there.model_of("resp_1", maker) == "m"
     assert there.pick(ROUTE, Call("responses", "m", maker=maker)) == ROUTE.replicas[0]
     with pytest.raises(NotFound):
-        there.responses.maker_of("resp_1", ANYONE)
+        there.responses.maker_of("resp_1", ANONYMOUS_KEY)
 
 
 async def test_messages_arrive_as_they_were_sent() -> None:

@@ -24,5 +24,7 @@ def test_each_socket_has_a_worker_and_each_worker_a_socket(
     sockets: int, workers: int, expected: list[list[int]]
 ) -> None:
     with ExitStack() as stack:
-        given = [stack.enter_context(socket.socket()) for _ in range(sockets)]
-        assert [[given.index(one) for one in own] for own in distribute(given, workers)] == expected
+        resources = [stack.enter_context(socket.socket()) for _ in range(sockets)]
+        assert [
+            [resources.index(one) for one in own] for own in distribute(resources, workers)
+        ] == expected

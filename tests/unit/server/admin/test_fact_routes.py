@@ -24,9 +24,12 @@ def test_a_fact_holds_where_its_whole_scope_is_true() -> None:
         fact("max_context", {"engine": "a", "gpu": "b"}),
         fact("plan_failed", {}),
     ]
-    known = KnownFacts(facts)
-    assert list(known.holding("max_context", {"engine": "a", "gpu": "c", "more": "d"})) == facts[:1]
-    assert list(known.holding("max_context", {"engine": None})) == []
+    known_facts = KnownFacts(facts)
+    assert (
+        list(known_facts.holding("max_context", {"engine": "a", "gpu": "c", "more": "d"}))
+        == facts[:1]
+    )
+    assert list(known_facts.holding("max_context", {"engine": None})) == []
 
 
 def test_memory_that_an_engine_needed_is_not_planned_away_again() -> None:

@@ -116,10 +116,10 @@ def test_no_step_is_known_of_a_first_start_before_its_process() -> None:
 
 
 def test_a_prepared_process_is_told_with_its_memory_and_begin() -> None:
-    one = PreparedView(
+    prepared_view = PreparedView(
         engine="vllm==0.26.0", pid=7, since=5.0, modules=9, refused={}, pss_bytes=None
     )
-    shown = live_machine(machine("cpu"), {}, [one])["prepared"]
+    shown = live_machine(machine("cpu"), {}, [prepared_view])["prepared"]
     assert shown == [{"engine": "vllm==0.26.0", "pid": 7, "since": 5.0, "bytes": None}]
 
 

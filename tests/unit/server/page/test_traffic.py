@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
-from gateway.server.page.traffic import LONGEST_S, MOST_POINTS, TrafficHistory, percentile
+from gateway.server.page.traffic import LONGEST_S, MAX_POINTS, TrafficHistory, percentile
 
 
 def make_samples(requests: float, tokens: float, fast: float = 0, slow: float = 0) -> list[Sample]:
@@ -49,9 +49,9 @@ def test_a_time_without_counts_is_in_no_point() -> None:
     traffic.add(make_samples(1, 1), 1.0)
     assert traffic.add(make_samples(100, 100), 1.5 + LONGEST_S) is None
     assert traffic.add(make_samples(100, 100), 0.5) is None, "the clock was set back"
-    for second in range(2 * MOST_POINTS):
+    for second in range(2 * MAX_POINTS):
         traffic.add(make_samples(100, 100), 501.0 + second)
-    assert len(traffic.points) == MOST_POINTS
+    assert len(traffic.points) == MAX_POINTS
 
 
 def test_a_percentile_lies_between_the_bounds_of_its_bucket() -> None:

@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-MOST_RESTARTS = 20
-MOST_TRIALS = 60
-MOST_NAMES = 20_000
+MAX_RESTARTS = 20
+MAX_TRIALS = 60
+MAX_NAMES = 20_000
 _CUDA_DRIVER = "libcuda.so.1"
 _PR_SET_PDEATHSIG = 1
-_NOT_INITIALIZED = 3
+_NOT_INITIALIZED_CODE = 3
 """CUDA_ERROR_NOT_INITIALIZED of cuda.h: the answer to every call before cuInit."""
 _LOADERS: tuple[Any, ...] = (
     importlib.machinery.SourceFileLoader,
@@ -64,7 +64,7 @@ class ImportWatch:
     def import_all(self, names: Iterable[str]) -> None:
         """Import the names and what is learned. Raises Unforkable."""
         self._folders = {path: _entries(path) for path in sys.path}
-        with self._watching():
+        with self._watch_imports():
             for name in names:
                 self._import(name)
             self._import_learned_names()
@@ -89,14 +89,14 @@ class ImportWatch:
             names = (self._folder / "learned").read_text().split()
         except OSError:
             return []
-        return list(dict.fromkeys(names))[:MOST_NAMES]
+        return list(dict.fromkeys(names))[:MAX_NAMES]
 
     def _import_learned_names(self) -> None:
         """Import what is learned, each part after a fork survived it.
 
         A trial ends at a module that no fork survives, and the next one is without that module.
         """
-        for _ in range(MOST_TRIALS):
+        for _ in range(MAX_TRIALS):
             names, refused = self._learned_names(), dict(self.refused)
             count = self._trial(names)
             self.refused |= self._read_refusals()
@@ -128,7 +128,7 @@ class ImportWatch:
         # The pipe holds all bytes. A process that a module began may keep its other end open.
         os.set_blocking(reader, False)
         try:
-            return len(os.read(reader, MOST_NAMES))
+            return len(os.read(reader, MAX_NAMES))
         except BlockingIOError:
             return 0
         finally:
@@ -147,7 +147,7 @@ class ImportWatch:
             self.refused[name] = f"cannot be imported: {type(error).__name__}"
 
     @contextmanager
-    def _watching(self) -> Iterator[None]:
+    def _watch_imports(self) -> Iterator[None]:
         originals = [loader.exec_module for loader in _LOADERS]
         environment = type(os.environ)
         os.environ.__class__ = EnvironmentReader
@@ -163,17 +163,17 @@ class ImportWatch:
 
     def _watch_loader(self, original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         def exec_module(loader: Any, module: Any) -> None:
-            self._look()
+            self._refuse_unforkable()
             self._stack.append(module.__name__)
             try:
                 original(loader, module)
-                self._look()
+                self._refuse_unforkable()
             finally:
                 self._stack.pop()
 
         return exec_module
 
-    def _look(self) -> None:
+    def _refuse_unforkable(self) -> None:
         if (reason := unforkable()) is None:
             return
         culprit = self._stack[-1] if self._stack else "the process itself"
@@ -197,7 +197,7 @@ class LearningFinder:
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._names_left = MOST_NAMES
+        self._names_left = MAX_NAMES
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Always None."""
@@ -228,7 +228,7 @@ def begins_cuda() -> bool:
     if driver is None:
         return False
     count = ctypes.c_int()
-    return bool(driver.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED)
+    return bool(driver.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALIZED_CODE)
 
 
 def loaded_library(name: str) -> ctypes.CDLL | None:
@@ -263,7 +263,7 @@ def _end_with_parent() -> None:
 
 def begin_anew(restarts: int) -> None:
     """Replace this process by a new one of the same command. Raises SystemExit after too many."""
-    if restarts >= MOST_RESTARTS:
+    if restarts >= MAX_RESTARTS:
         raise SystemExit(f"{restarts} modules cannot be forked; there may be more.")
     end_children()
     sys.stdout.flush()

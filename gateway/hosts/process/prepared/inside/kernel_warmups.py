@@ -27,7 +27,7 @@ from .replacement import replace_function
 COMPILER = Path(__file__).with_name("kernel_compiler.py")
 FUNCTIONS = "vllm.utils.deep_gemm"
 """The module of the recorded functions."""
-RECORDED = ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous")
+RECORDED_FUNCTIONS = ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous")
 CACHE = "DG_JIT_CACHE_DIR"
 """The variable with the folder of compiled kernels. FUNCTIONS sets it."""
 CAPABILITY = 9
@@ -92,7 +92,7 @@ def compile_kernels(warm_up: Callable[[], Any], module: Any) -> None:
 
 
 def recorded_calls(warm_up: Callable[[], Any], module: Any) -> list[dict[str, Any]]:
-    """The calls of RECORDED that `warm_up` makes by the names of its module, without their effect.
+    """The calls of RECORDED_FUNCTIONS that `warm_up` makes, without their effect.
 
     Sets of the module, its memory of what is done, are as before afterwards.
     """
@@ -113,9 +113,9 @@ def recorded_calls(warm_up: Callable[[], Any], module: Any) -> list[dict[str, An
     globals_before = {
         name: set(value) if isinstance(value, set) else value
         for name, value in vars(module).items()
-        if name in RECORDED or isinstance(value, set)
+        if name in RECORDED_FUNCTIONS or isinstance(value, set)
     }
-    for name in RECORDED:
+    for name in RECORDED_FUNCTIONS:
         if name in globals_before:
             setattr(module, name, recorder(name))
     try:

@@ -44,7 +44,7 @@ from typing import Any
 from . import exit_codes, forked_calls, kernel_builds, kernel_warmups
 from .import_watch import ImportWatch, LearningFinder, Unforkable, begin_anew
 
-MOST_REQUEST = 4 * 1024 * 1024
+MAX_REQUEST = 4 * 1024 * 1024
 GO_S = 10.0
 """Seconds that a forked engine waits for its byte."""
 _CREDENTIALS = struct.Struct("3i")
@@ -145,7 +145,7 @@ class ForkServer:
         except OSError:
             data = b""
         received += data
-        if not data or len(received) > MOST_REQUEST:
+        if not data or len(received) > MAX_REQUEST:
             self._close(number)
             return None
         line, end, rest = received.partition(b"\n")

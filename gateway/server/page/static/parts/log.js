@@ -3,7 +3,7 @@ import { pieces } from "../api.js";
 import { attribute, fill, h, text } from "../dom.js";
 
 const TAIL = 500;
-const MOST_LINES = 3000;
+const MAX_LINES = 3000;
 
 /** @param {string} model @param {any} choice  what says which log, beside the filter */
 export function logView(model, choice) {
@@ -39,10 +39,10 @@ export function logView(model, choice) {
 
   function append(found) {
     if (!found.length) return;
-    const added = found.slice(-MOST_LINES).map((line) => h("div", { class: tone(line) }, line || " "));
+    const added = found.slice(-MAX_LINES).map((line) => h("div", { class: tone(line) }, line || " "));
     added.forEach(screen);
     lines.append(...added);
-    while (lines.childNodes.length > MOST_LINES) lines.firstChild.remove();
+    while (lines.childNodes.length > MAX_LINES) lines.firstChild.remove();
     if (follow.checked) lines.scrollTop = lines.scrollHeight;
   }
 

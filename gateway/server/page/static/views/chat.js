@@ -10,7 +10,7 @@ import { messageView } from "../parts/message.js";
 import { waitWords } from "../parts/start.js";
 
 // A model that calls tools again and again comes to an end.
-const MOST_ROUNDS = 4;
+const MAX_ROUNDS = 4;
 
 /** @param {{live: import("../live.js").Live}} context @param {string} [fixed]  the model; else one is chosen */
 export function chat({ live }, fixed = "") {
@@ -57,7 +57,7 @@ export function chat({ live }, fixed = "") {
     attribute(send, "hidden", true);
     attribute(stop, "hidden", false);
     try {
-      for (let round = 0; round < MOST_ROUNDS && (await answer()); round += 1);
+      for (let round = 0; round < MAX_ROUNDS && (await answer()); round += 1);
     } finally {
       running = null;
       attribute(send, "hidden", false);

@@ -4,7 +4,7 @@ import { attribute, fill, h, keyed, text } from "../dom.js";
 import { clock, plural } from "../format.js";
 import { attempt } from "../parts/notes.js";
 
-const MOST = 1000;
+const MAX_ROWS = 1000;
 const REST_MS = 3000;
 
 /** @param {{live: import("../live.js").Live}} context */
@@ -40,7 +40,7 @@ export function history() {
   function take(event) {
     newest = event.id ?? event.newest;
     if (!event.words) return;
-    found = [event, ...found].slice(0, MOST);
+    found = [event, ...found].slice(0, MAX_ROWS);
     show();
   }
 

@@ -6,7 +6,7 @@ import { plot, withGaps } from "../parts/plot.js";
 const SPAN_S = 600;
 // The gateway counts every five seconds: where a count is missing, nothing was measured.
 const GAP_S = 12;
-const MOST_SERIES = 6;
+const MAX_SERIES = 6;
 const rate = (value) => (value === null ? "–" : `${number(value)}/s`);
 
 /** @param {string | null} only  a model; null: the busiest ones */
@@ -45,5 +45,5 @@ export function trafficCard(only = null) {
 function busiest(points) {
   const sums = new Map();
   for (const point of points) for (const [name, flow] of Object.entries(point.models)) sums.set(name, (sums.get(name) ?? 0) + flow.requests);
-  return [...sums].filter(([, sum]) => sum > 0).sort((one, other) => other[1] - one[1]).slice(0, MOST_SERIES).map(([name]) => name).sort();
+  return [...sums].filter(([, sum]) => sum > 0).sort((one, other) => other[1] - one[1]).slice(0, MAX_SERIES).map(([name]) => name).sort();
 }

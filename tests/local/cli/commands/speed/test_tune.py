@@ -33,7 +33,7 @@ FAST = "--max-num-batched-tokens=4096"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measures without rest."""
     monkeypatch.setattr(plan_search, "_POLL_S", 0.02)
-    monkeypatch.setattr(plan_search, "_MEASURED_S", 0.01)
+    monkeypatch.setattr(plan_search, "_MEASUREMENT_S", 0.01)
 
 
 async def test_the_best_plan_is_shown_with_the_command_that_takes_it(tmp_path: Path) -> None:

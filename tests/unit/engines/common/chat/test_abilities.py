@@ -9,8 +9,8 @@ import pytest
 
 from gateway.domain import Abilities, Ability, Plan, StrChoice
 from gateway.engines.common.chat.abilities import (
+    ABILITIES_TIMEOUT_S,
     ANSWER,
-    OPEN_S,
     TOOL,
     ParsedAnswer,
     abilities_by_plan,
@@ -126,19 +126,19 @@ def test_the_same_plan_is_asked_once() -> None:
 
 
 def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
-    asked = abilities_by_plan(chatting())
-    died = attempt(1, "failed", started_at=10.0, abilities=asked, fingerprint="another")
+    abilities = abilities_by_plan(chatting())
+    died = attempt(1, "failed", started_at=10.0, abilities=abilities, fingerprint="another")
     assert ended_by_asking(died)
-    found = earlier(attempt(2, started_at=20.0), [died], 0.0)
-    assert found is not None
-    assert (found.tools.state, found.tools.evidence) == (
+    earlier_value = earlier(attempt(2, started_at=20.0), [died], 0.0)
+    assert earlier_value is not None
+    assert (earlier_value.tools.state, earlier_value.tools.evidence) == (
         "not proven",
         "attempt 1 ended when it was asked",
     )
     for lived in (
         died.evolve(state="stopped"),
         died.evolve(ready_at=12.0),
-        died.evolve(ready_at=12.0, ended_at=12.0 + OPEN_S + 1),
+        died.evolve(ready_at=12.0, ended_at=12.0 + ABILITIES_TIMEOUT_S + 1),
         died.evolve(abilities=SHOWN),
     ):
         assert not ended_by_asking(lived)
@@ -146,6 +146,6 @@ def test_an_engine_that_ended_when_it_was_asked_is_not_asked_again() -> None:
 
 
 def test_a_question_without_an_answer_is_asked_again_at_the_next_start() -> None:
-    asked = abilities_by_plan(chatting())
-    served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=asked)
+    abilities = abilities_by_plan(chatting())
+    served = attempt(1, "stopped", started_at=10.0, ready_at=11.0, abilities=abilities)
     assert earlier(attempt(2, started_at=20.0), [served], 0.0) is None

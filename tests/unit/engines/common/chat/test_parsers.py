@@ -81,10 +81,13 @@ def test_a_parser_that_the_version_does_not_have_is_not_taken() -> None:
 
 
 def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> None:
-    found = TABLE.writing(taught("</think>{% if enable_thinking %}", tokens=())).reasoning_parser(
-        PROFILES.engine(VLLM_REF)
+    reasoning_parser = TABLE.writing(
+        taught("</think>{% if enable_thinking %}", tokens=())
+    ).reasoning_parser(PROFILES.engine(VLLM_REF))
+    assert (reasoning_parser.value, "<think> as a token of its own" in reasoning_parser.reason) == (
+        NO_PARSER,
+        True,
     )
-    assert (found.value, "<think> as a token of its own" in found.reason) == (NO_PARSER, True)
     assert (
         TABLE.writing(taught("[THINK]", "mistral3"))
         .reasoning_parser(PROFILES.engine(VLLM_REF))
@@ -94,10 +97,13 @@ def test_thoughts_are_left_in_the_answer_where_the_parser_would_break_it() -> No
 
 
 def test_gemma_3_has_a_parser_only_with_a_template_that_tells_it_of_tools() -> None:
-    own = TABLE.writing(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(
+    tool_parser = TABLE.writing(taught("{{ '<start_of_turn>' + role }}", "gemma3")).tool_parser(
         PROFILES.engine(VLLM_REF)
     )
-    assert (own.value, "give it with --chat-template FILE" in own.reason) == (NO_PARSER, True)
+    assert (tool_parser.value, "give it with --chat-template FILE" in tool_parser.reason) == (
+        NO_PARSER,
+        True,
+    )
 
 
 def test_a_model_without_template_or_words_has_none() -> None:
@@ -115,8 +121,8 @@ def test_a_model_without_template_or_words_has_none() -> None:
 def test_every_parser_of_the_table_is_one_of_some_version() -> None:
     engines = PROFILES.engines(("vllm", "sglang"), device="cuda")
     for rows, flag in ((TABLE.tools, "tool-call-parser"), (TABLE.reasoning, "reasoning-parser")):
-        known = {name for engine in engines for name in engine.flags[flag].choices or ()}
-        assert not {name for row in rows for name in row.parsers} - known
+        known_engines = {name for engine in engines for name in engine.flags[flag].choices or ()}
+        assert not {name for row in rows for name in row.parsers} - known_engines
 
 
 def test_the_plan_starts_the_engine_with_both_parsers() -> None:
@@ -137,10 +143,10 @@ def test_the_plan_starts_the_engine_with_both_parsers() -> None:
 
 def test_a_user_has_the_last_word() -> None:
     engines = [PROFILES.engine(VLLM_REF)]
-    asked = wish(args={"tool-call-parser": "mistral"})
+    asked_wish = wish(args={"tool-call-parser": "mistral"})
     here, rules = PROFILES.hardware("2x3090"), PROFILES.rules(engines)
     best = decide(
-        taught(HERMES), here, engines, asked, rules=rules, pace=PROFILES.pace, parsers=TABLE
+        taught(HERMES), here, engines, asked_wish, rules=rules, pace=PROFILES.pace, parsers=TABLE
     ).plans[0]
     assert (best.tool_parser.value, best.tool_parser.source) == ("mistral", "user")
     assert "--tool-call-parser=mistral" in best.argv

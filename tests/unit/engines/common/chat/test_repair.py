@@ -159,15 +159,16 @@ def test_every_repair_is_tried() -> None:
 
 
 def test_the_plan_says_what_is_repaired_and_the_users_template_wins() -> None:
-    here = PROFILES.engine(VLLM_REF)
+    engine = PROFILES.engine(VLLM_REF)
     model = spec().evolve(chat_template=LLAMA)
-    known = {"rules": PROFILES.rules([here]), "parsers": PROFILES.parsers}
-    plan = decide(model, machine("3090"), [here], wish(), **known).plans[0]  # type: ignore[arg-type]
+    known = {"rules": PROFILES.rules([engine]), "parsers": PROFILES.parsers}
+    plan = decide(model, machine("3090"), [engine], wish(), **known).plans[0]  # type: ignore[arg-type]
     mended, _ = repair_template(LLAMA, REPAIRS)
     assert plan.chat_template.value == str(ChatTemplate(text=mended, name="repaired"))
     assert "rejects a conversation with two tool calls" in plan.chat_template.reason
     assert "issues/25108" in plan.chat_template.source
     assert f"--chat-template={ChatTemplate(text=mended).digest}.jinja" in plan.argv
-    given = ChatTemplate(text=LLAMA)
-    plan = decide(model, machine("3090"), [here], wish(chat_template=given), **known).plans[0]  # type: ignore[arg-type]
-    assert f"--chat-template={given.digest}.jinja" in plan.argv
+    chat_template = ChatTemplate(text=LLAMA)
+    asked_wish = wish(chat_template=chat_template)
+    plan = decide(model, machine("3090"), [engine], asked_wish, **known).plans[0]  # type: ignore[arg-type]
+    assert f"--chat-template={chat_template.digest}.jinja" in plan.argv

@@ -32,15 +32,15 @@ RULES = {version: PROFILES.rules([ENGINES[version]])[f"sglang=={version}"] for v
 
 
 def linear(version: str) -> LinearRules:
-    found = RULES[version].linear
-    assert found is not None
-    return found
+    found_linear = RULES[version].linear
+    assert found_linear is not None
+    return found_linear
 
 
 def moe(version: str) -> MoeRules:
-    found = RULES[version].moe
-    assert found is not None
-    return found
+    found_moe = RULES[version].moe
+    assert found_moe is not None
+    return found_moe
 
 
 def scheme_of(q: Any) -> Scheme:
@@ -229,11 +229,11 @@ def test_the_rules_name_only_runners_that_they_describe_and_describe_none_in_vai
 
 @pytest.mark.parametrize("version", SGLANG)
 def test_a_file_lists_once_the_families_that_the_engine_was_asked_about(version: str) -> None:
-    asked = {
+    families = {
         expert_traits(published_model(question.model)).family
         for question in sglang_moe_questions.questions(version)
     }
-    assert asked <= set(moe(version).families)
+    assert families <= set(moe(version).families)
     named = {
         name for method in moe(version).methods for name in method.match.root.get("families", ())
     }

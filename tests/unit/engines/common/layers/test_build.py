@@ -14,7 +14,7 @@ from hypothesis import given, settings
 
 from gateway.engines.common.layers.build import PLAIN_ROUTERS, WHOLE_GATES, build
 from gateway.engines.common.layers.built_model import Linear, per_rank
-from gateway.engines.common.quantization.block import UNQUANTIZED
+from gateway.engines.common.quantization.block import UNQUANTIZED_SCHEME
 from gateway.errors import BadModel
 from gateway.models.scheme import Scheme
 from gateway.models.spec import read_model
@@ -49,7 +49,7 @@ def test_sglang_quantizes_no_router_that_its_checkpoint_has_quantized() -> None:
     plain = next(layer for layer in layers_of(config, (PLAIN_ROUTERS,)) if layer.name == name)
     assert (read.scheme, plain.scheme, plain.count) == (
         Scheme("wna16", 4, 128, symmetric=False, layout="awq"),
-        UNQUANTIZED,
+        UNQUANTIZED_SCHEME,
         48,
     )
 

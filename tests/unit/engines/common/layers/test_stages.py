@@ -85,7 +85,7 @@ def test_no_stage_is_smaller_than_its_share_nor_larger_than_the_rest(name: str) 
 def test_first_and_last_stage_hold_embedding_and_head_unless_the_engine_repeats_them() -> None:
     whole = build(published_model("llama-3.1-8b"))
     thirds = [stage_model(whole, (11, 11, 10), part, frozenset()) for part in range(3)]
-    assert [vocabularies(one) for one in thirds] == [1, 0, 1]
+    assert [vocabularies(third) for third in thirds] == [1, 0, 1]
     assert [
         vocabularies(
             stage_model(whole, (11, 11, 10), part, parts_of_every_stage(OTHER, "LlamaForCausalLM"))

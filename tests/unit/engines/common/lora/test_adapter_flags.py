@@ -25,13 +25,13 @@ VERSIONS = (
 
 
 def decision(ref: str, *adapters: Adapter, model: ModelSpec | None = None) -> Decision:
-    here = PROFILES.engine(ref)
+    engine = PROFILES.engine(ref)
     return decide(
         model or spec(),
         machine("3090"),
-        [here],
+        [engine],
         wish(),
-        rules=PROFILES.rules([here]),
+        rules=PROFILES.rules([engine]),
         adapters=adapters,
     )
 
@@ -61,19 +61,20 @@ def test_each_version_is_told_by_its_own_flags(ref: str) -> None:
 
 @pytest.mark.parametrize("ref", VERSIONS[: len(VLLM)])
 def test_a_rank_that_the_engine_does_not_take_is_refused(ref: str) -> None:
-    found = decision(ref, SQL.evolve(rank=1024))
-    assert not found.plans
-    assert found.rejected[0].verdict == "unsupported_lora"
+    found_decision = decision(ref, SQL.evolve(rank=1024))
+    assert not found_decision.plans
+    assert found_decision.rejected[0].verdict == "unsupported_lora"
     assert (
-        f"the adapter sql has rank 1024, and {ref} takes at most 512" in found.rejected[0].reasons
+        f"the adapter sql has rank 1024, and {ref} takes at most 512"
+        in found_decision.rejected[0].reasons
     )
 
 
 @pytest.mark.parametrize("ref", VERSIONS)
 def test_beside_experts_nothing_is_promised(ref: str) -> None:
-    found = decision(ref, SQL, model=published_model("qwen3-30b-a3b"))
-    assert "unsupported_lora" in {rejection.verdict for rejection in found.rejected}
-    assert not found.plans
+    found_decision = decision(ref, SQL, model=published_model("qwen3-30b-a3b"))
+    assert "unsupported_lora" in {rejection.verdict for rejection in found_decision.rejected}
+    assert not found_decision.plans
 
 
 def test_an_adapter_is_asked_for_by_the_name_that_its_engine_has_for_it() -> None:
@@ -82,9 +83,9 @@ def test_an_adapter_is_asked_for_by_the_name_that_its_engine_has_for_it() -> Non
 
 
 def test_an_architecture_without_adapters_is_refused_before_its_start() -> None:
-    found = decision("vllm==0.19.1", SQL, model=published_model("gemma-4-31b"))
-    assert not found.plans
+    found_decision = decision("vllm==0.19.1", SQL, model=published_model("gemma-4-31b"))
+    assert not found_decision.plans
     assert (
         "vllm==0.19.1 has no adapters for Gemma4ForConditionalGeneration"
-        in found.rejected[0].reasons
+        in found_decision.rejected[0].reasons
     )

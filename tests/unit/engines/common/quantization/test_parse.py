@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain import Quant
-from gateway.engines.common.quantization.block import UNQUANTIZED, UnknownScheme
+from gateway.engines.common.quantization.block import UNQUANTIZED_SCHEME, UnknownScheme
 from gateway.engines.common.quantization.floating import EXPERTS_BY_SIBLINGS
 from gateway.engines.common.quantization.parse import parse, tells_numbers
 from gateway.models.scheme import Scheme
@@ -46,7 +46,7 @@ def compressed_scheme(
 
 
 def test_a_model_without_a_block_is_unquantized() -> None:
-    assert parse(None).scheme_of(*QKV) == UNQUANTIZED
+    assert parse(None).scheme_of(*QKV) == UNQUANTIZED_SCHEME
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_a_model_without_a_block_is_unquantized() -> None:
         ({"sym": False}, PACKED._replace(symmetric=False)),
         ({"desc_act": True}, PACKED._replace(act_order=True)),
         ({"desc_act": True, "group_size": -1}, PACKED._replace(group=-1)),
-        ({"modules_in_block_to_quantize": ["mlp.up_proj"]}, UNQUANTIZED),
+        ({"modules_in_block_to_quantize": ["mlp.up_proj"]}, UNQUANTIZED_SCHEME),
         ({"modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.down_proj"]]}, PACKED),
-        ({"dynamic": {r"-:.*\.3\..*": {}}}, UNQUANTIZED),
+        ({"dynamic": {r"-:.*\.3\..*": {}}}, UNQUANTIZED_SCHEME),
         ({"dynamic": {r"+:.*\.3\..*": {"bits": 8}}}, PACKED._replace(bits=8)),
         ({"dynamic": {r".*\.4\..*": {"bits": 8}}}, PACKED),
     ],
@@ -74,16 +74,16 @@ def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(m
     told = parse(quant, packed=frozenset(f"model.layers.3.self_attn.{name}_proj" for name in "qkv"))
     assert (isinstance(told.scheme_of(*QKV), Scheme), told.scheme_of(*DOWN), told.assumed) == (
         True,
-        UNQUANTIZED,
+        UNQUANTIZED_SCHEME,
         "",
     )
-    assert told.scheme_of(*QKV) != UNQUANTIZED
+    assert told.scheme_of(*QKV) != UNQUANTIZED_SCHEME
     assumed = parse(quant)
-    assert assumed.scheme_of(*DOWN) != UNQUANTIZED
+    assert assumed.scheme_of(*DOWN) != UNQUANTIZED_SCHEME
     assert (
         assumed.scheme_of("model.layers.3.mlp.gate")
         == assumed.scheme_of("visual.blocks.0.attn.proj")
-        == UNQUANTIZED
+        == UNQUANTIZED_SCHEME
     )
     assert "assumed" in assumed.assumed
 
@@ -91,9 +91,9 @@ def test_headers_tell_what_is_packed_and_without_them_it_is_said_to_be_assumed(m
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) -> None:
     quant = Quant(method=method, config=GPTQ if method == "gptq" else AWQ)
-    found = parse(quant, headers_read=True).scheme_of(*DOWN)
-    assert isinstance(found, UnknownScheme)
-    assert "hold no packed layer" in found.reason
+    found_scheme = parse(quant, headers_read=True).scheme_of(*DOWN)
+    assert isinstance(found_scheme, UnknownScheme)
+    assert "hold no packed layer" in found_scheme.reason
     said = {"modules_in_block_to_quantize": ["mlp.down_proj"], "modules_to_not_convert": ["visual"]}
     listed = Quant(method=method, config=quant.config | said)
     assert isinstance(parse(listed, headers_read=True).scheme_of(*DOWN), Scheme)
@@ -105,9 +105,9 @@ def test_a_checkpoint_whose_headers_hold_nothing_packed_is_unknown(method: str) 
         ({"load_in_4bit": True}, DOWN, False, Scheme(kind="bnb", bits=4)),
         ({"load_in_8bit": True}, QKV, False, Scheme(kind="bnb", bits=8)),
         ({}, DOWN, True, Scheme(kind="bnb", bits=4)),
-        ({}, ("lm_head", ()), False, UNQUANTIZED),
-        ({"llm_int8_skip_modules": ["mlp"]}, DOWN, False, UNQUANTIZED),
-        ({"llm_int8_skip_modules": ["model.layers.3"]}, DOWN, False, UNQUANTIZED),
+        ({}, ("lm_head", ()), False, UNQUANTIZED_SCHEME),
+        ({"llm_int8_skip_modules": ["mlp"]}, DOWN, False, UNQUANTIZED_SCHEME),
+        ({"llm_int8_skip_modules": ["model.layers.3"]}, DOWN, False, UNQUANTIZED_SCHEME),
         (
             {"llm_int8_skip_modules": ["model.layers.33", "down"]},
             DOWN,
@@ -161,7 +161,7 @@ def test_modelopt_has_one_fp8_method_for_experts() -> None:
 @pytest.mark.parametrize("method", ["gptq", "awq"])
 def test_a_packed_head_is_announced(method: str) -> None:
     block = GPTQ | AWQ
-    assert scheme(method, block, ("lm_head", ())) == UNQUANTIZED
+    assert scheme(method, block, ("lm_head", ())) == UNQUANTIZED_SCHEME
     listed = {
         "modules_in_block_to_quantize": ["lm_head"],
         "modules_to_not_convert": ["visual"],
@@ -175,7 +175,7 @@ def test_a_packed_head_is_announced(method: str) -> None:
     [
         ({"modules_to_not_convert": ["visual"]}, WNA16._replace(layout="awq", symmetric=False)),
         ({"zero_point": False, "modules_to_not_convert": ["visual"]}, WNA16._replace(layout="awq")),
-        ({"modules_to_not_convert": ["mlp"]}, UNQUANTIZED),
+        ({"modules_to_not_convert": ["mlp"]}, UNQUANTIZED_SCHEME),
     ],
 )
 def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
@@ -187,8 +187,8 @@ def test_awq(changes: dict[str, Any], expected: Scheme) -> None:
     [
         ({}, PACKED),
         ({"block_name_to_quantize": "model.layers,model.visual"}, PACKED),
-        ({"to_quant_block_names": ["model.visual"]}, UNQUANTIZED),
-        ({"extra_config": {DOWN[0]: {"bits": 16}}}, UNQUANTIZED),
+        ({"to_quant_block_names": ["model.visual"]}, UNQUANTIZED_SCHEME),
+        ({"extra_config": {DOWN[0]: {"bits": 16}}}, UNQUANTIZED_SCHEME),
         (
             {"extra_config": {r".*\.3\.mlp.*": {"bits": 8, "group_size": 32}}},
             PACKED._replace(bits=8, group=32),
@@ -281,7 +281,7 @@ def test_compressed_tensors_ignores_and_targets_by_name_and_expression() -> None
     assert (
         compressed_scheme(weights, ignore=["re:.*layers.3.*"])
         == compressed_scheme(weights, ignore=[DOWN[0]])
-        == UNQUANTIZED
+        == UNQUANTIZED_SCHEME
     )
     groups = {
         "a": {"targets": ["Linear"], "weights": weights},
@@ -290,7 +290,7 @@ def test_compressed_tensors_ignores_and_targets_by_name_and_expression() -> None
     block = {"config_groups": groups | {"c": {"targets": ["LlamaAttention"], "weights": wide}}}
     assert scheme("compressed-tensors", block, QKV) == Scheme(kind="wna16", bits=8)
     assert scheme("compressed-tensors", block) == WNA16
-    assert scheme("compressed-tensors", {"config_groups": {}}) == UNQUANTIZED
+    assert scheme("compressed-tensors", {"config_groups": {}}) == UNQUANTIZED_SCHEME
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def test_compressed_tensors_ignores_and_targets_by_name_and_expression() -> None
     ],
 )
 def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[str, Any]) -> None:
-    found = scheme(method, block, QKV)
-    assert isinstance(found, UnknownScheme)
-    assert "quantized differently" in found.reason
+    found_scheme = scheme(method, block, QKV)
+    assert isinstance(found_scheme, UnknownScheme)
+    assert "quantized differently" in found_scheme.reason
 
 
 @pytest.mark.parametrize(
@@ -317,8 +317,11 @@ def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[st
             {"quantization": {"quant_algo": "nvfp4", "group_size": 16}},
             Scheme(kind="nvfp4", bits=4, group=16),
         ),
-        ({"quantization": {"quant_algo": "MXFP8", "exclude_modules": ["*.mlp.*"]}}, UNQUANTIZED),
-        ({"quant_algo": "FP8", "ignore": ["model.layers.3*"]}, UNQUANTIZED),
+        (
+            {"quantization": {"quant_algo": "MXFP8", "exclude_modules": ["*.mlp.*"]}},
+            UNQUANTIZED_SCHEME,
+        ),
+        ({"quant_algo": "FP8", "ignore": ["model.layers.3*"]}, UNQUANTIZED_SCHEME),
         (
             {"quant_algo": "FP8", "ignore": ["*layers.4*"]},
             Scheme(kind="fp8_tensor", bits=8, static_activation=True),
@@ -330,18 +333,18 @@ def test_a_fused_layer_whose_parts_differ_is_unknown(method: str, block: dict[st
             },
             "fp8_block",
         ),
-        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, UNQUANTIZED),
+        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, UNQUANTIZED_SCHEME),
     ],
 )
 def test_modelopt(block: dict[str, Any], expected: Scheme | str) -> None:
-    found = scheme("modelopt", block)
-    assert found == expected or found.kind == expected
+    found_scheme = scheme("modelopt", block)
+    assert found_scheme == expected or found_scheme.kind == expected
 
 
 def test_a_star_that_engine_versions_read_differently_is_unknown() -> None:
-    found = scheme("modelopt", {"quant_algo": "FP8", "ignore": ["*mlp.down*"]})
-    assert isinstance(found, UnknownScheme)
-    assert "exclusions" in found.reason
+    found_scheme = scheme("modelopt", {"quant_algo": "FP8", "ignore": ["*mlp.down*"]})
+    assert isinstance(found_scheme, UnknownScheme)
+    assert "exclusions" in found_scheme.reason
 
 
 def test_experts_are_asked_for_by_their_own_projections() -> None:
@@ -349,9 +352,9 @@ def test_experts_are_asked_for_by_their_own_projections() -> None:
     assert scheme("mxfp4", {}, experts, experts=True) == Scheme(
         kind="mxfp4", bits=4, group=32, weight_only=True, layout="mxfp4"
     )
-    assert scheme("mxfp4", {}) == UNQUANTIZED
+    assert scheme("mxfp4", {}) == UNQUANTIZED_SCHEME
     ignored = {"ignored_layers": ["model.layers.0.mlp.experts.0.gate_proj"]}
-    assert scheme("fp8", ignored, experts, experts=True) == UNQUANTIZED
+    assert scheme("fp8", ignored, experts, experts=True) == UNQUANTIZED_SCHEME
     extra = ROUND | {"extra_config": {"model.layers.0.mlp.experts.0.up_proj": {"bits": 8}}}
     assert scheme("auto-round", extra, experts, experts=True).bits == 8
 
@@ -366,7 +369,7 @@ def test_experts_that_a_mixed_block_lists_one_by_one_have_their_scheme(projectio
     experts = ("model.layers.0.moe.experts", ())
     assert scheme("modelopt", block, experts, experts=True).kind == "nvfp4"
     assert scheme("modelopt", block, ("model.layers.1.moe.experts", ()), experts=True) == (
-        UNQUANTIZED
+        UNQUANTIZED_SCHEME
     )
 
 
@@ -377,7 +380,7 @@ def test_experts_that_a_mixed_block_lacks_follow_the_module_beside_them_in_some_
     )
     name = "model.layers.0.moe.experts"
     later = frozenset({EXPERTS_BY_SIBLINGS})
-    assert parse(quant).scheme_of(name, experts=True) == UNQUANTIZED
+    assert parse(quant).scheme_of(name, experts=True) == UNQUANTIZED_SCHEME
     followed = parse(quant, traits=later).scheme_of(name, experts=True)
     assert followed == Scheme(kind="fp8_tensor", bits=8, static_activation=True)
 
@@ -417,9 +420,9 @@ def test_methods_without_rules_are_unknown(method: str) -> None:
     ],
 )
 def test_blocks_that_are_not_understood_say_so(method: str, block: dict[str, Any]) -> None:
-    found = scheme(method, block)
-    assert isinstance(found, UnknownScheme)
-    assert found.reason
+    found_scheme = scheme(method, block)
+    assert isinstance(found_scheme, UnknownScheme)
+    assert found_scheme.reason
 
 
 METHODS = st.sampled_from(

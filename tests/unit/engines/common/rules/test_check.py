@@ -49,9 +49,12 @@ def test_one_of_several_is_enough_and_every_reason_is_told_once() -> None:
 
 
 def test_what_a_check_may_be_about_is_told_without_asking_it() -> None:
-    asked = Check.model_validate({"schemes": ["wna16"], "min_capability": "9.0"})
-    assert [asked.asks_for("schemes", kind) for kind in ("wna16", "nvfp4")] == [True, False]
-    assert asked.asks_for("bits", 4)
+    parsed_check = Check.model_validate({"schemes": ["wna16"], "min_capability": "9.0"})
+    assert [parsed_check.asks_for("schemes", kind) for kind in ("wna16", "nvfp4")] == [
+        True,
+        False,
+    ]
+    assert parsed_check.asks_for("bits", 4)
     # Outside of `when` it holds, whatever else it asks for.
     assert Check.model_validate({"when": {"min_capability": "9.0"}, "schemes": ["wna16"]}).asks_for(
         "schemes", "nvfp4"

@@ -34,7 +34,7 @@ def test_expectations_are_near_what_two_h200_did() -> None:
 
 def test_expectations_come_near_what_others_published() -> None:
     """Nothing was fitted to these; only models whose configs are here."""
-    found = [row for row in published.rows(None) if isinstance(row, published.Row)]
-    few = [abs(one.error) for one in found if one.figure.concurrency <= 2]
+    rows = [row for row in published.rows(None) if isinstance(row, published.Row)]
+    few = [abs(each_row.error) for each_row in rows if each_row.figure.concurrency <= 2]
     assert len(few) == 15
     assert statistics.median(few) < 0.2

@@ -102,13 +102,13 @@ def test_a_card_that_nobody_wrote_down_has_a_speed_once_it_is_measured() -> None
     memory, half = fact("memory", [gpu], 900e9), fact("float16", [gpu], 100e12)
     assert make_machine(GEFORCE, 1, gpus=[gpu]) is None
     assert make_machine(GEFORCE, 1, [memory], gpus=[gpu]) is None
-    found = make_machine(GEFORCE, 1, [memory, half], gpus=[gpu])
-    assert found is not None
-    assert found.memory == pytest.approx(900e9 / REFERENCE.memory)
-    assert found.flops == pytest.approx(
+    found_machine = make_machine(GEFORCE, 1, [memory, half], gpus=[gpu])
+    assert found_machine is not None
+    assert found_machine.memory == pytest.approx(900e9 / REFERENCE.memory)
+    assert found_machine.flops == pytest.approx(
         dict.fromkeys(("bfloat16", "float16"), 100e12 / REFERENCE.flops["bfloat16"])
     )
-    assert found.source == "memory, float16 measured here on 2026-11-18"
+    assert found_machine.source == "memory, float16 measured here on 2026-11-18"
 
 
 def test_measured_nvlink_is_on_the_scale_of_the_fit() -> None:
@@ -147,11 +147,11 @@ def test_other_gpus_that_are_joined_alike_are_as_fast() -> None:
 @pytest.mark.parametrize("direct", [True, False])
 def test_over_pcie_the_all_reduce_that_was_measured_is_what_engines_have(direct: bool) -> None:
     facts = reduce_facts(GEFORCE, list(GEFORCE.gpus), b16384=30_000, b67108864=10_030_000)
-    found = make_machine(GEFORCE, 2, facts, direct=direct)
-    assert found is not None
-    assert found.wire is not None
-    assert found.wire.latency_s == pytest.approx(30e-6)
-    assert found.wire.bytes_s == pytest.approx((1 << 26) / 0.01, rel=1e-2)
+    found_machine = make_machine(GEFORCE, 2, facts, direct=direct)
+    assert found_machine is not None
+    assert found_machine.wire is not None
+    assert found_machine.wire.latency_s == pytest.approx(30e-6)
+    assert found_machine.wire.bytes_s == pytest.approx((1 << 26) / 0.01, rel=1e-2)
 
 
 def test_what_was_measured_with_p2p_says_nothing_of_ranks_without() -> None:
@@ -168,11 +168,11 @@ def test_without_a_reference_only_what_needs_none_is_taken() -> None:
         fact("memory", GEFORCE.gpus[:1], 1e9),
     ]
     links = {frozenset((link.a, link.b)): link for link in GEFORCE.links}
-    found = machine_of(GEFORCE.gpus, links, pace, Measured(facts), direct=False)
-    assert found is not None
-    assert found.memory == 936.2e9
+    found_machine = machine_of(GEFORCE.gpus, links, pace, Measured(facts), direct=False)
+    assert found_machine is not None
+    assert found_machine.memory == 936.2e9
     assert (
-        found.source
+        found_machine.source
         == "all-reduce measured here on 2026-11-18; else data sheet of NVIDIA GeForce RTX 3090"
     )
     gpu = GEFORCE.gpus[0].evolve(name="NVIDIA Nobody 9000")

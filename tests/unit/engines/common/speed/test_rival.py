@@ -36,10 +36,10 @@ def test_nothing_is_said_of_what_was_never_measured() -> None:
 
 @pytest.mark.parametrize(("part", "said"), [(1.0, False), (0.9, False), (0.8, True)])
 def test_what_runs_stays_unless_another_should_be_clearly_better(part: float, said: bool) -> None:
-    found = rival(plan_after_run(part), [other(1.0, PLANS[0])], WISH, NEEDED)
-    assert (found is not None) is said
-    if found is not None:
-        assert found.gain == pytest.approx(1 / part, rel=0.01)
+    found_rival = rival(plan_after_run(part), [other(1.0, PLANS[0])], WISH, NEEDED)
+    assert (found_rival is not None) is said
+    if found_rival is not None:
+        assert found_rival.gain == pytest.approx(1 / part, rel=0.01)
 
 
 def test_where_both_were_measured_less_is_enough() -> None:

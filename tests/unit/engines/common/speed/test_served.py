@@ -37,9 +37,9 @@ PLAN = make_decision(concurrency=32).plans[0]
 
 
 def clock(plan: Plan = PLAN) -> StepClock:
-    found = clock_of(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
-    assert found is not None
-    return found
+    found_clock = clock_of(plan, spec(), engine("cuda"), KIND, machine("2x3090"), TABLES)
+    assert found_clock is not None
+    return found_clock
 
 
 def serve(
@@ -83,9 +83,9 @@ def serve(
         done = [one for one in writing if one[0] <= 0]
         writing = [one for one in writing if one[0] > 0]
         waiting += [(now + spread * 10 * dice.random(), prompt) for _ in done]
-    found = traffic_between({}, sums)
-    assert found is not None
-    return found
+    traffic = traffic_between({}, sums)
+    assert traffic is not None
+    return traffic
 
 
 def test_the_text_of_a_real_engine_is_read() -> None:
@@ -96,9 +96,9 @@ def test_the_text_of_a_real_engine_is_read() -> None:
     assert counts["requests"] == 6
     assert counts["written"] == 600
     assert counts["prompt"] == 90
-    seen = traffic_between({}, counts)
-    assert seen is not None
-    assert seen.at_once == pytest.approx(6, rel=0.02)
+    traffic = traffic_between({}, counts)
+    assert traffic is not None
+    assert traffic.at_once == pytest.approx(6, rel=0.02)
 
 
 def test_every_version_with_rules_says_how_it_counts() -> None:
@@ -169,8 +169,10 @@ def test_an_engine_that_counts_anew_or_did_little_tells_nothing() -> None:
 def test_a_load_is_compared_with_what_is_expected_of_it(
     at_once: int, figure: str, part: float, spread: float
 ) -> None:
-    found = ratios(PLAN, serve(at_once, part, spread=spread if at_once > 1 else 0.0), clock())
-    assert found[figure] == pytest.approx(part, rel=0.1)
+    found_ratios = ratios(
+        PLAN, serve(at_once, part, spread=spread if at_once > 1 else 0.0), clock()
+    )
+    assert found_ratios[figure] == pytest.approx(part, rel=0.1)
 
 
 def test_the_first_token_is_told_by_requests_that_are_alone() -> None:
@@ -207,18 +209,20 @@ def test_what_agrees_in_three_stretches_is_learned_and_no_less() -> None:
 
 
 def test_the_plan_that_serves_is_known_by_what_it_gave_and_its_like_move_with_it() -> None:
-    known = facts(0.5)
-    served = correct_by_measurement(PLAN, known)
+    known_facts = facts(0.5)
+    served = correct_by_measurement(PLAN, known_facts)
     assert served.speed is not None
     assert served.speed.grade == "served"
     assert total(served) == pytest.approx(total(PLAN) / 2, rel=0.1)
     assert served.speed.stream == (PLAN.speed and PLAN.speed.stream)
     # Again, with the same.
-    assert total(correct_by_measurement(served, known)) == pytest.approx(total(served), rel=0.01)
+    assert total(correct_by_measurement(served, known_facts)) == pytest.approx(
+        total(served), rel=0.01
+    )
     # Of another basis it says nothing.
-    other = known[0].evolve(scope={**known[0].scope, "basis": "memory"})
+    other = known_facts[0].evolve(scope={**known_facts[0].scope, "basis": "memory"})
     assert correct_by_measurement(PLAN, [other]) == PLAN
-    after = make_decision(known, concurrency=32).plans[0]
+    after = make_decision(known_facts, concurrency=32).plans[0]
     assert total(after) == pytest.approx(total(PLAN) / 2, rel=0.1)
 
 
@@ -246,13 +250,13 @@ def rivals() -> Iterator[float]:
     expected."""
     for part in (1.0, 0.9, 0.7):
         other = PLAN.evolve(argv=(*PLAN.argv, "--other"))
-        found = rival(
+        found_rival = rival(
             correct_by_measurement(PLAN, facts(part)),
             [other],
             wish(goal="throughput", gpus="all", concurrency=32),
             131072,
         )
-        yield found.gain if found else 0.0
+        yield found_rival.gain if found_rival else 0.0
 
 
 def test_what_turns_out_slow_by_what_it_served_has_a_rival() -> None:

@@ -55,10 +55,10 @@ def test_answers_of_any_size_come_whole(module: types.ModuleType, size: int) -> 
 def test_the_own_function_is_called_where_the_fork_fails(
     module: types.ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    own = os.getpid()
+    parent_pid = os.getpid()
 
     def only_here() -> str:
-        if os.getpid() != own:
+        if os.getpid() != parent_pid:
             raise OSError("not in a fork")
         return "answer"
 
@@ -66,7 +66,7 @@ def test_the_own_function_is_called_where_the_fork_fails(
     assert module.run(only_here) == "answer"
     assert module.begun == [only_here]
     assert "not in a fork" in capfd.readouterr().err
-    assert module.run(lambda: os.kill(os.getpid(), 9) if os.getpid() != own else 7) == 7
+    assert module.run(lambda: os.kill(os.getpid(), 9) if os.getpid() != parent_pid else 7) == 7
 
 
 def test_what_a_version_does_not_have_is_left_out(module: types.ModuleType) -> None:
