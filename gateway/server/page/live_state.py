@@ -344,7 +344,9 @@ def start_steps(
     `seconds`, `expected`: by phase; `present`: the phase that runs, or None; `now`: Unix seconds.
     """
     names = list(expected)
-    coming = names[names.index(present) + 1 :] if present in expected else names
+    coming = names
+    if present is not None and present in expected:
+        coming = names[names.index(present) + 1 :]
     return [
         LiveStep(
             phase=phase_label(phase),

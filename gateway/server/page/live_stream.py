@@ -1,5 +1,4 @@
 """GET /admin/live: the state of the page as server-sent events, computed once for all open pages.
-Traffic is counted without a page too.
 
 The first event has all parts, each later event the changed parts. A slow page misses events, but
 gets the newest state. `at` is the time of this machine.
@@ -8,7 +7,7 @@ gets the newest state. `at` is the time of this machine.
     machine   GPUs with their engines, and the machines of its cluster
     models    each model with its replicas, endpoints and requests
     requests  the oldest in flight, and the number of further ones
-    points    of the last minutes: rates, and seconds to the first byte
+    points    of the last minutes, also without a page: rates, and seconds to the first byte
 """
 
 from __future__ import annotations

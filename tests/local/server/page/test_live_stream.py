@@ -172,7 +172,7 @@ async def test_traffic_before_a_page_is_opened_is_told_too(tmp_path: Path) -> No
             return
         await call.reply(b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}')
 
-    def counted(points: list[dict[str, Any]]) -> float:
+    def sum_requests(points: list[dict[str, Any]]) -> float:
         return sum(point["models"].get("m", {}).get("requests", 0) for point in points)
 
     async with running(tmp_path, healthy) as one, Upstream(script) as upstream:
@@ -185,10 +185,10 @@ async def test_traffic_before_a_page_is_opened_is_told_too(tmp_path: Path) -> No
             # Its count may need one more look.
             while True:
                 async with open_page(one) as page:
-                    if counted((await page.next()).get("points", [])):
+                    if sum_requests((await page.next()).get("points", [])):
                         break
         async with open_page(one) as late:
-            assert counted((await late.next())["points"]) > 0
+            assert sum_requests((await late.next())["points"]) > 0
 
 
 async def test_a_page_whose_key_is_revoked_hears_no_more(tmp_path: Path) -> None:

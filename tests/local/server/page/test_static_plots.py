@@ -123,15 +123,15 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
 
 
 def test_usage_of_each_day_is_a_plot_by_model_and_by_key(tmp_path: Path, browser: Browser) -> None:
-    def used(day: str, model: str, key: str, tokens: int) -> dict[str, Any]:
+    def usage_row(day: str, model: str, key: str, tokens: int) -> dict[str, Any]:
         counts = {"prompt_tokens": 3 * tokens, "completion_tokens": tokens, "cached_tokens": tokens}
         return counts | {"day": day, "model": model, "key": key, "requests": tokens // 100}
 
     rows = [
-        used("2026-11-02", "large", "", 4000),
-        used("2026-11-02", "small", "app", 1000),
-        used("2026-11-20", "large", "app", 9000),
-        *(used("2026-11-21", f"other-{number}", "app", 100) for number in range(9)),
+        usage_row("2026-11-02", "large", "", 4000),
+        usage_row("2026-11-02", "small", "app", 1000),
+        usage_row("2026-11-20", "large", "app", 9000),
+        *(usage_row("2026-11-21", f"other-{number}", "app", 100) for number in range(9)),
     ]
 
     def answer(route: Route) -> None:
