@@ -173,7 +173,7 @@ async def test_traffic_before_a_page_is_opened_is_told_too(tmp_path: Path) -> No
         await call.reply(b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 5}}')
 
     def sum_requests(points: list[dict[str, Any]]) -> float:
-        return sum(point["models"].get("m", {}).get("requests", 0) for point in points)
+        return float(sum(point["models"].get("m", {}).get("requests", 0) for point in points))
 
     async with running(tmp_path, healthy) as one, Upstream(script) as upstream:
         await one.client.post(

@@ -89,7 +89,9 @@ def test_an_error_stands_at_its_field(tmp_path: Path, browser: Browser) -> None:
         problem = tab.locator(".field").filter(has=field).get_by_role("alert")
         expect(problem).to_be_visible()
         expect(problem).not_to_contain_text("openapi")
-        assert problem.get_attribute("id") in (field.get_attribute("aria-describedby") or "")
+        assert (problem.get_attribute("id") or "no id") in (
+            field.get_attribute("aria-describedby") or ""
+        )
         page.check("add-field-error")
         tab.get_by_role("button", name="Add").click()
         expect(field).to_be_focused()

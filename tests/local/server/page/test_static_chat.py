@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Route, expect
+from playwright.sync_api import Browser, FilePayload, Locator, Route, expect
 
 from tests.support.browser import Visit, visit
 from tests.support.dataplane import event
@@ -331,7 +331,7 @@ def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -
     asked: list[dict[str, Any]] = []
 
     def answer(route: Route) -> None:
-        asked.append(route.request.post_data_json)
+        asked.append(json.loads(route.request.post_data or ""))
         body = b"".join((*chunks("A red square.", 5), b"data: [DONE]\n\n"))
         route.fulfill(body=body, content_type="text/event-stream")
 
@@ -351,9 +351,12 @@ def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -
         expect(add).to_be_visible()
         tab.locator("#chat-images").set_input_files(
             [
-                {"name": "red.png", "mimeType": "image/png", "buffer": picture(8)},
-                {"name": "large.png", "mimeType": "image/png", "buffer": picture(3000)},
-                {"name": "text.png", "mimeType": "image/png", "buffer": b"no picture"},
+                FilePayload(name=name, mimeType="image/png", buffer=data)
+                for name, data in (
+                    ("red.png", picture(8)),
+                    ("large.png", picture(3000)),
+                    ("text.png", b"no picture"),
+                )
             ]
         )
         page.sees("text.png is no picture that this browser can read.")

@@ -78,7 +78,9 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
     # Nothing was measured between seven and four minutes ago.
     times = [1_000_000.0 - 5 * step for step in range(119, -1, -1)]
     measured = [at for at in times if not 1_000_000 - 420 < at < 1_000_000 - 240]
-    points = [{"at": at, "models": {"serves": flow(400.0), "new": flow(120.0)}} for at in measured]
+    points: list[dict[str, Any]] = [
+        {"at": at, "models": {"serves": flow(400.0), "new": flow(120.0)}} for at in measured
+    ]
     points[-1]["models"]["serves"] = flow(500.0, None)
     state = busy_state() | {"points": points}
     with (

@@ -58,7 +58,12 @@ def test_a_start_is_shown_as_steps_and_no_word_of_it_stands_twice(
         tab = page.tab
         tab.clock.install(time=1_000_000)
         tab.route("**/admin/live", tells)
-        view = {"wish": {"endpoints": []}, "plan": None, "decision": None, "attempts": []}
+        view: dict[str, Any] = {
+            "wish": {"endpoints": []},
+            "plan": None,
+            "decision": None,
+            "attempts": [],
+        }
         tab.route("**/admin/models/*", lambda route: route.fulfill(json=view))
         page.go()
         rows = tab.locator(".model")
