@@ -54,7 +54,7 @@ def call(
         try:
             answer: Answer = response.json()
         except ValueError:
-            raise _foreign(client, response.status_code) from None
+            raise _foreign_program_error(client, response.status_code) from None
         return answer
 
 
@@ -218,7 +218,7 @@ def _unreachable(client: httpx.Client, error: Exception) -> NotReady:
 def _error_of(client: httpx.Client, response: httpx.Response) -> FitserveError:
     """The error of an answer that was read."""
     if _SOURCE not in response.headers:
-        return _foreign(client, response.status_code)
+        return _foreign_program_error(client, response.status_code)
     return _reported_error(response.status_code, response.content)
 
 
@@ -226,7 +226,7 @@ def _error_of(client: httpx.Client, response: httpx.Response) -> FitserveError:
 _SOURCE = "x-gateway-source"
 
 
-def _foreign(client: httpx.Client, status: int) -> NotReady:
+def _foreign_program_error(client: httpx.Client, status: int) -> NotReady:
     return NotReady(
         f"What answers at {client.base_url} is no fitserve (status {status}): another program has"
         " this port, or a proxy stands before the gateway.",

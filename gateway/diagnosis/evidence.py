@@ -48,8 +48,8 @@ _REQUEST_FAULTS = _PROGRAM_FAULTS | {
     "TemplateAssertionError",
     "TemplateSyntaxError",
 }
-# A parser reads what the model wrote, so an answer that it cannot read is no fault of a client.
-# What a client sends back of it passes the same code each time.
+# A parser reads what the model wrote, so an answer that it cannot read is no fault of a client. A
+# client may send it back, and each time it passes the same code.
 _PARSER = re.compile(
     r"tool_pars|reasoning_pars|/reasoning/|_tool_parser|function_call|chat_utils\.py:"
 )

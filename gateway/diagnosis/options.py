@@ -146,11 +146,11 @@ _SETS = re.compile(
 )
 _OWN_PREFIXES = ("VLLM_", "SGLANG_", "SGL_")
 # Secrets, and variables that change only what is told.
-_TELLS_NOTHING = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|LOGG|_LOG\b|TRACE|DEBUG|VERBOSE")
+_SILENT_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|LOGG|_LOG\b|TRACE|DEBUG|VERBOSE")
 # Words of a variable's name that are no part of the engine.
-_SWITCHING = frozenset({"VLLM", "SGLANG", "SGL", "USE", "ENABLE", "DISABLE", "SKIP", "FORCE"})
+_SWITCH_WORDS = frozenset({"VLLM", "SGLANG", "SGL", "USE", "ENABLE", "DISABLE", "SKIP", "FORCE"})
 # A shorter word may stand in any text.
-_TELLING = 7
+_MIN_WORD_LETTERS = 7
 _SIZES = frozenset({"size", "gb"})
 
 
@@ -241,8 +241,8 @@ class StartOptions:
         value; empty without one."""
         letters = re.sub(r"[^a-z0-9]", "", text.lower())
         for name, value in self._variables.items():
-            words = [word.lower() for word in name.split("_") if word not in _SWITCHING]
-            if any(len(word) >= _TELLING and word in letters for word in words):
+            words = [word.lower() for word in name.split("_") if word not in _SWITCH_WORDS]
+            if any(len(word) >= _MIN_WORD_LETTERS and word in letters for word in words):
                 return name, value
         return "", ""
 
@@ -305,7 +305,7 @@ class StartOptions:
         return any(map(self.is_on, named))
 
     def _set_variable(self, name: str, value: str) -> None:
-        if not _TELLS_NOTHING.search(name):
+        if not _SILENT_VARIABLE.search(name):
             self._variables.setdefault(name, value)
 
     def _add(self, pair: re.Pattern[str], text: str) -> None:

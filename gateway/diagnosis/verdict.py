@@ -302,7 +302,7 @@ class LogVerdict:
         return Case(row.kind, item.phase, engine, values, self._evidence.options, advice, failing)
 
     def _option_values(self, shape: Shape, failing: str) -> dict[str, Scalar]:
-        """What the options of the start have to do with a failure."""
+        """The facts of the start's options that belong to a failure."""
         options = self._evidence.options
         values: dict[str, Scalar] = {
             "named": options.options_in(shape.message),

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gateway.domain.decision import Decision
     from gateway.domain.plan import Plan
 
-_MOST_PLANS, _MOST_REFUSED = 12, 8
+_MAX_PLANS, _MAX_REFUSALS = 12, 8
 
 
 def decision_html(decision: Decision) -> str:
@@ -28,7 +28,7 @@ def decision_html(decision: Decision) -> str:
     if decision.rejected:
         rows = [
             (str(row.engine), f"TP={row.tensor_parallel}", row.verdict, row.reasons[0])
-            for row in decision.rejected[:_MOST_REFUSED]
+            for row in decision.rejected[:_MAX_REFUSALS]
         ]
         table = _table(("engine", "GPUs", "refused by", "reason"), rows)
         parts.append(
@@ -49,7 +49,7 @@ def _plans_table(plans: Sequence[Plan]) -> str:
             f"{plan.speed.stream.value:,g}" if plan.speed else "unknown",
             f"{plan.speed.total.value:,g}" if plan.speed else "unknown",
         )
-        for plan in plans[:_MOST_PLANS]
+        for plan in plans[:_MAX_PLANS]
     ]
     return _table(head, rows)
 

@@ -69,8 +69,9 @@ def gains(plan: Plan, base: Plan) -> str:
     if plan.speed is not None and base.speed is not None:
         speed, base_speed = plan.speed, base.speed
         parts.append(f"{_gain(speed.stream.value, base_speed.stream.value)} alone")
-        at_once = f"with {speed.concurrency:,} at once"
-        parts.append(f"{_gain(speed.total.value, base_speed.total.value)} {at_once}")
+        if speed.concurrency > 1:
+            at_once = f"with {speed.concurrency:,} at once"
+            parts.append(f"{_gain(speed.total.value, base_speed.total.value)} {at_once}")
     context, base_context = plan.max_model_len.value, base.max_model_len.value
     if context != base_context:
         parts.append(f"{context:,} tokens of context instead of {base_context:,}")

@@ -85,7 +85,7 @@ _ENDS = (
     "Model",
 )
 # Variables that a method or a condition of the rules follows by name.
-_FOLLOWED = frozenset(
+_FOLLOWED_VARIABLES = frozenset(
     {
         GRAPHS_VARIABLE,
         RUNNER_VARIABLE,
@@ -156,7 +156,7 @@ class VllmRules(VllmKind):
         effects = [
             effect for rules in (self.linear, self.moe) if rules for effect in rules.variables
         ]
-        return without_rule(names, names_of(effects) | _FOLLOWED)
+        return without_rule(names, names_of(effects) | _FOLLOWED_VARIABLES)
 
     # --- attention ---
 

@@ -52,7 +52,7 @@ _RETURN_S = 60.0
 # Logs of ended engines are asked for soon, or never.
 _MAX_PLACES = 10_000
 # A start follows its port within this time, or never.
-_PLANNED_S = 1800.0
+_RESERVATION_S = 1800.0
 
 
 class _Reserved(NamedTuple):
@@ -192,7 +192,7 @@ class ClusterHost:
         """A port of the machine with the fewest engines, which then gets the engine."""
         # Models that are added together are spread too.
         async with self._allocating:
-            oldest = asyncio.get_running_loop().time() - _PLANNED_S
+            oldest = asyncio.get_running_loop().time() - _RESERVATION_S
             self._ports = {
                 port: reserved for port, reserved in self._ports.items() if reserved.at > oldest
             }

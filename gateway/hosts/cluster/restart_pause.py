@@ -9,7 +9,7 @@ MAX_PAUSE_S = 5.0
 
 
 class RestartPause:
-    """A rest that doubles with each start in a row that failed, up to LONGEST_S."""
+    """A rest that doubles with each start in a row that failed, up to MAX_PAUSE_S."""
 
     def __init__(self) -> None:
         self._next_s = _FIRST_PAUSE_S

@@ -34,9 +34,9 @@ _QUERIES: dict[Use, tuple[dict[str, Any], ...]] = {
 }
 # Models that people try now, and models in use.
 _ORDERS = ("trendingScore", "downloads")
-_QUANTIZED = "base_model:quantized:"
+_QUANTIZED_TAG = "base_model:quantized:"
 # Folders below a given one that are looked into, and folders in all.
-_DEPTH, _MOST_FOLDERS = 3, 2000
+_DEPTH, _MAX_FOLDERS = 3, 2000
 
 
 class FoundModel(NamedTuple):
@@ -73,7 +73,7 @@ def search_hub(hub: Hub, words: str, use: Use | None, limit: int) -> list[FoundM
         for order in orders
         for query in queries
     ]
-    return _in_turns(lists)[:limit]
+    return _interleave(lists)[:limit]
 
 
 def quantized_variants(hub: Hub, name: str, limit: int) -> list[FoundModel]:
@@ -113,11 +113,13 @@ def _models(rows: Sequence[Mapping[str, Any]]) -> list[FoundModel]:
 
 
 def _base(tags: Sequence[Any]) -> str:
-    bases = [str(tag).removeprefix(_QUANTIZED) for tag in tags if str(tag).startswith(_QUANTIZED)]
+    bases = [
+        str(tag).removeprefix(_QUANTIZED_TAG) for tag in tags if str(tag).startswith(_QUANTIZED_TAG)
+    ]
     return bases[0] if bases and REPOSITORY.fullmatch(bases[0]) else ""
 
 
-def _in_turns(lists: Sequence[Sequence[FoundModel]]) -> list[FoundModel]:
+def _interleave(lists: Sequence[Sequence[FoundModel]]) -> list[FoundModel]:
     """The firsts of all lists, then the seconds, each model once."""
     longest = max(map(len, lists), default=0)
     turns = (models[place] for place in range(longest) for models in lists if place < len(models))
@@ -128,7 +130,7 @@ def _model_folders(start: Path) -> Iterator[Path]:
     """Folders with a config.json, at most three levels below `start`, in the order of names."""
     for number, (place, names, files) in enumerate(os.walk(start)):
         depth = len(Path(place).relative_to(start).parts)
-        names[:] = sorted(names) if depth < _DEPTH and number < _MOST_FOLDERS else []
+        names[:] = sorted(names) if depth < _DEPTH and number < _MAX_FOLDERS else []
         if "config.json" in files:
             names[:] = []
             yield Path(place)

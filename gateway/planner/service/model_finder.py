@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["USES", "ModelFinder", "ModelSearch", "find_models"]
 
 # Seconds for all reads, reads at once, and quantized variants of a model that are read.
-_LIMIT_S, _AT_ONCE, _MOST_VARIANTS = 60.0, 8, 3
+_LIMIT_S, _CONCURRENT_READS, _MAX_VARIANTS = 60.0, 8, 3
 # Slower answers than people read are no suggestion (tokens/s alone).
 _READING_SPEED = 10.0
 
@@ -125,14 +125,16 @@ class ModelFinder:
         """Quantized variants of repositories; a Hub that does not answer has none."""
 
         def list_variants(model: FoundModel) -> list[FoundModel]:
-            return quantized_variants(self._planner.hub, model.name, _MOST_VARIANTS)
+            return quantized_variants(self._planner.hub, model.name, _MAX_VARIANTS)
 
-        answers = self._in_threads(list_variants, [model for model in bases if model.is_remote])
+        answers = self._call_in_threads(
+            list_variants, [model for model in bases if model.is_remote]
+        )
         return [variant for answer in answers if isinstance(answer, list) for variant in answer]
 
     def _read(self, models: Sequence[FoundModel]) -> dict[str, ModelSpec | FitserveError]:
         """The specs by name, or why there is none."""
-        answers = self._in_threads(lambda model: self._planner.spec(_wish(model)), models)
+        answers = self._call_in_threads(lambda model: self._planner.spec(_wish(model)), models)
         return {
             model.name: answer
             if isinstance(answer, ModelSpec | FitserveError)
@@ -140,7 +142,7 @@ class ModelFinder:
             for model, answer in zip(models, answers, strict=True)
         }
 
-    def _in_threads(
+    def _call_in_threads(
         self, call: Callable[[FoundModel], Any], models: Iterable[FoundModel]
     ) -> list[Any]:
         """The answers in order: a value, a FitserveError, or None where there was no time."""
@@ -151,7 +153,7 @@ class ModelFinder:
             except FitserveError as error:
                 return error
 
-        readers = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="found-model")
+        readers = ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="found-model")
         try:
             futures = [readers.submit(answer, model) for model in models]
             wait(futures, timeout=max(0.0, self._end_s - time.monotonic()))

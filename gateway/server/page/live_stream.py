@@ -1,7 +1,7 @@
 """GET /admin/live: the state of the page as server-sent events, computed once for all open pages.
 
-The first event has all parts, each later event the changed parts. A slow page misses events, but
-gets the newest state. `at` is the time of this machine.
+The first event has all parts, later ones the changed parts. A slow page misses events, but gets
+the newest state. `at` is this machine's time.
 
     gateway   version, host, problems
     machine   GPUs with their engines, and the machines of its cluster

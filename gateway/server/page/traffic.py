@@ -11,7 +11,7 @@ from typing import TypedDict
 from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
 
 # A longer time between two counts is no measurement: the machine slept, or the gateway was stopped.
-LONGEST_S = 30.0
+MAX_GAP_S = 30.0
 # Most points kept: ten minutes at one point every five seconds.
 MAX_POINTS = 120
 
@@ -57,7 +57,7 @@ class TrafficHistory:
         """The next point; None: there is no earlier count to compare with, or none for long."""
         counts, former_counts, seconds = _count_samples(samples), self._before, time - self._at
         self._before, self._at = counts, time
-        if former_counts is None or not 0 < seconds <= LONGEST_S:
+        if former_counts is None or not 0 < seconds <= MAX_GAP_S:
             return None
         flows = {
             name: flow(count, former_counts.get(name) or _Count(), seconds)

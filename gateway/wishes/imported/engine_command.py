@@ -24,9 +24,11 @@ _STARTS = (
     ("sglang", ("sglang", "serve")),
 )
 # Short forms of vLLM's parser (vllm/engine/arg_utils.py of 0.33.0).
-_SHORT = {"-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-q": "quantization"} | {
-    "-dp": "data-parallel-size"
-}
+_SHORT_FORMS = {
+    "-tp": "tensor-parallel-size",
+    "-pp": "pipeline-parallel-size",
+    "-q": "quantization",
+} | {"-dp": "data-parallel-size"}
 _LISTS = ("served-model-name", "lora-modules", "lora-paths")
 # Letters of vLLM's human_readable_int (vllm/engine/arg_utils.py of 0.33.0).
 _LETTERS = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
@@ -112,8 +114,8 @@ class FlagReader:
         rest = list(words)
         while rest:
             word = rest.pop(0)
-            if word in _SHORT:
-                flags.append((_SHORT[word], [rest.pop(0)] if rest else []))
+            if word in _SHORT_FORMS:
+                flags.append((_SHORT_FORMS[word], [rest.pop(0)] if rest else []))
                 continue
             if not word.startswith("--"):
                 positional.append(word)
@@ -145,7 +147,7 @@ class FlagReader:
             case "tensor-parallel-size" | "tp" | "tp-size":
                 self._number("tensor_parallel", value)
             case "data-parallel-size" | "dp" | "dp-size" if value != "1":
-                key = "data_parallel" if self._engine.kind == "vllm" else "replicas"
+                key = "data_parallel" if "data-parallel-size" in self._engine.flags else "replicas"
                 self._number(key, value)
             case "max-model-len" | "context-length":
                 self._context(value)

@@ -26,7 +26,7 @@ _GGUF = re.compile(r"[-_.](?:i?q\d\w*|f16|bf16|gguf)\b.*$", re.IGNORECASE)
 _MACRO = re.compile(r"\$\{(\w+)\}")
 _ENV_OPTIONS = ("-e", "--env")
 # Keys of llama-swap for work that the gateway does itself.
-_SWAP_OWN = {
+_SWAP_KEYS_OF_GATEWAY = {
     "proxy": "the gateway chooses the port of an engine",
     "checkEndpoint": "the gateway checks that an engine answers",
     "useModelName": "clients may use `aliases`",
@@ -99,7 +99,7 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> Imported
         if key == "groups":
             notices.append(Notice(document.place((key,)).line, f"groups: {_GROUPS}."))
         elif key not in ("models", "macros"):
-            why = _SWAP_OWN.get(str(key), "it has no equal here; leave it out")
+            why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
             notices.append(Notice(document.place((str(key),)).line, f"{key}: {why}."))
     macros = _texts(data.get("macros"))
     for name, entry in data["models"].items():
@@ -114,7 +114,7 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> Imported
             elif key == "aliases" and isinstance(value, list):
                 fields["aliases"] = [*fields.get("aliases", ()), *map(str, value)]
             elif key not in ("cmd", "env", "macros", "name", "description"):
-                why = _SWAP_OWN.get(str(key), "it has no equal here; leave it out")
+                why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
                 problems.append(f"{key}: {why}.")
         notices += [Notice(line, f"{name}: {problem}") for problem in problems]
         _keep(models, str(name), fields, notices, line)

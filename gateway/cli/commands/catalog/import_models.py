@@ -14,7 +14,7 @@ from gateway.domain.units import plural
 from gateway.errors import BadRequest
 from gateway.visible import visible_line
 
-_LONGEST = 1024 * 1024
+_MAX_FILE_BYTES = 1024 * 1024
 
 
 def import_models(
@@ -51,7 +51,7 @@ def _read_models(file: Path) -> Any:
     from gateway.wishes.imported.readers import EngineKnowledge, read_file
 
     try:
-        text = read_bytes(file, _LONGEST + 1).decode("utf-8-sig")
+        text = read_bytes(file, _MAX_FILE_BYTES + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is no text in UTF-8"
         raise BadRequest(f"{file} cannot be read: {why}.", hint="Correct the path.") from None
@@ -59,7 +59,7 @@ def _read_models(file: Path) -> Any:
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
     name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name
     imported = read_file(text, name, EngineKnowledge(engines, closing_reason))
-    if imported is None or len(text) > _LONGEST:
+    if imported is None or len(text) > _MAX_FILE_BYTES:
         raise BadRequest(
             f"{file} is no config of llama-swap, no Modelfile and no compose file.",
             hint="llama-swap's has `models` with `cmd`, a compose file `services`, a Modelfile"

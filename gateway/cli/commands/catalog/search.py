@@ -27,7 +27,7 @@ Folders = Annotated[
     list[Path] | None,
     typer.Option("--folder", help="Folder with models on this machine; repeatable."),
 ]
-_MOST_REFUSED = 5
+_MAX_REFUSED_MODELS = 5
 
 
 def search(
@@ -110,10 +110,10 @@ def _show_table(fitting: list[Any], refused: list[Any]) -> None:
     )
     if refused:
         say(f"\nThese do not fit ({len(refused)})")
-    for model in refused[:_MOST_REFUSED]:
+    for model in refused[:_MAX_REFUSED_MODELS]:
         print_paragraph(f"{model.name}: {model.why}", indent=4, first="  ")
-    if len(refused) > _MOST_REFUSED:
-        say(f"  {len(refused) - _MOST_REFUSED} more; --json has all")
+    if len(refused) > _MAX_REFUSED_MODELS:
+        say(f"  {len(refused) - _MAX_REFUSED_MODELS} more; --json has all")
     if fitting:
         say("")
         print_paragraph(

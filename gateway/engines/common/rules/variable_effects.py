@@ -24,7 +24,7 @@ _LEAVES_KERNELS = re.compile(
     r"WARMUP|SAMPLER|ALLREDUCE|AUTOTUNE|A2A|ATOMIC|STREAM|SIMULATION|THRESHOLD|HAS_|DEEPEP|SKIP"
     r"|E8M0|TMA_|FORCE_FIRST|GROUPED_TOPK|F16_ACCUM|CHUNK|FUSION"
 )
-_ON, _OFF = ("1", "true"), ("0", "false", "")
+_TRUE_WORDS, _FALSE_WORDS = ("1", "true"), ("0", "false", "")
 
 
 class VariableEffect(Value):
@@ -84,8 +84,8 @@ def allowed_kernels(
 
 def rule_variables(env: Mapping[str, str]) -> frozenset[str]:
     """The variables as rules name them: NAME=VALUE, and NAME alone for a switch that is on."""
-    on = {name for name, value in env.items() if value.lower() in _ON}
-    off = {name for name, value in env.items() if value.lower() in _OFF}
+    on = {name for name, value in env.items() if value.lower() in _TRUE_WORDS}
+    off = {name for name, value in env.items() if value.lower() in _FALSE_WORDS}
     texts = {f"{name}={value}" for name, value in env.items() if name not in on | off}
     return frozenset({*on, *(f"{name}=1" for name in on), *(f"{name}=0" for name in off), *texts})
 

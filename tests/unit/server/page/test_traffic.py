@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.proxy.metrics.counters import FIRST_BYTES, Sample
-from gateway.server.page.traffic import LONGEST_S, MAX_POINTS, TrafficHistory, percentile
+from gateway.server.page.traffic import MAX_GAP_S, MAX_POINTS, TrafficHistory, percentile
 
 
 def make_samples(requests: float, tokens: float, fast: float = 0, slow: float = 0) -> list[Sample]:
@@ -47,7 +47,7 @@ def test_counts_that_were_lost_are_no_rate_below_nothing() -> None:
 def test_a_time_without_counts_is_in_no_point() -> None:
     traffic = TrafficHistory()
     traffic.add(make_samples(1, 1), 1.0)
-    assert traffic.add(make_samples(100, 100), 1.5 + LONGEST_S) is None
+    assert traffic.add(make_samples(100, 100), 1.5 + MAX_GAP_S) is None
     assert traffic.add(make_samples(100, 100), 0.5) is None, "the clock was set back"
     for second in range(2 * MAX_POINTS):
         traffic.add(make_samples(100, 100), 501.0 + second)
