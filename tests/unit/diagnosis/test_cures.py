@@ -260,6 +260,20 @@ ALIVE = 'INFO:     10.0.0.1:5 - "POST /v1/chat/completions HTTP/1.1" 200 OK'
 
 
 @pytest.mark.parametrize(
+    "error",
+    [
+        'RuntimeError: Assertion error (/src/jit/kernel_runtime.hpp:107): "Corrupted JIT cache"',
+        "OSError: /root/.cache/flashinfer/0.6.14/90a/cached_ops/norm/norm.so: file too short",
+        "ImportError: /root/.cache/torch_extensions/py312/frob/frob.so: invalid ELF header",
+    ],
+)
+def test_a_damaged_cache_of_kernels_is_emptied_first(error: str) -> None:
+    frame = '  File "/opt/venv/lib/python3.12/site-packages/vllm/utils/deep_gemm.py", line 4, in f'
+    failure = read("Traceback (most recent call last):", frame, error, engine="vllm")
+    assert failure.steps[0].startswith("Empty the cache of compiled kernels")
+
+
+@pytest.mark.parametrize(
     ("error", "times", "kind"),
     [
         ("AttributeError: 'NoneType' object has no attribute 'group'", 3, "engine_bug"),
