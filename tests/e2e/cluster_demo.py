@@ -169,7 +169,7 @@ def demo(engines: Path, folder: Path) -> Iterator[ClusterDemo]:
             with nodes.network():
                 yield ClusterDemo(nodes, gateway, model)
         finally:
-            gateway.stop()
+            gateway.close()
             end_engines(nodes)
 
 

@@ -55,6 +55,10 @@ class ClusterGateway:
             self._process.wait(hang_s())
             self._process = None
 
+    def close(self) -> None:
+        self.stop()
+        self.client.close()
+
     def read(self, path: str) -> Any:
         """The answer of the admin API; None: it does not answer, or refuses."""
         with contextlib.suppress(httpx.HTTPError):
