@@ -130,7 +130,7 @@ def test_the_disk_is_told_and_weights_go_with_the_last_model_that_needs_them(
     assert "m, other" in shown.stdout, shown.stderr
 
     first = gateway.cli("rm", "m", "--weights")
-    assert first.stdout.strip() == "m: removed, 0.0 MiB freed; org/name stays: other needs it", (
+    assert first.stdout.strip() == "m: removed, 0 bytes freed; org/name stays: other needs it", (
         first.stderr
     )
     gateway.until("other", "ready")

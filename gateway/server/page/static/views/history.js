@@ -12,7 +12,7 @@ export function history() {
   const stop = new AbortController();
   const list = h("div", { class: "stack" });
   const empty = h("p", { class: "empty", hidden: true });
-  const older = h("p", { class: "muted small", hidden: true }, `These are the newest ${plural(MOST, "event")}. Older ones: fitserve events.`);
+  const older = h("p", { class: "muted small", hidden: true }, `These are the newest ${plural(MAX_ROWS, "event")}. Older ones: fitserve events.`);
   const model = h("select", { id: "history-model", change: () => show() });
   const day = h("select", { id: "history-day", change: () => show() });
   /** Newest first. */
@@ -21,7 +21,7 @@ export function history() {
 
   async function read() {
     await attempt(async () => {
-      const { data, newest: last, oldest } = await call("GET", `/admin/events?follow=false&last=${MOST}`, undefined, { signal: stop.signal });
+      const { data, newest: last, oldest } = await call("GET", `/admin/events?follow=false&last=${MAX_ROWS}`, undefined, { signal: stop.signal });
       newest = last;
       found = [...data].reverse();
       attribute(older, "hidden", !data.length || data[0].id <= oldest);
