@@ -172,7 +172,7 @@ async def test_two_ranks_on_two_hosts_answer_one_request(
                 json={"model": "m", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0},
                 headers={"authorization": f"Bearer {started.key.reveal()}"},
             )
-        assert response.status_code == 200, response.text
+        assert response.status_code == 200, f"{response.text}\n{logs(tmp_path)}"
         assert response.json()["usage"]["completion_tokens"] == 12
         text = response.json()["choices"][0]["text"]
         assert text.strip() in SENTENCE * 3
