@@ -3,8 +3,9 @@
     python kernel_compiler.py MODULE DEVICE REPLIES
 
 MODULE: the module of the functions. DEVICE: the number of the GPU. REPLIES: a file descriptor that
-gets one byte for each line of standard input. A line is a call, as kernel_warmups.py writes it.
-Its tensors exist for this call alone, and their values do not matter.
+gets one byte for each line of standard input: `.` for a call that was made, `!` for one that
+failed. A line is a call, as kernel_warmups.py writes it. Its tensors exist for this call alone, and
+their values do not matter.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import importlib
 import json
 import os
 import sys
-import traceback
 from typing import Any
 
 
@@ -25,14 +25,22 @@ def main(module_name: str, device: int, replies: int) -> None:
     for line in sys.stdin:
         call = json.loads(line)
         try:
-            arguments = [tensors(value, torch) for value in call["arguments"]]
-            options = {name: tensors(value, torch) for name, value in call["options"].items()}
-            getattr(module, call["function"])(*arguments, **options)
-            torch.cuda.synchronize()
+            make(call, module, torch)
+            reply = b"."
         except Exception:
             # The engine makes the same call later, and its own log tells the error.
-            traceback.print_exc()
-        os.write(replies, b".")
+            reply = b"!"
+        # A kept block would take memory that other processes count on.
+        torch.cuda.empty_cache()
+        os.write(replies, reply)
+
+
+def make(call: Any, module: Any, torch: Any) -> None:
+    """Make a call, and wait until the GPU is done with it."""
+    arguments = [tensors(value, torch) for value in call["arguments"]]
+    options = {name: tensors(value, torch) for name, value in call["options"].items()}
+    getattr(module, call["function"])(*arguments, **options)
+    torch.cuda.synchronize()
 
 
 def tensors(value: Any, torch: Any) -> Any:

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import selectors
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from typing import Any
 from .replacement import replace_function
 
 COMPILER = Path(__file__).with_name("kernel_compiler.py")
+DONE = b"."
+"""The reply of COMPILER to a call that it made. Another byte: the call failed."""
 FUNCTIONS = "vllm.utils.deep_gemm"
 """The module of the recorded functions."""
 RECORDED_FUNCTIONS = ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous")
@@ -34,6 +37,9 @@ CAPABILITY = 9
 """Major compute capability with kernels that depend on the arguments of a call alone."""
 CONTEXT_BYTES = 1024**3
 """GPU memory of a process before its first tensor, rounded up."""
+HOST_BYTES = 2 * 1024**3
+"""Memory of the machine that a process takes with PyTorch, the engine and a compiler."""
+MEMINFO = Path("/proc/meminfo")
 LIMIT_S = 300.0
 
 
@@ -47,48 +53,84 @@ def with_compiled_kernels(warmup: Callable[..., Any], module: Any) -> Callable[.
     """The warm-up, after its kernels are compiled."""
 
     def run(*arguments: Any, **options: Any) -> Any:
+        mark = None
         try:
-            compile_kernels(lambda: warmup(*arguments, **options), module)
+            mark = compile_kernels(lambda: warmup(*arguments, **options), module)
         except Exception:
             traceback.print_exc()
-        return warmup(*arguments, **options)
+        answer = warmup(*arguments, **options)
+        if mark is not None:
+            # The warm-up has compiled whatever the processes did not.
+            with suppress(OSError):
+                mark.touch()
+        return answer
 
     return run
 
 
-def compile_kernels(warm_up: Callable[[], Any], module: Any) -> None:
+def compile_kernels(warm_up: Callable[[], Any], module: Any) -> Path | None:
     """Compile what the calls of `warm_up` need, once for each list of calls and each cache.
 
-    Several ranks of an engine share a cache. The first compiles, and the others wait for it.
+    Several ranks of an engine share a cache. The first compiles, and the others wait for it. Where
+    it fails, the others try nothing again. Returns the mark of a cache that has all kernels; None:
+    this GPU or warm-up is none for other processes.
     """
     import torch
 
     major, minor = torch.cuda.get_device_capability()
+    if major != CAPABILITY:
+        return None
     calls = recorded_calls(warm_up, module)
     folder = Path(os.environ.get(CACHE, ""))
-    if major != CAPABILITY or not calls or not folder.is_absolute():
-        return
+    if not calls or not folder.is_absolute():
+        return None
     folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps(call) for call in calls]
     identity = json.dumps([torch.__version__, major, minor, *lines])
     mark = folder / f"compiled-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    with (folder / "compiling").open("w") as lock:
+    # All ranks of an engine have its session.
+    attempt = f"{mark.name} {os.getsid(0)}"
+    with (folder / "compiling").open("a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if mark.exists():
-            return
-        free, _ = torch.cuda.mem_get_info()
-        process_bytes = CONTEXT_BYTES + max(tensor_bytes(call) for call in calls)
-        count = min(len(os.sched_getaffinity(0)), free // process_bytes - 1, len(calls))
-        if count < 2:
-            return
-        began = time.monotonic()
-        command = [sys.executable, str(COMPILER), FUNCTIONS, str(torch.cuda.current_device())]
-        if make_calls(command, [lines[index] for index in spread_order(len(lines))], count):
-            mark.touch()
-        seconds = time.monotonic() - began
-        print(  # noqa: T201
-            f"{count} processes compiled the kernels of {len(lines)} calls in {seconds:.1f} s."
-        )
+        lock.seek(0)
+        if not mark.exists() and lock.read() != attempt:
+            lock.truncate(0)
+            lock.write(attempt)
+            lock.flush()
+            if compile_lines(lines, max(map(tensor_bytes, calls))):
+                mark.touch()
+    return mark
+
+
+def compile_lines(lines: Sequence[str], call_bytes: int) -> bool:
+    """Let processes make the calls of all lines. Whether they did.
+
+    call_bytes: GPU memory that the tensors of a call take at most.
+    """
+    import torch
+
+    free, _ = torch.cuda.mem_get_info()
+    count = min(
+        len(os.sched_getaffinity(0)),
+        free // (CONTEXT_BYTES + call_bytes) - 1,
+        available_bytes() // HOST_BYTES - 1,
+        len(lines),
+    )
+    if count < 2:
+        return False
+    began = time.monotonic()
+    command = [sys.executable, str(COMPILER), FUNCTIONS, str(torch.cuda.current_device())]
+    are_made = make_calls(command, [lines[index] for index in spread_order(len(lines))], count)
+    deed = "compiled the kernels" if are_made else "could not compile all kernels"
+    seconds = time.monotonic() - began
+    print(f"{count} processes {deed} of {len(lines)} calls in {seconds:.1f} s.")  # noqa: T201
+    return are_made
+
+
+def available_bytes() -> int:
+    """Memory that programs of this machine can still take; 0: Linux does not tell."""
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
+    return int(match[1]) * 1024 if match is not None else 0
 
 
 def recorded_calls(warm_up: Callable[[], Any], module: Any) -> list[dict[str, Any]]:
@@ -165,10 +207,12 @@ def spread_order(count: int) -> list[int]:
 def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool:
     """Give the lines to `count` processes, each the next one as it replies. Whether all are done.
 
-    command: of a process, without the descriptor for its replies.
+    A process whose call fails gets no other: its CUDA may be broken, and since it fails at once it
+    would take the calls of all. command: of a process, without the descriptor for its replies.
     """
     end = time.monotonic() + LIMIT_S
     waiting = iter(lines)
+    reply_count = 0
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         for _ in range(count):
             process, replies = begin_compiler(command)
@@ -180,11 +224,11 @@ def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool
             if not events:
                 return False
             for key, _ in events:
-                if not os.read(key.fd, 1):
-                    return False
-                if not send_line(key.data, waiting):
+                reply = os.read(key.fd, 1)
+                reply_count += len(reply)
+                if reply != DONE or not send_line(key.data, waiting):
                     selector.unregister(key.fd)
-    return True
+    return reply_count == len(lines)
 
 
 def begin_compiler(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int]:

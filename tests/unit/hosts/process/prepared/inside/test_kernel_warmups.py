@@ -17,6 +17,8 @@ from gateway.hosts.process.prepared.inside import kernel_warmups
 
 TORCH = """
 class Cuda:
+    blocks = 0
+    def empty_cache(self): self.blocks = 0
     def set_device(self, number): pass
     def synchronize(self): pass
     def get_device_capability(self): return (9, 0)
@@ -28,15 +30,21 @@ class Tensor:
     def untyped_storage(self): pass
     def stride(self): return self.strides
     def zero_(self): return self
-def empty_strided(shape, strides, dtype, device): return Tensor(shape, strides, dtype)
+def empty_strided(shape, strides, dtype, device):
+    cuda.blocks += 1
+    return Tensor(shape, strides, dtype)
 cuda, int32, float8_e4m3fn = Cuda(), "torch.int32", "torch.float8_e4m3fn"
 __version__ = "2.11.0"
 """
-# It keeps a "kernel" for each shape, as a file, as DeepGEMM does for each configuration.
+# It keeps a "kernel" for each shape, as a file, as DeepGEMM does for each configuration. Another
+# process has memory for the two tensors of one call.
 FUNCTIONS = """
-import os, pathlib
+import os, pathlib, sys
+import torch
 def fp8_gemm_nt(pair, out, **options):
     values, scales = pair
+    if sys.argv[0].endswith("kernel_compiler.py") and torch.cuda.blocks > 2:
+        raise RuntimeError("CUDA out of memory")
     name = "x".join(map(str, values.shape))
     path = pathlib.Path(os.environ["DG_JIT_CACHE_DIR"], name)
     with path.open("a") as file:
@@ -55,6 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(modules))
     monkeypatch.setenv(kernel_warmups.CACHE, str(tmp_path / "kernels"))
     monkeypatch.setattr(kernel_warmups, "FUNCTIONS", "gemm_functions")
+    monkeypatch.setattr(kernel_warmups, "available_bytes", lambda: 64 * 1024**3)
     for name in ("torch", "gemm_functions"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path / "kernels"
@@ -129,6 +138,79 @@ def test_without_free_memory_the_warmup_runs_as_ever(
     assert pids(folder, 3) == [[os.getpid()]] * 3
 
 
+def test_memory_of_the_machine_bounds_the_processes(
+    folder: Path, module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernel_warmups, "available_bytes", lambda: 5 * 1024**3)
+    kernel_warmups.compile_side_by_side(["engine.warmup:warm_up"])
+    assert module.warm_up(3) == 3
+    assert pids(folder, 3) == [[os.getpid()]] * 3
+
+
+def test_available_memory_is_that_of_linux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_warmups, "MEMINFO", tmp_path / "meminfo")
+    kernel_warmups.MEMINFO.write_text("MemFree:  10 kB\nMemAvailable:   2048 kB\nCached: 5 kB\n")
+    assert kernel_warmups.available_bytes() == 2 * 1024**2
+    kernel_warmups.MEMINFO.write_text("MemFree:  10 kB\n")
+    assert kernel_warmups.available_bytes() == 0
+
+
+def test_a_gpu_of_another_kind_runs_its_warmup_once(
+    folder: Path, module: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    runs: list[int] = []
+    vars(module)["warm_up"] = runs.append
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (10, 0))
+    kernel_warmups.compile_side_by_side(["engine.warmup:warm_up"])
+    module.warm_up(7)
+    assert runs == [7]
+
+
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of processes of each try, of which none compiles everything."""
+    counts: list[int] = []
+
+    def fail(command: Any, lines: Any, count: int) -> bool:
+        del command, lines
+        counts.append(count)
+        return False
+
+    monkeypatch.setattr(kernel_warmups, "make_calls", fail)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    return counts
+
+
+def test_a_rank_does_not_try_again_what_another_could_not(
+    folder: Path,
+    module: types.ModuleType,
+    failures: list[int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for _ in range(3):
+        kernel_warmups.compile_kernels(lambda: module.warm_up(4), module)
+    assert failures == [2]
+    assert "2 processes could not compile all kernels of 4 calls" in capsys.readouterr().out
+    # The next engine has another session.
+    monkeypatch.setattr(os, "getsid", lambda pid: 1)
+    kernel_warmups.compile_kernels(lambda: module.warm_up(4), module)
+    assert failures == [2, 2]
+
+
+def test_a_start_after_a_whole_warmup_asks_no_other_process(
+    module: types.ModuleType, failures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel_warmups.compile_side_by_side(["engine.warmup:warm_up"])
+    module.warm_up(4)
+    module.DONE.clear()
+    monkeypatch.setattr(os, "getsid", lambda pid: 1)
+    module.warm_up(4)
+    assert failures == [2]
+
+
 def test_a_call_that_cannot_be_recorded_leaves_the_warmup_alone(
     folder: Path, module: types.ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +267,35 @@ def test_a_process_that_ends_early_is_noticed(program: str, is_done: bool) -> No
     lines = [json.dumps({"call": number}) for number in range(7)]
     command = [sys.executable, "-c", program]
     assert kernel_warmups.make_calls(command, lines, 3) is is_done
+
+
+# The first process is broken, and notes its calls as the other one does.
+FAILING_PROGRAM = """
+import os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+try:
+    (folder / "broken").mkdir()
+    reply = b"!"
+except FileExistsError:
+    reply = b"."
+for line in sys.stdin:
+    with (folder / f"{os.getpid()}.calls").open("a") as file:
+        file.write(line)
+    os.write(int(sys.argv[2]), reply)
+"""
+
+
+def test_a_process_whose_call_fails_gets_no_other(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FAILING_PROGRAM, str(tmp_path)]
+    assert kernel_warmups.make_calls(command, ["{}"] * 40, 2)
+    counts = [len(path.read_text().splitlines()) for path in tmp_path.glob("*.calls")]
+    assert sorted(counts) == [1, 39]
+
+
+def test_calls_without_a_sound_process_are_not_done(tmp_path: Path) -> None:
+    program = FAILING_PROGRAM.replace('b"."', 'b"!"')
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    assert not kernel_warmups.make_calls(command, ["{}"] * 40, 2)
 
 
 def test_a_process_without_a_reply_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
