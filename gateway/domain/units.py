@@ -26,7 +26,7 @@ def gib(count: int | None) -> str:
 
 
 def duration(value: object) -> float:
-    """Seconds, or FOR_EVER. Raises ValueError with the forms of a duration."""
+    """Seconds, or ENDLESS_DURATION. Raises ValueError with the forms of a duration."""
     text = (
         str(value).strip().lower()
         if isinstance(value, str | int | float) and not isinstance(value, bool)

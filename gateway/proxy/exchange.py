@@ -17,7 +17,7 @@ answer of another kind is cut off.
 A frozen engine (`RouteTable.frozen`) is left. The request is retried if no byte of the answer's
 body came and the request is still here; SMALL_BYTES of it are kept until then. Otherwise the client
 gets an error or 503. A dying engine is handled alike: its connection closes before the answer, or
-its answer reports its end (DYING). So a request that kills its engine kills two at most.
+its answer reports its end (DEATH_NOTICE). So a request that kills its engine kills two at most.
 
 Each request that was counted at a replica is removed there once, by `_release`.
 

@@ -8,7 +8,7 @@ successor.
 
     a worker dies             its streams end; it is restarted at once, or after a doubling delay if
                               it died young
-    a worker hangs            it reports nothing for HUNG_S and is killed
+    a worker hangs            it reports nothing for HANG_TIMEOUT_S and is killed
     the control process dies  the workers continue; the next gateway on the data folder ends them
                               (`gateway.proxy.workers.orphaned_workers`)
     SIGTERM                   all workers finish their answers, within the grace time
