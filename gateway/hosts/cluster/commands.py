@@ -115,13 +115,30 @@ def leave_cluster(data: Path, membership: Membership) -> None:
 
     Raises Conflict while engines run, and SettingsError where a program of the cluster hangs.
     """
-    if engines := _running_engines(data, membership):
+    _refuse_engines(membership, _running_engines(data, membership))
+    lock_fd = _end_supervisor(data / "cluster.lock", membership)
+    try:
+        # A gateway may have started one since.
+        _refuse_engines(membership, _names_of_running(ProcessHost(data, 0, membership.address)))
+        # With the lock, so that no machine joins meanwhile and is forgotten.
+        remove_membership(data)
+    finally:
+        os.close(lock_fd)
+
+
+def _refuse_engines(membership: Membership, engines: Sequence[str]) -> None:
+    if engines:
         raise Conflict(
             f"Engines run on {membership.name}: {', '.join(engines)}.",
-            hint=f"Run `fitserve cluster drain {membership.name}`, then stop its models.",
+            hint=(
+                f"Run `fitserve cluster drain {membership.name}`, then stop its models. Where"
+                " `fitserve cluster join` has ended, start it again before."
+            ),
         )
-    os.close(_end_supervisor(data / "cluster.lock", membership))
-    remove_membership(data)
+
+
+def _names_of_running(host: Host) -> Sequence[str]:
+    return [instance.name for instance in asyncio.run(host.list()) if instance.state == "running"]
 
 
 def _running_engines(data: Path, membership: Membership) -> Sequence[str]:
@@ -137,17 +154,16 @@ def _running_engines(data: Path, membership: Membership) -> Sequence[str]:
         except BlockingIOError:
             host = AgentHost(node_socket(data))
         try:
-            instances = asyncio.run(host.list())
-        except AgentAway as error:
+            return _names_of_running(host)
+        except AgentAway:
             # The supervisor starts a node service that ended again.
             if time.monotonic() > deadline:
                 raise SettingsError(
-                    f"The engines of {membership.name} are unknown: {error.message}",
+                    f"The engines of {membership.name} are unknown: its node service does not"
+                    f" answer within {_LEAVE_S:.0f} s.",
                     hint="End the program `fitserve cluster join` of this machine, then try again.",
                 ) from None
             _rest(_POLL_S)
-        else:
-            return [instance.name for instance in instances if instance.state == "running"]
 
 
 def _end_supervisor(lock: Path, membership: Membership) -> int:

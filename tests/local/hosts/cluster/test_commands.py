@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -13,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from gateway.errors import Conflict
+from gateway.errors import Conflict, SettingsError
 from gateway.hosts.cluster import commands
 from gateway.hosts.cluster.commands import leave_cluster
 from gateway.hosts.cluster.membership import Membership, read_membership, write_membership
 from gateway.hosts.cluster.node_service import NodeService
+from gateway.hosts.process.host import ProcessHost
 from tests.contract.process_harness import ProcessHarness
 from tests.support.patience import hang_s
 
@@ -121,3 +123,49 @@ async def test_a_node_service_that_starts_anew_is_asked_for_its_engines(
             assert process.poll() is None
     finally:
         await world.host.stop("a1", 0)
+
+
+async def test_an_engine_that_starts_while_the_supervisor_ends_keeps_the_machine(
+    world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = commands._end_supervisor
+
+    def start_and_end(lock: Path, member: Membership) -> int:
+        asyncio.run(ProcessHost(world.data_dir).start(world.make_spec("a1")))
+        return end(lock, member)
+
+    monkeypatch.setattr(commands, "_end_supervisor", start_and_end)
+    try:
+        with pytest.raises(Conflict, match="Engines run on one: a1"):
+            await leave(world)
+        assert read_membership(world.data_dir) == membership(world)
+    finally:
+        await world.host.stop("a1", 0)
+
+
+async def test_a_machine_forgets_its_cluster_before_another_program_joins(
+    world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_free: list[bool] = []
+    remove = commands.remove_membership
+
+    def look_and_remove(data: Path) -> None:
+        try:
+            os.close(commands.hold(data / "cluster.lock"))
+            is_free.append(True)
+        except BlockingIOError:
+            is_free.append(False)
+        remove(data)
+
+    monkeypatch.setattr(commands, "remove_membership", look_and_remove)
+    await leave(world)
+    assert is_free == [False]
+
+
+async def test_a_silent_node_service_is_named(
+    world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_LEAVE_S", 0.0)
+    with supervisor(world), pytest.raises(SettingsError, match="its node service does not answer"):
+        await leave(world)
+    assert read_membership(world.data_dir) == membership(world)
