@@ -36,6 +36,9 @@ from gateway.server.parts import gateway_of
 
 if TYPE_CHECKING:
     from gateway.controller.loop import Loop
+    from gateway.domain import MachineView, PreparedView
+
+    HostAnswers = tuple[Sequence[PreparedView], Sequence[MachineView]]
 
 router = APIRouter(prefix="/admin", tags=["admin"])
 log = Logger("fitserve.page")
@@ -45,6 +48,8 @@ T = TypeVar("T")
 TICK_S = 1.0
 # Seconds between two probes of the machine, and between two points of traffic.
 SLOW_TICK_S = 5.0
+# Seconds that each look waits for the host.
+_HOST_PATIENCE_S = 0.5
 # Longest silence of a stream, so that both ends detect a dead connection.
 _MAX_SILENCE_S = 15.0
 _HEADERS = [
@@ -60,6 +65,11 @@ async def _answer(call: Awaitable[Sequence[T]]) -> Sequence[T]:
         return await call
     except HostError:
         return ()
+
+
+async def _nothing() -> Sequence[MachineView]:
+    """The machines of a host without a cluster."""
+    return ()
 
 
 @dataclass(eq=False)
@@ -103,6 +113,9 @@ class LiveStream:
         self._frames: dict[int, bytes] = {}
         self._slow_at = 0.0
         self._readers: set[Reader] = set()
+        self._host_answers: HostAnswers = (), ()
+        """The last ones, of a host that may be silent now."""
+        self._asking: asyncio.Task[HostAnswers] | None = None
         self._task: asyncio.Task[None] | None = None
         self._counting: asyncio.Task[None] | None = None
         self._stopped = False
@@ -204,6 +217,9 @@ class LiveStream:
 
     def _rest(self) -> None:
         """Drops the state without readers. The next page waits for a new one."""
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking, self._host_answers = None, ((), ())
         self._task, self._slow_at = None, 0.0
         self._parts.clear()
         self._frames.clear()
@@ -225,8 +241,7 @@ class LiveStream:
         if slow:
             self._slow_at = current
             hardware = await self._plan_preview.hardware()
-            prepared = await _answer(self._prepared())
-            nodes = await _answer(self._machines.machine_views()) if self._machines else ()
+            prepared, nodes = await self._known_host_answers()
             parts["machine"] = live_machine(hardware, self._models, prepared, nodes)
         version = self._version + 1
         for name, value in parts.items():
@@ -236,6 +251,22 @@ class LiveStream:
         if any(changed_at == version for changed_at, _ in self._parts.values()):
             self._version = version
             self._frames.clear()
+
+    async def _known_host_answers(self) -> HostAnswers:
+        """Processes and machines as the host answers, or as it did before while it is slow: a
+        silent machine of a cluster takes seconds, and pages wait for each look."""
+        if self._asking is None:
+            self._asking = asyncio.create_task(self._ask_host())
+        await asyncio.wait({self._asking}, timeout=_HOST_PATIENCE_S)
+        if self._asking.done():
+            asking, self._asking = self._asking, None
+            self._host_answers = asking.result()
+        return self._host_answers
+
+    async def _ask_host(self) -> HostAnswers:
+        machines = self._machines.machine_views() if self._machines else _nothing()
+        prepared, nodes = await asyncio.gather(_answer(self._prepared()), _answer(machines))
+        return prepared, nodes
 
 
 class LiveAnswer(Response):

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.domain import LaunchSpec
+from gateway.domain import LaunchSpec, PreparedView
 from gateway.server.page import live_state, live_stream
 from tests.support.dataplane import ASK, CHAT, event
+from tests.support.memory_host import MemoryHost
 from tests.support.patience import HANG_S, hang_s
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
@@ -163,6 +164,31 @@ async def test_nothing_is_looked_at_without_a_page_and_once_for_all_of_them(
             while looks != before:
                 before = looks
                 await asyncio.sleep(5 * live_stream.TICK_S)
+
+
+async def test_a_silent_host_holds_no_page_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_back = asyncio.Event()
+
+    async def wait_and_answer(host: MemoryHost) -> tuple[PreparedView, ...]:
+        await is_back.wait()
+        view = PreparedView(
+            engine="vllm==0.33.0", pid=7, since=1.0, modules=2, refused={}, pss_bytes=3
+        )
+        return (view,)
+
+    monkeypatch.setattr(MemoryHost, "prepared_views", wait_and_answer)
+    monkeypatch.setattr(live_stream, "_HOST_PATIENCE_S", 0.02)
+    async with running(tmp_path, healthy) as gateway, open_page(gateway) as page:
+        async with asyncio.timeout(hang_s()):
+            assert (await page.next())["machine"]["prepared"] == []
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await page.until("ready")
+        is_back.set()
+        async with asyncio.timeout(hang_s()):
+            while not page.state["machine"]["prepared"]:
+                await page.next()
 
 
 async def test_traffic_before_a_page_is_opened_is_told_too(tmp_path: Path) -> None:
