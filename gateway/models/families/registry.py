@@ -14,8 +14,8 @@ or wrong fields. An output head that is not tied is part of the blueprint, under
     FAMILIES["llama"](Fields(config, "m"), "llama", "model") -> Blueprint
 
 NESTED_FAMILIES has the models that nest their text model, by outer model_type: the path of the text
-model, the function `(fields of the whole config.json) -> Blueprint` of the vision tower and projector, and
-the module paths that differ between checkpoint and engine.
+model, the function `(fields of the whole config.json) -> Blueprint` of the vision tower and
+projector, and the module paths that differ between checkpoint and engine.
 """
 
 from __future__ import annotations

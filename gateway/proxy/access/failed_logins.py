@@ -1,8 +1,8 @@
 """Counts of wrong keys by address: a client that guesses keys is slowed down.
 
 Up to MAX_FAILURES wrong keys in a minute are answered with 401, more with 429; clients with a valid
-key are not affected. A guess could still be right. So an address with too many wrong keys may not use a
-guessable key (invented by a person), unless it used that key before.
+key are not affected. A guess could still be right. So an address with too many wrong keys may not
+use a guessable key (invented by a person), unless it used that key before.
 """
 
 from __future__ import annotations
