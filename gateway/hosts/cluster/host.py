@@ -129,10 +129,12 @@ class ClusterHost:
             node = await self._choose(spec)
             self._places[spec.name] = node.name
             try:
-                instance = await node.start(self._portable(spec))
+                started = await node.start(self._portable(spec))
             finally:
                 self._ports.pop(spec.port, None)
-        return instance.evolve(node=node.name)
+            instance = started.evolve(node=node.name)
+            self._note_start(instance)
+        return instance
 
     async def list(self) -> Instances:
         nodes = await self._alive_nodes()
@@ -369,6 +371,13 @@ class ClusterHost:
             # Its engines are another gateway's, or are being stopped.
             log.warning("a machine of the cluster is not ours", node=node.name, reason=str(error))
             return []
+
+    def _note_start(self, instance: Instance) -> None:
+        """Add a new instance to the last listing of its machine, which may be silent next, and
+        whose engines are counted for the next port."""
+        if (listing := self._listings.get(instance.node)) is not None:
+            others = [known for known in listing if known.name != instance.name]
+            self._listings[instance.node] = [*others, instance]
 
     async def _ask_for_instances(self, node: NodeHost) -> Instances:
         """Raises TimeoutError while the machine is silent, and what its answer raises."""

@@ -278,6 +278,34 @@ async def test_a_silent_machine_has_its_last_engines_until_it_answers(
     await until("the answer counts", is_gone)
 
 
+async def test_an_engine_that_has_just_started_is_known_of_a_silent_machine(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, link = machines
+    assert await host.list() == []
+    started = await host.start(MemoryHarness().make_spec("a1").evolve(gpus=("GPU-two-0",)))
+    link.listens["two"].clear()
+    assert await host.list() == [started]
+    link.listens["two"].set()
+
+    async def has_answered() -> bool:
+        return await host.list() == [started] and not host._silent_calls
+
+    await until("the machine answers", has_answered)
+
+
+async def test_an_engine_that_has_just_started_counts_for_the_next_port(
+    machines: tuple[ClusterHost, ScriptedLink],
+) -> None:
+    host, _ = machines
+    plain = MemoryHarness().make_spec("a1")
+    nodes = []
+    for number in range(4):
+        spec = plain.evolve(name=f"a{number}", port=await host.allocate_port())
+        nodes.append((await host.start(spec)).node)
+    assert nodes == ["one", "two", "one", "two"]
+
+
 async def test_a_machine_is_known_with_its_interface_and_busy_ports(
     machines: tuple[ClusterHost, ScriptedLink],
 ) -> None:
