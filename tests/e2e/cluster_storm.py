@@ -66,6 +66,7 @@ class ClusterStorm:
         self.target = Target(self.gateway.url, self.gateway.client.headers, source, self.over)
         self.writers: list[Writer] = []
         self.recoveries: dict[str, list[float]] = defaultdict(list)
+        self._sound_rounds = 0
 
     def begin(self, writers: int) -> None:
         self.writers = [
@@ -95,6 +96,7 @@ class ClusterStorm:
         self._await_health(f"recovery of {victim}")
         self.recoveries[victim].append(time.monotonic() - began)
         self._compare()
+        self._sound_rounds += 1
 
     def _kill(self) -> str:
         """Kill a victim that runs, and return its kind."""
@@ -175,9 +177,7 @@ class ClusterStorm:
         return {
             "kills": sum(map(len, self.recoveries.values())),
             "acknowledged": sum(writer.acknowledged for writer in self.writers),
-            "orphans": 0,
-            "twins": 0,
-            "lost": 0,
+            "rounds without orphan, twin or lost change": self._sound_rounds,
             "recovery s (count, median, slowest)": {
                 victim: [len(times), round(statistics.median(times), 1), round(max(times), 1)]
                 for victim, times in sorted(self.recoveries.items())
