@@ -469,6 +469,19 @@ async def test_ports_are_given_away_once(harness: ProcessHarness) -> None:
     assert len({spec.port, *ports}) == 201
 
 
+async def test_ports_are_given_again_once_all_were(
+    harness: ProcessHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway that swaps models starts more engines than there are ports."""
+    monkeypatch.setattr("gateway.hosts.process.host._PORTS", range(20_000, 20_006))
+    monkeypatch.setattr("gateway.hosts.process.host._free", lambda address, port: port != 20_003)
+    spec = harness.make_spec("a1", script=["--no-serve"]).evolve(port=20_001)
+    await harness.host.start(spec)
+    ports = [await harness.host.allocate_port() for _ in range(12)]
+    assert {*ports} == {20_000, 20_002, 20_004, 20_005}
+    assert all(len({*ports[at : at + 4]}) == 4 for at in range(9))
+
+
 async def test_follow_of_a_name_that_never_ran_ends_at_once(harness: ProcessHarness) -> None:
     assert [line async for line in harness.host.follow("a1")] == []
 

@@ -114,7 +114,9 @@ class ProcessHost:
         self._lock = threading.RLock()
         """Held while a record is read, compared with its process and written back."""
         self._spawning: set[str] = set()
-        self._given_ports: set[int] = set()
+        self._given_ports: dict[int, None] = {}
+        """Ports in the order of their allocation. Their engines have started by now, or never will,
+        but a port is given again as late as possible."""
 
     # --- the contract ---
 
@@ -189,14 +191,15 @@ class ProcessHost:
 
     async def allocate_port(self) -> int:
         # An engine may listen minutes after its start: allocated ports look free, but are not.
-        used_ports = self._given_ports | {
-            record.port for record in await run_to_end(self._find_all)
-        }
+        used_ports = {record.port for record in await run_to_end(self._find_all)}
         first = int(self._id, 16) % len(_PORTS)
-        ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
-        for port in ports:
+        fresh_ports = [
+            port for port in (*_PORTS[first:], *_PORTS[:first]) if port not in self._given_ports
+        ]
+        for port in (*fresh_ports, *self._given_ports):
             if port not in used_ports and _free(self._address, port):
-                self._given_ports.add(port)
+                self._given_ports.pop(port, None)
+                self._given_ports[port] = None
                 return port
         raise HostError(
             "No port is free for another engine.",
