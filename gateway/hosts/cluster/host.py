@@ -376,8 +376,8 @@ class ClusterHost:
         """Add a new instance to the last listing of its machine, which may be silent next, and
         whose engines are counted for the next port."""
         if (listing := self._listings.get(instance.node)) is not None:
-            others = [known for known in listing if known.name != instance.name]
-            self._listings[instance.node] = [*others, instance]
+            neighbours = [entry for entry in listing if entry.name != instance.name]
+            self._listings[instance.node] = [*neighbours, instance]
 
     async def _ask_for_instances(self, node: NodeHost) -> Instances:
         """Raises TimeoutError while the machine is silent, and what its answer raises."""

@@ -67,7 +67,7 @@ async def _answer(call: Awaitable[Sequence[T]]) -> Sequence[T]:
         return ()
 
 
-async def _nothing() -> Sequence[MachineView]:
+async def _no_machines() -> Sequence[MachineView]:
     """The machines of a host without a cluster."""
     return ()
 
@@ -264,7 +264,7 @@ class LiveStream:
         return self._host_answers
 
     async def _ask_host(self) -> HostAnswers:
-        machines = self._machines.machine_views() if self._machines else _nothing()
+        machines = self._machines.machine_views() if self._machines else _no_machines()
         prepared, nodes = await asyncio.gather(_answer(self._prepared()), _answer(machines))
         return prepared, nodes
 

@@ -26,7 +26,7 @@ from typing import Any
 from .replacement import replace_function
 
 COMPILER = Path(__file__).with_name("kernel_compiler.py")
-DONE = b"."
+SUCCESS_REPLY = b"."
 """The reply of COMPILER to a call that it made. Another byte: the call failed."""
 FUNCTIONS = "vllm.utils.deep_gemm"
 """The module of the recorded functions."""
@@ -226,7 +226,7 @@ def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool
             for key, _ in events:
                 reply = os.read(key.fd, 1)
                 reply_count += len(reply)
-                if reply != DONE or not send_line(key.data, waiting):
+                if reply != SUCCESS_REPLY or not send_line(key.data, waiting):
                     selector.unregister(key.fd)
     return reply_count == len(lines)
 
