@@ -193,9 +193,8 @@ class ProcessHost:
         # An engine may listen minutes after its start: allocated ports look free, but are not.
         used_ports = {record.port for record in await run_to_end(self._find_all)}
         first = int(self._id, 16) % len(_PORTS)
-        fresh_ports = [
-            port for port in (*_PORTS[first:], *_PORTS[:first]) if port not in self._given_ports
-        ]
+        ports: list[int] = [*_PORTS[first:], *_PORTS[:first]]
+        fresh_ports = [port for port in ports if port not in self._given_ports]
         for port in (*fresh_ports, *self._given_ports):
             if port not in used_ports and _free(self._address, port):
                 self._given_ports.pop(port, None)

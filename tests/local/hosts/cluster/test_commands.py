@@ -17,9 +17,15 @@ import pytest
 from gateway.errors import Conflict, SettingsError
 from gateway.hosts.cluster import commands
 from gateway.hosts.cluster.commands import leave_cluster
-from gateway.hosts.cluster.membership import Membership, read_membership, write_membership
+from gateway.hosts.cluster.membership import (
+    Membership,
+    read_membership,
+    remove_membership,
+    write_membership,
+)
 from gateway.hosts.cluster.node_service import NodeService
 from gateway.hosts.process.host import ProcessHost
+from gateway.store.data_folder import hold
 from tests.contract.process_harness import ProcessHarness
 from tests.support.patience import hang_s
 
@@ -147,11 +153,11 @@ async def test_a_machine_forgets_its_cluster_before_another_program_joins(
     world: ProcessHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_free: list[bool] = []
-    remove = commands.remove_membership
+    remove = remove_membership
 
     def look_and_remove(data: Path) -> None:
         try:
-            os.close(commands.hold(data / "cluster.lock"))
+            os.close(hold(data / "cluster.lock"))
             is_free.append(True)
         except BlockingIOError:
             is_free.append(False)
