@@ -47,6 +47,8 @@ print(f("*"))
 
 ![a picture](https://example.org/x.png)
 
+[A badge: ![passing](https://example.org/badge.svg)](https://example.org/build)
+
 ---
 
 The end."""
@@ -183,6 +185,9 @@ def test_an_answer_is_shown_as_markdown_and_its_code_is_copied(
         link = answer.get_by_role("link", name="a link")
         assert link.get_attribute("rel") == "noopener noreferrer nofollow"
         expect(answer.get_by_role("link", name="a picture")).to_be_visible()
+        badge = answer.get_by_role("link", name="A badge: passing")
+        assert badge.get_attribute("href") == "https://example.org/build"
+        expect(answer.get_by_role("link")).to_have_count(3)
         expect(answer.get_by_role("button", name="Copy python")).to_be_visible()
         expect(answer.locator(".actions")).to_contain_text("12 tokens")
         page.check("chat-markdown")
@@ -301,6 +306,60 @@ def test_a_message_is_written_anew_and_an_answer_asked_for_again(
         page.sees("Better.")
         expect(messages).to_have_count(2)
         assert talker.asked[-1]["messages"] == [{"role": "user", "content": "other"}]
+
+
+def test_an_answer_asked_for_again_ends_the_edit_of_a_later_message(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with chatting(tmp_path, browser, Talker()) as page:
+        tab = page.tab
+        for words in ("first", "second", "third"):
+            say(page, words)
+        messages = tab.locator(".message")
+        messages.nth(4).get_by_role("button", name="Edit").click()
+        messages.nth(1).get_by_role("button", name="Again").click()
+        expect(messages).to_have_count(2)
+        expect(messages.last.get_by_role("button", name="Again")).to_be_visible()
+        expect(tab.get_by_text("The messages after this one are replaced.")).to_be_hidden()
+        say(page, "next")
+        tab.reload()
+        expect(messages).to_have_count(4)
+        page.sees("next")
+
+
+def test_calls_of_tools_that_are_counted_from_one_leave_no_hole(
+    tmp_path: Path, browser: Browser
+) -> None:
+    called = {"index": 1, "id": "c1", "function": {"name": "current_time", "arguments": "{}"}}
+    delta = {"choices": [{"index": 0, "delta": {"tool_calls": [called]}}]}
+    first = f"data: {json.dumps(delta)}\n\ndata: [DONE]\n\n"
+    last = b"".join((*chunks("It is late.", 5), b"data: [DONE]\n\n"))
+    asked: list[dict[str, Any]] = []
+
+    def answer(route: Route) -> None:
+        asked.append(json.loads(route.request.post_data or ""))
+        body = first if len(asked) == 1 else last
+        route.fulfill(body=body, content_type="text/event-stream")
+
+    with chatting(tmp_path, browser, Talker()) as page:
+        page.tab.route("**/v1/chat/completions", answer)
+        page.tab.get_by_label("Message", exact=True).fill("What time is it?")
+        page.tab.keyboard.press("Enter")
+        page.sees("It is late.")
+        assert [one["role"] for one in asked[1]["messages"]] == ["user", "assistant", "tool"]
+        assert [one["id"] for one in asked[1]["messages"][1]["tool_calls"]] == ["c1"]
+        page.tab.reload()
+        page.sees("It is late.")
+
+
+def test_a_conversation_that_finds_no_room_is_told(tmp_path: Path, browser: Browser) -> None:
+    with chatting(tmp_path, browser, Talker()) as page:
+        page.tab.evaluate(
+            """() => { for (let size = 1 << 23; size; size >>= 1)
+              try { localStorage.setItem(`full-${size}`, "x".repeat(size)); } catch {} }"""
+        )
+        say(page, "Hello")
+        page.sees("This browser has no room for this conversation")
 
 
 def picture(side: int) -> bytes:

@@ -69,7 +69,7 @@ async function encode(file) {
   const isSmall = Math.max(bitmap.width, bitmap.height) <= MOST_SIDE && file.size <= MOST_BYTES;
   if (isSmall && SENT_AS_IS.includes(file.type)) return `data:${file.type};base64,${base64(new Uint8Array(await file.arrayBuffer()))}`;
   const canvas = document.createElement("canvas");
-  draw(canvas, bitmap, MOST_SIDE);
+  draw(canvas, bitmap, MOST_SIDE, "white");
   return canvas.toDataURL("image/jpeg", 0.9);
 }
 
@@ -85,9 +85,13 @@ async function bitmapOf(url) {
   return createImageBitmap(new Blob([bytes], { type: head.slice(5).split(";")[0] }));
 }
 
-function draw(canvas, bitmap, most) {
+/** `ground`: under what is transparent, for JPEG has black there. */
+function draw(canvas, bitmap, most, ground = "transparent") {
   const scale = Math.min(1, most / Math.max(bitmap.width, bitmap.height));
   canvas.width = Math.max(1, Math.round(bitmap.width * scale));
   canvas.height = Math.max(1, Math.round(bitmap.height * scale));
-  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
+  const context = canvas.getContext("2d");
+  context.fillStyle = ground;
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(bitmap, 0, 0, canvas.width, canvas.height);
 }

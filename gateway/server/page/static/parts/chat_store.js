@@ -12,14 +12,19 @@ export function readChat(place) {
   }
 }
 
-/** Pictures are left out where they find no room. */
+/** Pictures are left out where they find no room. @returns {boolean} whether there was room for the texts */
 export function keepChat(place, { messages, options }) {
-  if (!messages.length && !Object.keys(options).length) return localStorage.removeItem(PREFIX + place);
+  if (!messages.length && !Object.keys(options).length) {
+    localStorage.removeItem(PREFIX + place);
+    return true;
+  }
   for (const kept of [messages, messages.map(({ images, ...rest }) => rest)]) {
     try {
-      return localStorage.setItem(PREFIX + place, JSON.stringify({ messages: kept, options }));
+      localStorage.setItem(PREFIX + place, JSON.stringify({ messages: kept, options }));
+      return true;
     } catch (error) {
       console.debug("the conversation was not kept:", error.message);
     }
   }
+  return false;
 }

@@ -112,7 +112,7 @@ const INLINE = {
   codespan: (token) => [h("code", {}, token.text)],
   br: () => [h("br")],
   checkbox: (token) => [token.checked ? "☑ " : "☐ "],
-  link: (token) => link(token.href, inline(token.tokens)),
+  link: (token) => link(token.href, inline(token.tokens).flatMap(withoutLinks)),
   // A picture of another host is not fetched.
   image: (token) => link(token.href, [token.text || "picture"]),
 };
@@ -126,6 +126,13 @@ function link(href, words) {
     return words;
   }
   return SCHEMES.includes(url.protocol) ? [h("a", { href: url.href, target: "_blank", rel: "noopener noreferrer nofollow", title: url.href }, words)] : words;
+}
+
+/** No link is inside of another: the words of an inner one stay. */
+function withoutLinks(word) {
+  if (!(word instanceof Element)) return [word];
+  for (const inner of word.querySelectorAll("a")) inner.replaceWith(...inner.childNodes);
+  return word.localName === "a" ? [...word.childNodes] : [word];
 }
 
 function markdownTable(token) {

@@ -7,6 +7,7 @@ import { chatOptions } from "../parts/chat_options.js";
 import { keepChat, readChat } from "../parts/chat_store.js";
 import { runTool } from "../parts/chat_tools.js";
 import { messageView } from "../parts/message.js";
+import { note } from "../parts/notes.js";
 import { waitWords } from "../parts/start.js";
 
 // A model that calls tools again and again comes to an end.
@@ -22,6 +23,7 @@ export function chat({ live }, fixed = "") {
   let pending = null;
   /** The place of the message that is written anew; null: none. */
   let edited = null;
+  let wasKept = true;
   const log = h("div", { class: "messages", role: "log", "aria-label": "Conversation", "aria-live": "off", tabindex: "0" });
   const hint = h("p", { class: "empty" }, "Ask something. This browser keeps the conversation until you clear it.");
   const model = h("select", { id: "chat-model" });
@@ -49,6 +51,7 @@ export function chat({ live }, fixed = "") {
     const sent = images.take();
     edit(null);
     push({ role: "user", content: said, ...(sent.length && { images: sent }) });
+    keep();
     await answers();
   }
 
@@ -95,6 +98,8 @@ export function chat({ live }, fixed = "") {
       made.tool_calls = [];
     }
     endWait();
+    // Some engines count their calls from 1.
+    made.tool_calls = made.tool_calls.filter(Boolean);
     made.figures = figures(clock);
     shown.update(made);
     text(status, made.content || "The answer has ended.");
@@ -120,7 +125,9 @@ export function chat({ live }, fixed = "") {
   }
 
   function keep() {
-    keepChat(fixed, { messages, options: options.read() });
+    const isKept = keepChat(fixed, { messages, options: options.read() });
+    if (wasKept && !isKept) note("This browser has no room for this conversation: it will be lost with this page. Clear other chats.", true);
+    wasKept = isKept;
   }
 
   function push(message, complete = true) {
@@ -161,6 +168,7 @@ export function chat({ live }, fixed = "") {
   /** Asks once more for an answer, and drops what came after it. */
   function repeat(place) {
     if (running) return;
+    if (edited !== null) edit(null);
     cut(messages.slice(0, place).findLastIndex((one) => one.role === "user") + 1);
     if (messages.length) answers();
   }
