@@ -152,6 +152,32 @@ def event(number: int, day: int, model: str) -> dict[str, Any]:
     }
 
 
+# Counts the days that a page writes.
+COUNTED_DAYS = """window.days = 0;
+const write = Date.prototype.toLocaleDateString;
+Date.prototype.toLocaleDateString = function (...how) { days += 1; return write.apply(this, how); };
+const place = Object.getOwnPropertyDescriptor(Intl.DateTimeFormat.prototype, "format");
+Object.defineProperty(Intl.DateTimeFormat.prototype, "format",
+  { ...place, get() { days += 1; return place.get.call(this); } });"""
+
+
+def test_a_long_history_is_read_once_for_each_event(tmp_path: Path, browser: Browser) -> None:
+    kept = [event(number, number // 10, "a") for number in range(300)]
+
+    def answer(route: Route) -> None:
+        if "follow=false" in route.request.url:
+            route.fulfill(json={"data": kept, "oldest": 0, "newest": 299})
+        else:
+            route.fulfill(body=": \n\n", content_type="text/event-stream")
+
+    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+        page.tab.add_init_script(COUNTED_DAYS)
+        page.tab.route("**/admin/events*", answer)
+        page.go("#/history")
+        page.sees("Event 0 of a.")
+        assert 300 <= page.tab.evaluate("days") < 600
+
+
 def test_the_history_is_filtered_by_model_and_day(tmp_path: Path, browser: Browser) -> None:
     kept = [event(5, 0, "a"), event(6, 0, "b"), event(7, 1, "a"), event(8, 2, "c")]
 

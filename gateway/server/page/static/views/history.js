@@ -46,11 +46,14 @@ export function history() {
 
   function show() {
     choose(model, "All models", [...new Set(found.map((one) => one.model).filter(Boolean))].sort());
-    choose(day, "All days", [...new Set(found.map(dayOf))]);
-    const wanted = found.filter((one) => (!model.value || one.model === model.value) && (!day.value || dayOf(one) === day.value));
-    const days = [...new Set(wanted.map(dayOf))].map((name) => ({ name, rows: wanted.filter((one) => dayOf(one) === name) }));
+    const all = Map.groupBy(found, dayOf);
+    choose(day, "All days", [...all.keys()]);
+    const days = [...all]
+      .filter(([name]) => !day.value || name === day.value)
+      .map(([name, rows]) => ({ name, rows: rows.filter((one) => !model.value || one.model === model.value) }))
+      .filter(({ rows }) => rows.length);
     text(empty, found.length ? "Nothing happened to this model on this day." : "Nothing has happened yet.");
-    attribute(empty, "hidden", wanted.length > 0);
+    attribute(empty, "hidden", days.length > 0);
     keyed(list, days, (one) => one.name, dayList);
   }
 
@@ -77,7 +80,8 @@ function choose(select, all, names) {
   select.value = now.includes(chosen) ? chosen : "";
 }
 
-const dayOf = (event) => new Date(event.at * 1000).toLocaleDateString([], { dateStyle: "full" });
+const DAY = new Intl.DateTimeFormat([], { dateStyle: "full" });
+const dayOf = (event) => DAY.format(event.at * 1000);
 
 function dayList({ name }) {
   const rows = h("ol", { class: "history" });
