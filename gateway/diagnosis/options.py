@@ -137,21 +137,30 @@ _REFUSED_NAME = re.compile(
 # Short forms of parallelism, as messages have them.
 _SHORT_FORMS = {"DP": "data-parallel", "EP": "expert-parallel", "DCP": "decode-context-parallel"}
 _VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b")
-# Variables of the engine that a command, or a list of the environment, sets. A sentence that asks
-# for one does not begin so.
-_SETS = re.compile(
-    r"(?:\A\W{0,4}(?:export |env |declare -x )?(?:[A-Z][A-Z0-9_]*=\S* ){0,20}"
-    r"|\bdocker run .{0,400}?(?:-e|--env)[ =])"
-    r"(?P<name>(?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=[\"']?(?P<value>[\w.-]+)[\"']?(?=[\s\\]|\Z)"
+# Variables that a line of a shell, or of a list of the environment, sets at its begin. A sentence
+# that asks for one does not begin so.
+_LEADING_VARIABLES = re.compile(
+    r"\A\W{0,4}(?:export |env |declare -x )?(?:[A-Z][A-Z0-9_]*=\S*(?: +|\Z)){1,40}"
 )
+_SETTING = r"(?P<name>(?:VLLM|SGLANG|SGL)_[A-Z0-9_]+)=[\"']?(?P<value>[\w.-]+)[\"']?(?=[\s\\]|\Z)"
+_LEADING_SETTING = re.compile(rf"(?<![\w=]){_SETTING}")
+_CONTAINER_SETTING = re.compile(rf"(?:-e|--env)[ =][\"']?{_SETTING}")
 _OWN_PREFIXES = ("VLLM_", "SGLANG_", "SGL_")
-# Secrets, and variables that change only what is told.
-_SILENT_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|LOGG|_LOG\b|TRACE|DEBUG|VERBOSE")
-# Words of a variable's name that are no part of the engine.
-_SWITCH_WORDS = frozenset({"VLLM", "SGLANG", "SGL", "USE", "ENABLE", "DISABLE", "SKIP", "FORCE"})
+# Secrets, and variables that change only what is told, where, and how long.
+_SILENT_VARIABLE = re.compile(
+    r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|LOGG|_LOG\b|TRACE|DEBUG|VERBOSE|TIMEOUT|SECONDS"
+    r"|_(?:IP|PORT|HOST|URL|PATH|DIR|ROOT)\b"
+)
+# Words of a variable's name that are no part of the engine, or stand in any traceback.
+_SWITCH_WORDS = frozenset(
+    {"VLLM", "SGLANG", "SGL", "USE", "ENABLE", "DISABLE", "SKIP", "FORCE", "BACKEND", "EXECUTE"}
+    | {"RUNTIME", "MULTIPROC", "MULTIPROCESSING", "PROCESS", "DEFAULT", "REQUEST", "REQUESTS"}
+)
 # A shorter word may stand in any text.
 _MIN_WORD_LETTERS = 7
 _SIZES = frozenset({"size", "gb"})
+# Words of options by which code divides. Nothing is divided by a seed, a rank or a level.
+_DIVISORS = frozenset({"size", "num", "max", "min", "len", "steps", "interval", "blocks", "tokens"})
 
 
 class StartOptions:
@@ -168,8 +177,8 @@ class StartOptions:
 
     def read(self, line: str) -> None:
         """Read a line of the log, without the prefix of its record."""
-        if any(prefix in line for prefix in _OWN_PREFIXES) and (match := _SETS.search(line)):
-            self._set_variable(match["name"], match["value"])
+        if any(prefix in line for prefix in _OWN_PREFIXES):
+            self._read_variables(line)
         if "args" not in line:
             return
         if match := _NON_DEFAULT_ARGS.search(line):
@@ -247,13 +256,14 @@ class StartOptions:
         return "", ""
 
     def zero_option(self, text: str) -> str:
-        """The option that this start gives as 0 and that a text names, or the only one, as a flag.
+        """The option that this start gives as 0 and that a text names, or the only size or number,
+        as a flag.
 
         Empty without one.
         """
         zeros = [flag for flag, value in self._values.items() if value == "0"]
-        named = [flag for flag in zeros if flag.replace("-", "_") in text]
-        chosen = named or zeros
+        named = [flag for flag in zeros if _is_named(flag, text)]
+        chosen = named or [flag for flag in zeros if _DIVISORS.intersection(flag.split("-"))]
         return f"--{chosen[0]}" if len(chosen) == 1 else ""
 
     def narrow(self, step: str) -> str:
@@ -304,9 +314,15 @@ class StartOptions:
             return False
         return any(map(self.is_on, named))
 
-    def _set_variable(self, name: str, value: str) -> None:
-        if not _SILENT_VARIABLE.search(name):
-            self._variables.setdefault(name, value)
+    def _read_variables(self, line: str) -> None:
+        """Read the engine's own variables that a line sets, without secrets."""
+        if leading := _LEADING_VARIABLES.match(line):
+            settings = _LEADING_SETTING.finditer(leading[0])
+        else:
+            settings = _CONTAINER_SETTING.finditer(line.partition("docker run ")[2])
+        for match in settings:
+            if not _SILENT_VARIABLE.search(match["name"]):
+                self._variables.setdefault(match["name"], match["value"])
 
     def _add(self, pair: re.Pattern[str], text: str) -> None:
         depth, flag = 0, ""

@@ -168,6 +168,16 @@ def test_a_feature_with_a_number_is_named_by_two_words_of_its_flag() -> None:
         ("VLLM_USE_FROB=0", ("", "")),
         ("VLLM_FROBCACHE_KEY=abc", ("", "")),
         ("VLLM_FROBCACHE_LOGGING=1", ("", "")),
+        ("VLLM_FROBCACHE_PASSWD=abc", ("", "")),
+        ("SGLANG_FROBCACHE_CREDENTIALS=abc", ("", "")),
+        ("VLLM_FROBCACHE_TIMEOUT_S=9", ("", "")),
+        ("VLLM_FROBCACHE_HOST=frob", ("", "")),
+        # Each of several is read.
+        ("VLLM_USE_FROBCACHE=0 VLLM_FROB=1 vllm serve /m", ("VLLM_USE_FROBCACHE", "0")),
+        (
+            "docker run -e VLLM_FROB=1 --env 'VLLM_USE_FROBCACHE=0' -e VLLM_GROBBER=2 img",
+            ("VLLM_USE_FROBCACHE", "0"),
+        ),
     ],
 )
 def test_a_variable_that_a_command_sets_is_named_by_its_part(
@@ -177,9 +187,20 @@ def test_a_variable_that_a_command_sets_is_named_by_its_part(
     assert options(line).variable_about("name 'other' is not defined") == ("", "")
 
 
-def test_the_option_that_is_zero_is_the_named_one_or_the_only_one() -> None:
+def test_words_of_every_traceback_name_no_variable() -> None:
+    started = options("export VLLM_WORKER_MULTIPROC_METHOD=spawn VLLM_EXECUTE_FROB=1")
+    frames = "vllm/v1/executor/multiproc_executor.py:execute_model"
+    assert started.variable_about(f"CUDA runtime error {frames}") == ("", "")
+
+
+def test_the_option_that_is_zero_is_the_named_one_or_the_only_size() -> None:
     both = options("non-default args: {'tensor_parallel_size': 0, 'seed': 0}")
     assert both.zero_option("heads % tensor_parallel_size") == "--tensor-parallel-size"
-    assert both.zero_option("a % b") == ""
-    assert options("non-default args: {'seed': 0}").zero_option("a % b") == "--seed"
+    assert both.zero_option("a % seed") == "--seed"
+    assert both.zero_option("a % b") == "--tensor-parallel-size"
+    two = options("non-default args: {'tensor_parallel_size': 0, 'block_size': 0}")
+    assert two.zero_option("a % b") == ""
+    # Nothing is divided by a seed or a rank, unless the line says so.
+    assert options("non-default args: {'seed': 0, 'node_rank': 0}").zero_option("a % b") == ""
+    assert options("non-default args: {'port': 0}").zero_option("a % supported") == ""
     assert options("non-default args: {'seed': 1}").zero_option("a % seed") == ""
