@@ -29,6 +29,8 @@ class TrafficRates(TypedDict):
 
 
 class Point(TypedDict):
+    """`models`: those whose counts changed."""
+
     at: float
     models: dict[str, TrafficRates]
 
@@ -62,9 +64,12 @@ class TrafficHistory:
         flows = {
             name: flow(count, former_counts.get(name) or _Count(), seconds)
             for name, count in counts.items()
-            if name
+            if name and count != former_counts.get(name)
         }
         point = Point(at=round(time, 1), models=flows)
+        # A clock that was set back leaves later points behind.
+        while self.points and self.points[-1]["at"] >= point["at"]:
+            self.points.pop()
         self.points.append(point)
         return point
 

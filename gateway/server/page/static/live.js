@@ -72,7 +72,10 @@ export class Live extends EventTarget {
   }
 
   #take(parts, first) {
-    const points = [...(first ? [] : this.state.points), ...(parts.points ?? [])].slice(-MAX_POINTS);
+    const news = parts.points ?? [];
+    // The clock of the gateway may have been set back.
+    const kept = first ? [] : this.state.points.filter((point) => !news.length || point.at < news[0].at);
+    const points = [...kept, ...news].slice(-MAX_POINTS);
     this.state = { ...this.state, ...parts, points };
     this.#ahead = parts.at - Date.now() / 1000;
     this.#tell(true);

@@ -4,6 +4,7 @@ pointer."""
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ def share(columns: list[bool], first: float, last: float) -> float:
     return sum(part) / len(part)
 
 
+def find_hue(tab: Page, model: str) -> str:
+    """The class of a model's colour."""
+    names: str = tab.evaluate(
+        "(model) => [...document.querySelectorAll('.plot .legend li')].find((one) =>"
+        " one.textContent.startsWith(model)).querySelector('.swatch').className",
+        model,
+    )
+    return names.rsplit(maxsplit=1)[-1]
+
+
 def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Browser) -> None:
     # Nothing was measured between seven and four minutes ago.
     times = [1_000_000.0 - 5 * step for step in range(119, -1, -1)]
@@ -82,6 +93,9 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
         {"at": at, "models": {"serves": flow(400.0), "new": flow(120.0)}} for at in measured
     ]
     points[-1]["models"]["serves"] = flow(500.0, None)
+    # A point lacks models without traffic.
+    for point in points[:30]:
+        del point["models"]["new"]
     state = busy_state() | {"points": points}
     with (
         gateway(tmp_path) as one,
@@ -102,14 +116,14 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
         assert {"13:40", "13:45", "0/s", "400/s"} <= set(words(tab, "Tokens written"))
         wait_for_words(tab, "First byte, 95th percentile")
         assert any(one.endswith(" ms") for one in words(tab, "First byte, 95th percentile"))
-        hue = tab.evaluate(
-            "[...document.querySelectorAll('.plot .legend li')].find((one) =>"
-            " one.textContent.startsWith('serves')).querySelector('.swatch').className"
-        )
-        columns = tab.evaluate(COLUMNS, ["Tokens written", hue.split()[-1]])
+        columns = tab.evaluate(COLUMNS, ["Tokens written", find_hue(tab, "serves")])
         assert share(columns, 0.02, 0.28) > 0.9
         assert share(columns, 0.31, 0.59) == 0
         assert share(columns, 0.62, 0.98) > 0.9
+        # No answer is no latency of 0 s, and no answers are no tokens.
+        new = find_hue(tab, "new")
+        assert share(tab.evaluate(COLUMNS, ["Tokens written", new]), 0.02, 0.2) > 0.9
+        assert share(tab.evaluate(COLUMNS, ["First byte", new]), 0.02, 0.2) == 0
         page.check("plots")
         area = chart.locator(".u-over")
         area.scroll_into_view_if_needed()
@@ -122,6 +136,21 @@ def test_traffic_has_axes_and_gaps_and_tells_values(tmp_path: Path, browser: Bro
         tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + 40)
         tab.mouse.move(1, 1)
         expect(tip).to_have_count(0)
+
+
+def test_an_axis_of_few_requests_has_whole_numbers(tmp_path: Path, browser: Browser) -> None:
+    counts = {"requests": 1, "prompt_tokens": 1, "completion_tokens": 2, "cached_tokens": 0}
+    row = counts | {"day": "2026-11-29", "model": "m", "key": ""}
+    answer = {"data": [row], "first": "2026-10-30", "last": "2026-11-29"}
+    with gateway(tmp_path) as one, visit(browser, one.url, locale="en-US") as page:
+        tab = page.tab
+        tab.add_init_script(WORDS)
+        tab.route("**/admin/usage*", lambda route: route.fulfill(json=answer))
+        page.go("#/usage")
+        wait_for_words(tab, "Requests")
+        numbers = [word for word in words(tab, "Requests") if word.isdigit()]
+        assert set(numbers) == {"0", "1"}
+        assert all(number != following for number, following in pairwise(numbers))
 
 
 def test_usage_of_each_day_is_a_plot_by_model_and_by_key(tmp_path: Path, browser: Browser) -> None:

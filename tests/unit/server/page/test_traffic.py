@@ -54,6 +54,23 @@ def test_a_time_without_counts_is_in_no_point() -> None:
     assert len(traffic.points) == MAX_POINTS
 
 
+def test_a_model_without_traffic_costs_no_room_in_a_point() -> None:
+    traffic = TrafficHistory()
+    traffic.add(make_samples(10, 1000, fast=5), 1.0)
+    point = traffic.add(make_samples(10, 1000, fast=5), 6.0)
+    assert point == {"at": 6.0, "models": {}}
+    point = traffic.add(make_samples(10, 1001, fast=5), 11.0)
+    assert point is not None
+    assert point["models"].keys() == {"m"}
+
+
+def test_times_of_points_grow_when_the_clock_is_set_back() -> None:
+    traffic = TrafficHistory()
+    for at in (100.0, 105.0, 110.0, 115.0, 104.0, 109.0, 114.0):
+        traffic.add(make_samples(at, at), at)
+    assert [point["at"] for point in traffic.points] == [105.0, 109.0, 114.0]
+
+
 def test_a_percentile_lies_between_the_bounds_of_its_bucket() -> None:
     sums = [0.0] * (len(FIRST_BYTES) + 1)
     assert percentile(sums, 0.5) is None

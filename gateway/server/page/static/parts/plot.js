@@ -13,7 +13,7 @@ const library = () => (loading ??= import("../vendor/uplot.js").then((found) => 
 /**
  * @param {string} title
  * @param {{format: (value: number | null) => string, moment: (at: number) => string, bars?: boolean}} options
- *   format: a value with its unit; moment: a time of the axis; bars: one for each time, on top of each other
+ *   format: a value with its unit; moment: a time of the axis; bars: of counts, one for each time, on top of each other
  * @returns {{element: any, update: (data: {at: number[], series: {name: string, values: (number | null)[]}[], from: number, to: number}) => void, close: () => void}}
  *   at, from, to: Unix seconds; a value null: nothing was measured
  */
@@ -62,7 +62,7 @@ export function plot(title, { format, moment, bars = false }) {
       scales: { x: { range: () => [data.from, data.to] }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.08 : 1] } },
       axes: [
         { ...axis, space: LABEL_PX, size: 30, values: (_, splits) => splits.map((at) => moment(at)), ...(bars && { splits: () => everyDay(data.at, width) }) },
-        { ...axis, space: 30, size: AXIS_PX, values: (_, splits) => splits.map((value) => (value === null ? "" : format(value))) },
+        { ...axis, space: 30, size: AXIS_PX, values: (_, splits) => splits.map((value) => (value === null || (bars && !Number.isInteger(value)) ? "" : format(value))) },
       ],
       series: [{}, ...data.series.map((one) => ({ label: one.name, stroke: colourOf(one.name), width: bars ? 0 : 1.6, paths, ...(bars && { fill: colourOf(one.name), points: { show: false } }) }))],
       hooks: { setCursor: [point] },

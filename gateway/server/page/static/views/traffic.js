@@ -11,10 +11,11 @@ const rate = (value) => (value === null ? "–" : `${number(value)}/s`);
 
 /** @param {string | null} only  a model; null: the busiest ones */
 export function trafficCard(only = null) {
+  // A point has only models that something happened to.
   const plots = [
-    [plot("Tokens written", { format: rate, moment: clock }), (flow) => flow.completion_tokens],
-    [plot("Requests", { format: rate, moment: clock }), (flow) => flow.requests],
-    [plot("First byte, 95th percentile", { format: latency, moment: clock }), (flow) => flow.first_p95_s],
+    [plot("Tokens written", { format: rate, moment: clock }), (flow) => flow?.completion_tokens ?? 0],
+    [plot("Requests", { format: rate, moment: clock }), (flow) => flow?.requests ?? 0],
+    [plot("First byte, 95th percentile", { format: latency, moment: clock }), (flow) => flow?.first_p95_s ?? null],
   ];
   const empty = h("p", { class: "muted", hidden: true }, "No request was answered in the last 10 minutes.");
   const grid = h("div", { class: "plots" }, plots.map(([one]) => one.element));
@@ -34,7 +35,7 @@ export function trafficCard(only = null) {
       const shown = withGaps(recent, GAP_S);
       const at = shown.map((point) => point.at);
       for (const [one, value] of plots) {
-        const series = names.map((name) => ({ name, values: shown.map(({ models }) => (models === null ? null : models[name] ? value(models[name]) : 0)) }));
+        const series = names.map((name) => ({ name, values: shown.map(({ models }) => (models === null ? null : value(models[name]))) }));
         one.update({ at, series, from: now - SPAN_S, to: now });
       }
     },
