@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.support.browser import visit
 from tests.support.page_gateway import gateway, llama
@@ -127,3 +128,25 @@ def test_the_call_is_that_of_the_task(
         assert f"{one.url}{path}" in code(page.tab, "JavaScript")
         compile(code(page.tab, "Python"), task, "exec")
         expect(page.tab.locator("details > summary")).to_have_count(0)
+
+
+def test_the_call_is_that_of_a_plan_that_comes_later(tmp_path: Path, browser: Browser) -> None:
+    readings = 0
+
+    def tell(route: Route) -> None:
+        nonlocal readings
+        readings += 1
+        row = model("m", "starting" if readings == 1 else "ready", "", replicas=[replica()])
+        state = busy_state() | {"models": [row]}
+        route.fulfill(body=f"data: {json.dumps(state)}\n\n", content_type="text/event-stream")
+
+    def view(route: Route) -> None:
+        plan = None if readings == 1 else {"model": {"task": "embed"}}
+        route.fulfill(json={"name": "m", "wish": {}, "plan": plan})
+
+    with gateway(tmp_path) as one, visit(browser, one.url) as page:
+        page.tab.route("**/admin/live", tell)
+        page.tab.route("**/admin/models/m", view)
+        page.go("#/models/m/use")
+        expect(block(page.tab, "curl").locator("code")).to_contain_text(f"{one.url}/v1/embeddings")
+        expect(page.tab.get_by_text("No key is needed")).to_be_visible()

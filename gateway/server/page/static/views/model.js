@@ -174,8 +174,17 @@ function chatPart(view, { live, name }) {
   return { element: talk.element, refresh: () => {}, update: talk.update, close: talk.close };
 }
 
-function usePart(view, { live }) {
-  return { ...use(view, { live }), refresh: () => {} };
+function usePart(view, context) {
+  let part = use(view, context);
+  const element = h("div", {}, part.element);
+  // The calls are those of the plan's task, which may be known later.
+  const refresh = (fresh) => {
+    if (fresh.plan?.model.task === view.plan?.model.task) return;
+    view = fresh;
+    part = use(view, context);
+    fill(element, part.element);
+  };
+  return { element, refresh, update: (state) => part.update(state) };
 }
 
 function editPart(view) {
