@@ -52,6 +52,21 @@ print(f("*"))
 ---
 
 The end."""
+# The first pixel of a picture, by its address with data.
+PIXEL = """async (url) => {
+  const data = Uint8Array.from(atob(url.split(",")[1]), (one) => one.charCodeAt(0));
+  const canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
+  pen.drawImage(await createImageBitmap(new Blob([data])), 0, 0);
+  return [...pen.getImageData(0, 0, 1, 1).data];
+}"""
+# Whether the page takes a picture that is pasted, beside a text or alone.
+PASTE = """(words) => {
+  const data = new DataTransfer();
+  data.items.add(new File(["x"], "x.png", { type: "image/png" }));
+  if (words) data.setData("text/plain", words);
+  const event = new ClipboardEvent("paste", { clipboardData: data, cancelable: true });
+  return !document.querySelector("#chat-ask").dispatchEvent(event);
+}"""
 # What the page makes of answers, and nothing else.
 TAGS = frozenset(
     re.findall(
@@ -362,15 +377,16 @@ def test_a_conversation_that_finds_no_room_is_told(tmp_path: Path, browser: Brow
         page.sees("This browser has no room for this conversation")
 
 
-def picture(side: int) -> bytes:
-    """A red square as a PNG."""
+def picture(side: int, *, is_clear: bool = False) -> bytes:
+    """A square as a PNG, red or transparent."""
 
     def part(kind: bytes, data: bytes) -> bytes:
         check = struct.pack(">I", zlib.crc32(kind + data))
         return struct.pack(">I", len(data)) + kind + data + check
 
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    rows = (b"\0" + b"\xff\0\0" * side) * side
+    kind, pixel = (6, b"\0\0\0\0") if is_clear else (2, b"\xff\0\0")
+    head = struct.pack(">IIBBBBB", side, side, 8, kind, 0, 0, 0)
+    rows = (b"\0" + pixel * side) * side
     return (
         b"\x89PNG\r\n\x1a\n"
         + part(b"IHDR", head)
@@ -379,7 +395,9 @@ def picture(side: int) -> bytes:
     )
 
 
-def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -> None:
+@contextlib.contextmanager
+def showing(folder: Path, browser: Browser) -> Iterator[tuple[Visit, list[dict[str, Any]]]]:
+    """The chat of a model that sees and one that reads only, and the bodies of its requests."""
     ready = [replica(state="ready", phase=None, ready_at=1.0)]
     state = busy_state() | {
         "models": [
@@ -395,14 +413,19 @@ def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -
         route.fulfill(body=body, content_type="text/event-stream")
 
     with (
-        gateway(tmp_path) as one,
+        gateway(folder) as one,
         one.enter(telling(state)) as tells,
         visit(browser, one.url) as page,
     ):
-        tab = page.tab
-        tab.route("**/admin/live", tells)
-        tab.route("**/v1/chat/completions", answer)
+        page.tab.route("**/admin/live", tells)
+        page.tab.route("**/v1/chat/completions", answer)
         page.go("#/chat")
+        yield page, asked
+
+
+def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -> None:
+    with showing(tmp_path, browser) as (page, asked):
+        tab = page.tab
         add = tab.get_by_role("button", name="Add a picture")
         tab.get_by_role("combobox", name="Model").select_option("reads")
         expect(add).to_be_hidden()
@@ -433,3 +456,22 @@ def test_a_picture_goes_to_a_model_that_sees(tmp_path: Path, browser: Browser) -
             "(() => { const one = document.querySelector('.message canvas');"
             " return [...one.getContext('2d').getImageData(2, 2, 1, 1).data] })()"
         ) == [255, 0, 0, 255]
+
+
+def test_transparent_parts_are_white_and_a_pasted_table_is_text(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with showing(tmp_path, browser) as (page, asked):
+        tab = page.tab
+        tab.get_by_role("combobox", name="Model").select_option("sees")
+        expect(tab.get_by_role("button", name="Add a picture")).to_be_visible()
+        tab.locator("#chat-images").set_input_files(
+            FilePayload(name="clear.png", mimeType="image/png", buffer=picture(3000, is_clear=True))
+        )
+        expect(tab.get_by_role("img", name="clear.png")).to_be_visible()
+        say(page, "And this?")
+        url = asked[-1]["messages"][-1]["content"][0]["image_url"]["url"]
+        assert tab.evaluate(PIXEL, url) == [255, 255, 255, 255]
+        assert not tab.evaluate(PASTE, "A table as text.")
+        assert tab.evaluate(PASTE, "")
+        page.sees("x.png is no picture that this browser can read.")

@@ -46,7 +46,8 @@ export function imageChooser() {
     },
     paste(event) {
       const files = [...(event.clipboardData?.files ?? [])].filter((file) => file.type.startsWith("image/"));
-      if (!permitted || !files.length) return;
+      // Programs for texts and tables add a picture of the words.
+      if (!permitted || !files.length || event.clipboardData.types.includes("text/plain")) return;
       event.preventDefault();
       add(files);
     },
