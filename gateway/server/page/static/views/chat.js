@@ -23,6 +23,8 @@ export function chat({ live }, fixed = "") {
   let pending = null;
   /** The place of the message that is written anew; null: none. */
   let edited = null;
+  /** What was written before an edit, and comes back after it. */
+  let draft = { content: "", images: [] };
   let wasKept = true;
   const log = h("div", { class: "messages", role: "log", "aria-label": "Conversation", "aria-live": "off", tabindex: "0" });
   const hint = h("p", { class: "empty" }, "Ask something. This browser keeps the conversation until you clear it.");
@@ -158,9 +160,12 @@ export function chat({ live }, fixed = "") {
   /** Writes a message of the user anew, in the place of it and all after it; null: none. */
   function edit(place) {
     if (running && place !== null) return;
+    if (place !== null && edited === null) draft = { content: ask.value, images: images.take() };
+    const shown = place === null ? draft : messages[place];
+    if (place === null) draft = { content: "", images: [] };
     edited = place;
-    ask.value = place === null ? "" : messages[place].content;
-    images.set((place !== null && messages[place].images) || []);
+    ask.value = shown.content;
+    images.set(shown.images ?? []);
     attribute(editing, "hidden", place === null);
     if (place !== null) ask.focus();
   }
