@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.domain import Engine
+from gateway.domain.units import plural
 from gateway.errors import BadFlag
 from gateway.variables import engine_env
 
@@ -30,6 +31,17 @@ _SHORT_FORMS = {
     "-q": "quantization",
 } | {"-dp": "data-parallel-size"}
 _LISTS = ("served-model-name", "lora-modules", "lora-paths")
+# Options of `docker run` and `podman run` without a value.
+_CONTAINER_SWITCHES = (
+    "detach disable-content-trust env-host help init interactive no-healthcheck no-hosts"
+    " oom-kill-disable privileged publish-all quiet read-only replace rm rmi sig-proxy tty"
+    " use-api-socket"
+)
+_CONTAINER_SWITCH_LETTERS = "diqtP"
+_SHELLS = ("sh", "bash", "dash", "zsh")
+_SHELL_SIGNS = "();<>|&"
+# More is no number of a flag; also the bound of what `int` reads.
+_NUMBER = re.compile(r"[0-9]{1,18}")
 # Letters of vLLM's human_readable_int (vllm/engine/arg_utils.py of 0.33.0).
 _LETTERS = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
 _DTYPES = {"half": "float16", "float": "float32"}
@@ -55,31 +67,74 @@ class ImportedFields(NamedTuple):
 
 
 def split_words(command: object) -> list[str]:
-    """The words of a command: of a shell line with continued lines, or of a list."""
+    """The words of a command: of a shell line with continued lines, or of a list. Lines of comments
+    have none."""
     if isinstance(command, list | tuple):
         return [str(word) for word in command]
+    lines = str(command or "").splitlines()
+    text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+    text = text.replace("\\\n", " ")
     try:
-        return shlex.split(str(command or "").replace("\\\n", " "))
+        return shlex.split(text)
     except ValueError:
-        return str(command).split()
+        return text.split()
 
 
-def engine_command(words: Sequence[str]) -> EngineCommand | None:
+def whole_number(text: str) -> int | None:
+    """The number that a text of at most 18 digits writes; None: another text."""
+    return int(text) if _NUMBER.fullmatch(text) else None
+
+
+def _script_words(words: Sequence[str]) -> list[str]:
+    """The words of the script behind `sh -c`, with the signs of the shell as words; else the same
+    words."""
+    for at, word in enumerate(words[:-2]):
+        is_shell = word.rpartition("/")[2] in _SHELLS
+        if is_shell and re.fullmatch(r"-[a-z]*c", words[at + 1]):
+            lexer = shlex.shlex(
+                words[at + 2].replace("\\\n", " "), posix=True, punctuation_chars=True
+            )
+            lexer.whitespace_split = True
+            try:
+                return list(lexer)
+            except ValueError:
+                return words[at + 2].split()
+    return list(words)
+
+
+def _until_next_command(words: Sequence[str]) -> tuple[str, ...]:
+    """The words before the first sign of the shell."""
+    signs = (at for at, word in enumerate(words) if word and not word.strip(_SHELL_SIGNS))
+    return tuple(words[: next(signs, len(words))])
+
+
+def _image_index(words: Sequence[str]) -> int | None:
+    """The index of the image in the words of `docker run`; None: there is none."""
+    index = words.index("run") + 1
+    while index < len(words) and words[index].startswith("-"):
+        option = words[index]
+        if option.startswith("--"):
+            takes_next = "=" not in option and option[2:] not in _CONTAINER_SWITCHES.split()
+        else:
+            takes_next = len(option[1:].lstrip(_CONTAINER_SWITCH_LETTERS)) == 1
+        index += 2 if takes_next else 1
+    return index if index < len(words) else None
+
+
+def engine_command(command: Sequence[str]) -> EngineCommand | None:
     """The start of an engine in a command line; None: the command starts no engine of ours."""
+    words = _script_words(command)
     for kind, start in _STARTS:
         for index in range(len(words) - len(start) + 1):
             part = tuple(word.rpartition("/")[2] for word in words[index : index + len(start)])
             if part == start:
-                return EngineCommand(
-                    kind, "", tuple(words[:index]), tuple(words[index + len(start) :])
-                )
-    if "run" in words[:3]:
-        for index, word in enumerate(words):
-            if (match := _IMAGE.fullmatch(word)) and index > 1 and "=" not in word:
-                return EngineCommand(
-                    match[1].lower(), word, tuple(words[:index]), tuple(words[index + 1 :])
-                )
-    return None
+                flags = _until_next_command(words[index + len(start) :])
+                return EngineCommand(kind, "", tuple(words[:index]), flags)
+    image = _image_index(words) if "run" in words[:4] else None
+    if image is None or not (kind := image_kind(words[image])):
+        return None
+    flags = _until_next_command(words[image + 1 :])
+    return EngineCommand(kind, words[image], tuple(words[:image]), flags)
 
 
 def image_kind(image: str) -> str:
@@ -103,6 +158,10 @@ class FlagReader:
         positional, flags = self._split(words)
         if positional:
             self._fields["source"] = positional[0]
+        if len(positional) > 1:
+            # The words themselves may be secrets of a short form.
+            count = plural(len(positional) - 1, "further word")
+            self._notices.append(f"{count} without a flag: the engine takes one model.")
         for name, values in flags:
             self._add(name, values)
         return ImportedFields(self._fields, self._notices)
@@ -111,28 +170,34 @@ class FlagReader:
         """Words without a flag, and the flags with their values."""
         positional: list[str] = []
         flags: list[tuple[str, list[str]]] = []
-        rest = list(words)
-        while rest:
-            word = rest.pop(0)
+        at = 0
+        while at < len(words):
+            word, equals, value = words[at].partition("=")
+            at += 1
             if word in _SHORT_FORMS:
-                flags.append((_SHORT_FORMS[word], [rest.pop(0)] if rest else []))
+                name = _SHORT_FORMS[word]
+            elif word.startswith("--"):
+                name = word[2:].replace("_", "-")
+            elif word.startswith("-"):
+                self._notices.append(f"{word}: this short form is not known. Write the long one.")
                 continue
-            if not word.startswith("--"):
-                positional.append(word)
+            else:
+                positional.append(words[at - 1])
                 continue
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("_", "-")
             values = [value] if equals else []
-            while rest and not rest[0].startswith("-") and self._takes(name, values):
-                values.append(rest.pop(0))
+            while at < len(words) and not words[at].startswith("-") and self._takes(name, values):
+                values.append(words[at])
+                at += 1
             # A negative number is a value too.
-            if rest and not values and re.fullmatch(r"-\d+", rest[0]):
-                values.append(rest.pop(0))
+            if at < len(words) and not values and re.fullmatch(r"-\d+", words[at]):
+                values.append(words[at])
+                at += 1
             flags.append((name, values))
         return positional, flags
 
     def _takes(self, name: str, values: Sequence[str]) -> bool:
-        flag = self._engine.flags.get(name)
+        flags = self._engine.flags
+        flag = flags.get(name) or flags.get(name.removeprefix("no-"))
         is_switch = flag is not None and flag.type == "bool"
         return not is_switch and (not values or name in _LISTS)
 
@@ -191,23 +256,25 @@ class FlagReader:
             self._notices.append(f"--{name}: {why}. {cure}")
         else:
             is_switch = flag.type == "bool" and not value
-            number = int(value) if value.isdecimal() else value
+            number = whole_number(value)
             self._fields.setdefault("args", {})[flag_name] = (
-                flag_name == name if is_switch else number
+                flag_name == name if is_switch else value if number is None else number
             )
 
     def _number(self, field: str, value: str) -> None:
-        if value.isdecimal():
-            self._fields[field] = int(value)
+        if (number := whole_number(value)) is not None:
+            self._fields[field] = number
         else:
-            self._notices.append(f"{field}: {value!r} is no number. Write the number.")
+            self._notices.append(f"{field}: {value[:80]!r} is no number. Write the number.")
 
     def _context(self, value: str) -> None:
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmKM]?)", value)
+        match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)([kmKM]?)", value)
         if match:
             self._fields["context"] = int(float(match[1]) * _LETTERS[match[2]])
         elif value not in ("auto", "-1"):
-            self._notices.append(f"context: {value!r} is no number of tokens. Write the number.")
+            self._notices.append(
+                f"context: {value[:80]!r} is no number of tokens. Write the number."
+            )
 
     def _loras(self, values: Sequence[str]) -> None:
         adapters = dict(value.split("=", 1) for value in values if "=" in value and value[0] != "{")
@@ -221,7 +288,7 @@ class FlagReader:
         """The drafter or method of vLLM's --speculative-config."""
         try:
             config = json.loads(value)
-        except ValueError:
+        except (ValueError, RecursionError):
             config = None
         if not isinstance(config, dict):
             self._notices.append("--speculative-config is no JSON object. Write `drafter: MODEL`.")

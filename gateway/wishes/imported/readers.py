@@ -10,6 +10,7 @@ from gateway.domain import Engine
 from gateway.domain.base import ValidationError
 from gateway.domain.value import first_problem
 from gateway.domain.wish import NAME_PATTERN
+from gateway.errors import BadRequest
 from gateway.wishes.document import Document, read
 from gateway.wishes.imported.engine_command import (
     ClosingReason,
@@ -19,11 +20,17 @@ from gateway.wishes.imported.engine_command import (
     environment,
     image_kind,
     split_words,
+    whole_number,
 )
 from gateway.wishes.model_request import ModelRequest
 
 _GGUF = re.compile(r"[-_.](?:i?q\d\w*|f16|bf16|gguf)\b.*$", re.IGNORECASE)
-_MACRO = re.compile(r"\$\{(\w+)\}")
+# Names of macros: config.example.yaml of llama-swap.
+_MACRO = re.compile(r"\$\{([\w-]+)\}")
+# No command line is longer: macros in macros can exceed any memory.
+_MAX_COMMAND_CHARACTERS = 128 * 1024
+_COMPOSE_DEFAULT = re.compile(r"\$\{\w+:?-([^${}]*)\}")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _ENV_OPTIONS = ("-e", "--env")
 # Keys of llama-swap for work that the gateway does itself.
 _SWAP_KEYS_OF_GATEWAY = {
@@ -78,16 +85,22 @@ class EngineKnowledge(NamedTuple):
 def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModels | None:
     """The models of a file, by its content; None: it is none of the three kinds.
 
-    name: of the file, which names the model of a Modelfile.
+    name: of the file, which names the model of a Modelfile. Raises BadRequest for a file of models
+    or services that is no YAML.
     """
-    if re.search(r"^\s*FROM\s+\S", text, re.IGNORECASE | re.MULTILINE):
-        return _drop_refused_fields(_read_modelfile(text, name))
     document = read(text)
     data = document.data if isinstance(document.data, dict) else {}
     if isinstance(data.get("models"), dict):
         return _drop_refused_fields(_read_llama_swap(document, knowledge))
     if isinstance(data.get("services"), dict):
         return _drop_refused_fields(_read_compose(document, knowledge))
+    if any(instruction == "from" and value for _, instruction, value in _instructions(text)):
+        return _drop_refused_fields(_read_modelfile(text, name))
+    if document.mistakes and re.search(r"^(models|services):", text, re.MULTILINE):
+        place, why = document.mistakes[0]
+        raise BadRequest(
+            f"Line {place.line}, column {place.column}: {why}.", hint="Correct the file."
+        )
     return None
 
 
@@ -98,22 +111,28 @@ def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> Imported
     for key in data:
         if key == "groups":
             notices.append(Notice(document.place((key,)).line, f"groups: {_GROUPS}."))
-        elif key not in ("models", "macros"):
+        elif key not in ("models", "macros", "globalTTL"):
             why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
             notices.append(Notice(document.place((str(key),)).line, f"{key}: {why}."))
     macros = _texts(data.get("macros"))
     for name, entry in data["models"].items():
         line = document.place(("models", str(name))).line
         entry_fields = entry if isinstance(entry, dict) else {}
-        texts = macros | _texts(entry_fields.get("macros"))
+        texts = macros | _texts(entry_fields.get("macros")) | {"MODEL_ID": str(name)}
         words = split_words(_expand_macros(str(entry_fields.get("cmd") or ""), texts))
         fields, problems = _start(words, _pairs(entry_fields.get("env")), knowledge)
+        ttl = entry_fields.get("ttl", -1)
+        # -1 is the value of the whole file.
+        ttl = data.get("globalTTL") if ttl == -1 else ttl
+        if type(ttl) in (int, float) and ttl >= 0:
+            fields.setdefault("policy", {})["keep_alive"] = f"{ttl}s" if ttl else "-1"
+        elif ttl is not None:
+            problems.append("ttl: it is no number of seconds. Write `policy: {keep_alive: 300s}`.")
         for key, value in entry_fields.items():
-            if key == "ttl":
-                fields.setdefault("policy", {})["keep_alive"] = f"{value}s" if value else "-1"
-            elif key == "aliases" and isinstance(value, list):
-                fields["aliases"] = [*fields.get("aliases", ()), *map(str, value)]
-            elif key not in ("cmd", "env", "macros", "name", "description"):
+            if key == "aliases" and isinstance(value, list):
+                ids = [alias.get("id") if isinstance(alias, dict) else alias for alias in value]
+                fields["aliases"] = [*fields.get("aliases", ()), *map(str, ids)]
+            elif key not in ("cmd", "env", "macros", "name", "description", "ttl"):
                 why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
                 problems.append(f"{key}: {why}.")
         notices += [Notice(line, f"{name}: {problem}") for problem in problems]
@@ -128,8 +147,9 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> ImportedMod
         line = document.place(("services", str(service))).line
         entry_fields = entry if isinstance(entry, dict) else {}
         words = [
-            *split_words(entry_fields.get("entrypoint")),
-            *split_words(entry_fields.get("command")),
+            _COMPOSE_DEFAULT.sub(r"\1", word).replace("$$", "$")
+            for key in ("entrypoint", "command")
+            for word in split_words(entry_fields.get(key))
         ]
         image = str(entry_fields.get("image") or "")
         kind = image_kind(image)
@@ -164,9 +184,12 @@ def _read_modelfile(text: str, name: str) -> ImportedModels:
         elif instruction == "adapter":
             fields["loras"] = {"adapter": value}
         elif instruction == "parameter":
-            key, _, number = value.partition(" ")
-            if key == "num_ctx" and number.strip().isdecimal():
-                fields["context"] = int(number)
+            key, *numbers = value.split() or [""]
+            number = whole_number(numbers[0]) if numbers else None
+            if key == "num_ctx" and number is not None:
+                fields["context"] = number
+            elif key == "num_ctx":
+                notices.append(Notice(line, "PARAMETER num_ctx: it is no number of tokens."))
             else:
                 notices.append(Notice(line, f"PARAMETER {key}: clients send it with each request."))
         else:
@@ -181,15 +204,20 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
     """The line, the name in lower case and the value of each instruction of a Modelfile."""
     lines = enumerate(text.splitlines(), start=1)
     for number, line in lines:
-        name, _, value = line.strip().partition(" ")
-        if not name or name.startswith("#"):
+        name, *rest = line.split(maxsplit=1) or ["#"]
+        if name.startswith("#"):
             continue
-        value = value.strip()
-        if value.startswith('"""') and value.count('"""') < 2:
-            for _, further in lines:
-                value += f"\n{further}"
-                if '"""' in further:
+        value = rest[0].strip() if rest else ""
+        # A role stands before the text of a message.
+        quoted = value.split(maxsplit=1)[-1] if name.lower() == "message" and value else value
+        quote = next((sign for sign in ('"""', '"') if quoted.startswith(sign)), "")
+        if quote and (len(quoted) < 2 * len(quote) or not quoted.endswith(quote)):
+            further = [value]
+            for _, line_inside in lines:
+                further.append(line_inside)
+                if line_inside.rstrip().endswith(quote):
                     break
+            value = "\n".join(further)
         yield number, name.lower(), value.strip('"')
 
 
@@ -200,7 +228,7 @@ def _start(
     command = engine_command(words)
     if command is None:
         source = _option(words, ("-hf", "-hfr", "--hf-repo", "-m", "--model"))
-        program = words[0].rpartition("/")[2] if words else "the command"
+        program = words[0].rpartition("/")[2][:80] if words else "the command"
         return ({"source": source} if source else {}), [f"{program} starts no vLLM or SGLang."]
     engine = knowledge.engines[command.kind]
     result = FlagReader(engine, knowledge.closing_reason).read(command.flags)
@@ -209,6 +237,8 @@ def _start(
     if names:
         fields["aliases"] = names
     passed = dict(variables) | _pairs(_options(command, _ENV_OPTIONS))
+    if "run" not in command.words:
+        passed |= _pairs([word for word in command.words if _ASSIGNMENT.fullmatch(word)])
     more, notices = environment(passed, engine)
     fields |= more
     if gpus := _gpus_text(next(iter(_options(command, ("--gpus",))), "")):
@@ -231,8 +261,8 @@ def _option(words: Sequence[str], names: Sequence[str]) -> str:
 def _gpus_text(text: str) -> list[str] | int | None:
     """The GPUs of `docker run --gpus`: all (None), a number, or `device=0,1`."""
     plain = text.strip("\"'")
-    if plain.isdecimal():
-        return int(plain)
+    if (number := whole_number(plain)) is not None:
+        return number
     return plain.removeprefix("device=").split(",") if plain.startswith("device=") else None
 
 
@@ -263,8 +293,12 @@ def _texts(macros: object) -> dict[str, str]:
 
 
 def _expand_macros(text: str, macros: Mapping[str, str]) -> str:
-    """The text with its macros, which may hold others; unknown ones stay."""
+    """The text with its macros, which may hold others; unknown ones stay, and all where the text
+    would be too long."""
     for _ in range(4):
+        used = [macros[name] for name in _MACRO.findall(text) if name in macros]
+        if len(text) + sum(map(len, used)) > _MAX_COMMAND_CHARACTERS:
+            return text
         text = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
     return text
 
@@ -288,7 +322,11 @@ def _keep(
             )
         )
     elif "/" not in source:
-        problem = f"names of Ollama's library, as {source}, are not known" if source else "no model"
+        problem = "no model"
+        if source and "engines" in fields:
+            problem = f"{source!r} is no folder and no repository as ORGANIZATION/NAME"
+        elif source:
+            problem = f"names of Ollama's library, as {source}, are not known"
         notices.append(
             Notice(line, f"{name}: {problem}. `fitserve search WORDS` finds the repository.")
         )

@@ -11,6 +11,7 @@ import typer
 from gateway.cli.options import Json
 from gateway.cli.terminal import print_message, say
 from gateway.domain.units import plural
+from gateway.domain.units import words as size
 from gateway.errors import BadRequest
 from gateway.visible import visible_line
 
@@ -51,15 +52,20 @@ def _read_models(file: Path) -> Any:
     from gateway.wishes.imported.readers import EngineKnowledge, read_file
 
     try:
-        text = read_bytes(file, _MAX_FILE_BYTES + 1).decode("utf-8-sig")
+        content = read_bytes(file, _MAX_FILE_BYTES + 1)
+        text, why = content.decode("utf-8-sig"), ""
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text in UTF-8"
-        raise BadRequest(f"{file} cannot be read: {why}.", hint="Correct the path.") from None
+        text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
+    else:
+        if len(content) > _MAX_FILE_BYTES:
+            why = f"it has more than {size(_MAX_FILE_BYTES)}"
+    if why:
+        raise BadRequest(f"{file} cannot be read: {why}.", hint="Correct the path.")
     profiles = Profiles(load_settings().profiles_dir)
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
     name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name
     imported = read_file(text, name, EngineKnowledge(engines, closing_reason))
-    if imported is None or len(text) > _MAX_FILE_BYTES:
+    if imported is None:
         raise BadRequest(
             f"{file} is no config of llama-swap, no Modelfile and no compose file.",
             hint="llama-swap's has `models` with `cmd`, a compose file `services`, a Modelfile"
@@ -73,7 +79,7 @@ def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
     import yaml
 
     text = yaml.safe_dump({"models": models}, sort_keys=False, allow_unicode=True, width=100)
-    text = f"# Written by `fitserve import {file.name}`.\n{text}"
+    text = f"# Written by `fitserve import {visible_line(file.name)}`.\n{text}"
     if output is None:
         say(text.rstrip())
         return
@@ -82,6 +88,10 @@ def _write(file: Path, output: Path | None, models: dict[str, Any]) -> None:
             target.write(text)
     except FileExistsError:
         raise BadRequest(f"{output} exists already.", hint="Choose another name.") from None
+    except OSError as error:
+        raise BadRequest(
+            f"{output} cannot be written: {error.strerror}.", hint="Correct the path."
+        ) from None
     print_message(
         f"{plural(len(models), 'model')} written to {output}. `fitserve config check {output}`"
         f" checks the file, `fitserve apply {output}` serves it."

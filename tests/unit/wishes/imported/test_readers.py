@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from gateway.engines.common.open_flags import closing_reason
+from gateway.errors import BadRequest
 from gateway.profiles.profiles import Profiles
 from gateway.wishes.imported.engine_command import engine_command, split_words
 from gateway.wishes.imported.readers import EngineKnowledge, ImportedModels, read_file
@@ -174,6 +175,11 @@ def test_a_repository_of_the_hub_keeps_its_name() -> None:
         ("""--speculative-config '{"method": "ngram"}'""", {"speculative": "ngram"}),
         ("--chat-template ./t.jinja", {"chat_template": {"text": "${file:./t.jinja}"}}),
         ("--dtype=bfloat16", {"dtype": "bfloat16"}),
+        ("-tp=2", {"tensor_parallel": 2}),
+        (f"--max-model-len {'9' * 400}", {}),
+        (f"-tp {'9' * 5000}", {}),
+        ("--speculative-config '" + "[" * 100_000 + "'", {}),
+        ("-O3 extra words", {}),
     ],
 )
 def test_flags_of_vllm_become_fields(flags: str, fields: dict[str, Any]) -> None:
@@ -191,6 +197,18 @@ def test_flags_of_vllm_become_fields(flags: str, fields: dict[str, Any]) -> None
         ("llama-server -m x", None, ()),
         ("", None, ()),
         ("vllm serve 'unclosed", "vllm", ("'unclosed",)),
+        # Values of docker's options may look like an image.
+        ("docker run --name vllm -v vllm-c:/c vllm/vllm-openai m", "vllm", ("m",)),
+        (
+            "sudo docker container run -it -p8:8 --init vllm/vllm --model m",
+            "vllm",
+            ("--model", "m"),
+        ),
+        ("docker run --name vllm nginx", None, ()),
+        ("docker run --rm", None, ()),
+        ("bash -lc '. env; exec vllm serve m --x 4; echo vllm'", "vllm", ("m", "--x", "4")),
+        ("vllm serve m && echo", "vllm", ("m",)),
+        ("# ${x}\nvllm serve m\n  # more\n--x", "vllm", ("m", "--x")),
     ],
 )
 def test_the_start_of_an_engine_is_found_in_a_command(
@@ -198,6 +216,92 @@ def test_the_start_of_an_engine_is_found_in_a_command(
 ) -> None:
     found = engine_command(split_words(command))
     assert (found.kind if found else None, found.flags if found else ()) == (kind, flags)
+
+
+def test_a_switch_before_the_model_takes_no_value() -> None:
+    result = read_models("models:\n  m: {cmd: vllm serve --no-enable-prefix-caching org/name}\n")
+    assert result.models["m"]["source"] == "org/name"
+    assert result.models["m"]["args"] == {"enable-prefix-caching": False}
+
+
+def test_words_without_a_flag_are_told_and_not_shown() -> None:
+    result = read_models("models:\n  m: {cmd: vllm serve org/name -k hidden-word}\n")
+    words = " ".join(notices(result))
+    assert "-k: this short form is not known" in words
+    assert "1 further word without a flag" in words
+    assert "hidden-word" not in words
+
+
+def test_names_of_macros_may_have_hyphens_and_the_model_is_one() -> None:
+    result = read_models(
+        "macros: {vllm-cmd: vllm serve}\nmodels:\n"
+        "  m: {cmd: '${vllm-cmd} org/name --served-model-name ${MODEL_ID}-a'}\n"
+    )
+    assert result.models["m"] == {"engines": ["vllm"], "source": "org/name", "aliases": ["m-a"]}
+
+
+def test_macros_in_macros_take_bounded_memory() -> None:
+    macros = {name: f"${{{further}}}" * 5000 for name, further in ("ab", "bc", "cd", "de")}
+    text = yaml.safe_dump({"macros": macros, "models": {"m": {"cmd": "${a}"}}})
+    assert read_models(text).models == {}
+    assert max(len(words) for words in notices(read_models(text))) < 1000
+
+
+def test_variables_before_a_command_count() -> None:
+    result = read_models(
+        "models:\n  m: {cmd: env CUDA_VISIBLE_DEVICES=1 NCCL_DEBUG=INFO vllm serve org/name}\n"
+    )
+    assert (result.models["m"]["gpus"], result.models["m"]["env"]) == (
+        ["1"],
+        {"NCCL_DEBUG": "INFO"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("ttl", "keep_alive"), [("", "60s"), ("ttl: -1", "60s"), ("ttl: 0", "-1"), ("ttl: 5", "5s")]
+)
+def test_the_time_of_the_whole_file_counts_where_a_model_has_none(
+    ttl: str, keep_alive: str
+) -> None:
+    text = f"globalTTL: 60\nmodels:\n  m:\n    cmd: vllm serve org/name\n    {ttl}\n"
+    assert read_models(text).models["m"]["policy"] == {"keep_alive": keep_alive}
+    assert not read_models(text).notices
+
+
+def test_an_alias_may_be_an_object() -> None:
+    text = "models:\n  m: {cmd: vllm serve org/name, aliases: [{id: a, unlisted: true}, b]}\n"
+    assert read_models(text).models["m"]["aliases"] == ["a", "b"]
+
+
+def test_texts_inside_a_compose_file_do_not_make_it_a_modelfile() -> None:
+    result = read_models(
+        "services:\n  a:\n    build:\n      dockerfile_inline: |\n        FROM vllm/vllm-openai\n"
+        "    image: vllm/vllm-openai\n    command: --model ${MODEL:-org/name} --max-num-seqs 4\n"
+    )
+    assert result.models == {
+        "a": {"engines": ["vllm"], "source": "org/name", "args": {"max-num-seqs": 4}}
+    }
+
+
+@pytest.mark.parametrize("text", ["services:\n  a: {image: x\n", "models:\n  a: 1\n  a: 2\n"])
+def test_a_file_that_is_no_yaml_is_told_with_its_line(text: str) -> None:
+    with pytest.raises(BadRequest, match="Line 3, column"):
+        read_models(text)
+
+
+def test_texts_of_several_lines_hold_no_instructions() -> None:
+    result = read_models(
+        'FROM\t./x\nMESSAGE user """a\nFROM ./other\n"""\nSYSTEM "two\nFROM ./lines"\n'
+        'TEMPLATE """one"""\nPARAMETER\tnum_ctx 4096\nPARAMETER num_ctx many\n',
+        "n",
+    )
+    assert result.models == {"n": {"source": "./x", "context": 4096}}
+    assert notices(result)["PARAMETER num_ctx: it is no number of tokens."] == 9
+
+
+def test_a_model_of_a_command_is_not_called_one_of_ollama() -> None:
+    (notice,) = read_models("models:\n  m: {cmd: vllm serve gpt2}\n").notices
+    assert "'gpt2' is no folder and no repository" in notice.text
 
 
 def test_a_field_that_no_model_takes_is_left_out_with_its_reason() -> None:

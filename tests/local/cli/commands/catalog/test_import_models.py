@@ -47,3 +47,17 @@ def test_files_without_models_end_with_words(tmp_path: Path) -> None:
     assert "no config of llama-swap, no Modelfile and no compose file" in unknown.stderr
     missing = fitserve("import", str(tmp_path / "gone"))
     assert (missing.returncode, "cannot be read" in missing.stderr) == (2, True)
+
+
+def test_a_file_that_is_too_long_is_not_read_in_part(tmp_path: Path) -> None:
+    file = tmp_path / "swap.yaml"
+    file.write_text(f"models:\n  m: {{cmd: vllm serve org/name}}\n# {'ä' * 600_000}\n")
+    done = fitserve("import", str(file))
+    assert (done.returncode, "more than 1.0 MiB" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "swap.yaml"
+    file.write_text(SWAP)
+    done = fitserve("import", str(file), "-o", str(tmp_path / "gone" / "models.yaml"))
+    assert (done.returncode, "cannot be written" in done.stderr) == (2, True), done.stderr
