@@ -70,6 +70,8 @@ class FakeHub:
     stands still until `close`."""
     listed: list[dict[str, Any]] = field(default_factory=list)
     """The rows that a search finds: id, tags, pipeline_tag, downloads, trendingScore."""
+    search_answer: bytes | None = None
+    """The answer to every search, instead of the rows."""
     listing: bytes | None = None
     """The answer to every listing; endless if "listing" is in `endless`."""
     stalled: threading.Event = field(default_factory=threading.Event)
@@ -189,7 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
             and (pipeline is None or row["pipeline_tag"] == pipeline[0])
         ]
         rows.sort(key=lambda row: -row[query["sort"][0]])
-        answer = json.dumps(rows[: int(query["limit"][0])]).encode()
+        answer = self.server.hub.search_answer
+        if answer is None:
+            answer = json.dumps(rows[: int(query["limit"][0])]).encode()
         self._send(200, answer, {"Content-Type": "application/json"})
 
     def _find(self, repo_id: str, revision: str) -> FakeRepo | None:

@@ -166,10 +166,7 @@ class Hub:
             or len(sizes) > MAX_FILES
             or min(sizes.values(), default=0) < 0
         ):
-            raise HubUnreachable(
-                f"{self.place} does not answer as a Hugging Face Hub does.",
-                hint="Correct FITSERVE_HF_ENDPOINT, or give a model folder on this machine.",
-            )
+            raise self._foreign_answer()
         if COMMIT.fullmatch(revision or "") and commit[0] != revision:
             raise BadModel(
                 f"{self.place} returned {repo} at commit {commit[0]} instead of {revision}.",
@@ -205,8 +202,8 @@ class Hub:
     def list_models(self, query: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of the Hub's list of models, without formats of other engines.
 
-        query: as `HfApi.list_models` of huggingface_hub sends it; empty values are left out. An
-        answer in another form has no rows. Raises BadModel, HubUnreachable.
+        query: as `HfApi.list_models` of huggingface_hub sends it; empty values are left out. `tags`
+        of a row are texts. Raises BadModel, HubUnreachable.
         """
         from huggingface_hub import constants
 
@@ -215,13 +212,19 @@ class Hub:
         with self.explain_errors("the list of models", None):
             answer = self._receive(url, _LIST_BYTES)
         try:
-            return [
-                row
-                for row in json.loads(answer)
-                if not _FOREIGN_FORMATS.intersection(row.get("tags") or ())
-            ]
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            return []
+            rows = json.loads(answer)
+        except (ValueError, RecursionError):
+            rows = None
+        if not isinstance(rows, list):
+            raise self._foreign_answer()
+        models = [row | {"tags": _texts(row.get("tags"))} for row in rows if isinstance(row, dict)]
+        return [row for row in models if not _FOREIGN_FORMATS.intersection(row["tags"])]
+
+    def _foreign_answer(self) -> HubUnreachable:
+        return HubUnreachable(
+            f"{self.place} does not answer as a Hugging Face Hub does.",
+            hint="Correct FITSERVE_HF_ENDPOINT, or give a model folder on this machine.",
+        )
 
     def fetch(self, listing: Listing, name: str) -> bytes:
         """A small file, of exactly its listed size. Raises BadModel."""
@@ -416,3 +419,8 @@ def _retry(call: Callable[[], T]) -> T:
             if error.response.status_code < 500:
                 raise
     return call()
+
+
+def _texts(value: object) -> list[str]:
+    """The texts in a list; another value has none."""
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

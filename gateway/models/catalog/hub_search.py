@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from gateway.errors import BadRequest
 from gateway.models.catalog.hub import REPOSITORY, Hub
 
 Use = Literal["chat", "code", "vision", "embed"]
@@ -90,11 +92,13 @@ def cached_models(hub: Hub, words: str) -> list[FoundModel]:
 
 
 def models_in(folders: Iterable[Path], words: str) -> list[FoundModel]:
-    """Models in these folders or below, with all these words in their paths."""
+    """Models in these folders or below, with all these words in their paths. Raises BadRequest for
+    a folder that is not there."""
+    starts = [start.expanduser().absolute() for start in folders]
+    if missing := [start for start in starts if not start.is_dir()]:
+        raise BadRequest(f"There is no folder {missing[0]}.", hint="Correct --folder.")
     candidates = (
-        FoundModel(str(folder), str(folder))
-        for start in folders
-        for folder in _model_folders(start.expanduser().absolute())
+        FoundModel(str(folder), str(folder)) for start in starts for folder in _model_folders(start)
     )
     return [model for model in candidates if _has_words(model, words)]
 
@@ -106,16 +110,14 @@ def _has_words(model: FoundModel, words: str) -> bool:
 def _models(rows: Sequence[Mapping[str, Any]]) -> list[FoundModel]:
     """The rows of a listing that are models for our engines."""
     return [
-        FoundModel(row["id"], row["id"], _base(row.get("tags") or ()))
+        FoundModel(row["id"], row["id"], _base(row["tags"]))
         for row in rows
         if isinstance(row.get("id"), str) and REPOSITORY.fullmatch(row["id"])
     ]
 
 
-def _base(tags: Sequence[Any]) -> str:
-    bases = [
-        str(tag).removeprefix(_QUANTIZED_TAG) for tag in tags if str(tag).startswith(_QUANTIZED_TAG)
-    ]
+def _base(tags: Sequence[str]) -> str:
+    bases = [tag.removeprefix(_QUANTIZED_TAG) for tag in tags if tag.startswith(_QUANTIZED_TAG)]
     return bases[0] if bases and REPOSITORY.fullmatch(bases[0]) else ""
 
 
@@ -128,9 +130,9 @@ def _interleave(lists: Sequence[Sequence[FoundModel]]) -> list[FoundModel]:
 
 def _model_folders(start: Path) -> Iterator[Path]:
     """Folders with a config.json, at most three levels below `start`, in the order of names."""
-    for number, (place, names, files) in enumerate(os.walk(start)):
+    for place, names, files in islice(os.walk(start), _MAX_FOLDERS):
         depth = len(Path(place).relative_to(start).parts)
-        names[:] = sorted(names) if depth < _DEPTH and number < _MAX_FOLDERS else []
+        names[:] = sorted(names) if depth < _DEPTH else []
         if "config.json" in files:
             names[:] = []
             yield Path(place)

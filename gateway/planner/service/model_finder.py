@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.domain import Decision, Hardware, ModelSpec, Plan, Quant, Wish
@@ -68,8 +68,8 @@ class JudgedModel(FrozenRecord, frozen=True):
 
 
 class ModelSearch(NamedTuple):
-    """A search. words: in the names; "": any. use: None is any. limit: models of the Hub. folders:
-    on this machine, with models."""
+    """A search. words: in the names; "": any. use: None is any. limit: models of the Hub, of its
+    cache, and of the folders, each. folders: on this machine, with models."""
 
     words: str
     use: Use | None
@@ -81,13 +81,13 @@ def find_models(hub: Hub, search: ModelSearch) -> tuple[list[FoundModel], str]:
     """The models of folders and the Hub, and "".
 
     Without an answer of the Hub: those of folders and its cache on this machine, and the reason.
-    Raises BadModel.
+    Raises BadModel, BadRequest.
     """
-    folders = models_in(search.folders, search.words)
+    folders = models_in(search.folders, search.words)[: search.limit]
     try:
         return [*folders, *search_hub(hub, search.words, search.use, search.limit)], ""
     except HubUnreachable as error:
-        return [*folders, *cached_models(hub, search.words)], error.message
+        return [*folders, *cached_models(hub, search.words)[: search.limit]], error.message
 
 
 class ModelFinder:
@@ -143,23 +143,38 @@ class ModelFinder:
         }
 
     def _call_in_threads(
-        self, call: Callable[[FoundModel], Any], models: Iterable[FoundModel]
+        self, call: Callable[[FoundModel], Any], models: Sequence[FoundModel]
     ) -> list[Any]:
-        """The answers in order: a value, a FitserveError, or None where there was no time."""
+        """The answers in order: a value, a FitserveError, or None where there was no time.
 
-        def answer(model: FoundModel) -> Any:
-            try:
-                return call(model)
-            except FitserveError as error:
-                return error
+        The threads are daemons: a Hub that sends slowly for ever does not keep the command.
+        """
+        answers: list[Any] = [None] * len(models)
+        faults: list[BaseException] = []
+        numbered = iter(enumerate(models))
 
-        readers = ThreadPoolExecutor(_CONCURRENT_READS, thread_name_prefix="found-model")
-        try:
-            futures = [readers.submit(answer, model) for model in models]
-            wait(futures, timeout=max(0.0, self._end_s - time.monotonic()))
-            return [future.result() if future.done() else None for future in futures]
-        finally:
-            readers.shutdown(wait=False, cancel_futures=True)
+        def read() -> None:
+            for number, model in numbered:
+                if time.monotonic() >= self._end_s or faults:
+                    return
+                try:
+                    answers[number] = call(model)
+                except FitserveError as error:
+                    answers[number] = error
+                except BaseException as error:  # raised again by the caller
+                    faults.append(error)
+
+        readers = [
+            Thread(target=read, name="found-model", daemon=True)
+            for _ in range(min(_CONCURRENT_READS, len(models)))
+        ]
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(max(0.0, self._end_s - time.monotonic()))
+        if faults:
+            raise faults[0]
+        return list(answers)
 
     def _is_for_use(self, spec: ModelSpec | FitserveError) -> bool:
         if isinstance(spec, FitserveError) or self._use is None:
@@ -224,7 +239,7 @@ def _bits(quant: Quant | None) -> int:
     """The bits of most weights, by a quantization block."""
     if quant is None:
         return 16
-    for block in (quant.config, *_inner_blocks(quant.config)):
+    for block in (quant.config, *_weight_blocks(quant.config)):
         for name in ("bits", "num_bits"):
             if type(block.get(name)) is int and 1 <= block[name] <= 16:
                 return int(block[name])
@@ -234,9 +249,14 @@ def _bits(quant: Quant | None) -> int:
     return 8
 
 
-def _inner_blocks(block: dict[str, Any]) -> list[dict[str, Any]]:
-    inner = [value for value in block.values() if isinstance(value, dict)]
-    return [item for value in inner for item in (value, *_inner_blocks(value))]
+def _weight_blocks(block: dict[str, Any]) -> list[dict[str, Any]]:
+    """The blocks inside, without those of activations and of the KV cache."""
+    inner = [
+        value
+        for name, value in block.items()
+        if isinstance(value, dict) and "activation" not in name and "kv_cache" not in name
+    ]
+    return [item for value in inner for item in (value, *_weight_blocks(value))]
 
 
 def _group(judged: Sequence[JudgedModel], *, by_size: bool) -> list[JudgedModel]:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.domain import Quant
+from gateway.domain import ModelSpec, Quant, Wish
+from gateway.errors import BadModel, BadRequest
 from gateway.models.catalog.hub import Hub
+from gateway.models.catalog.hub_search import FoundModel
 from gateway.planner.service import model_finder
 from gateway.planner.service.model_finder import (
     JudgedModel,
@@ -194,6 +197,48 @@ def test_models_that_are_not_read_in_time_are_said_to_be(
     ]
 
 
+def test_a_hub_that_never_ends_an_answer_does_not_keep_the_command(tmp_path: Path) -> None:
+    class SlowPlanner(OfflinePlanner):
+        def spec(self, wish: Wish) -> ModelSpec:
+            daemons.append(threading.current_thread().daemon)
+            raise BadModel("It has no files.")
+
+    daemons: list[bool] = []
+    planner = SlowPlanner(Profiles(), Hub("http://127.0.0.1:1", None, tmp_path))
+    finder = ModelFinder(planner, planner.machine("3090"), None)
+    models = [FoundModel(name, f"/{name}") for name in "abc"]
+    assert [model.why for model in finder.judge(models, by_size=False)] == ["It has no files."] * 3
+    assert daemons == [True] * 3
+
+
+@pytest.mark.parametrize("page", [b"<html>", b"{}", b"7", b"[" * 100_000])
+def test_a_page_that_is_no_list_is_not_taken_for_an_empty_one(
+    hub: FakeHub, tmp_path: Path, page: bytes
+) -> None:
+    hub.search_answer = page
+    found, problem = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("a", None, 5))
+    assert (found, "does not answer as a Hugging Face Hub does" in problem) == ([], True)
+
+
+def test_rows_in_another_form_leave_the_others(hub: FakeHub, tmp_path: Path) -> None:
+    hub.search_answer = json.dumps(
+        [7, {"id": 7}, {"id": "a/b", "tags": 5}, {"id": "a/c", "tags": [{}, "gguf"]}, {"id": "a/d"}]
+    ).encode()
+    found, problem = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("a", None, 5))
+    assert ([model.name for model in found], problem) == (["a/b", "a/d"], "")
+
+
+def test_a_folder_that_is_not_there_is_told_and_many_folders_are_limited(tmp_path: Path) -> None:
+    offline = Hub("http://127.0.0.1:1", None, tmp_path / "notes")
+    with pytest.raises(BadRequest, match="no folder"):
+        find_models(offline, ModelSearch("", None, 5, (tmp_path / "gone",)))
+    for number in range(4):
+        (tmp_path / "models" / str(number)).mkdir(parents=True)
+        (tmp_path / "models" / str(number) / "config.json").write_text("{}")
+    found, _ = find_models(offline, ModelSearch("", None, 3, (tmp_path / "models",)))
+    assert [Path(model.name).name for model in found] == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize(
     ("method", "config", "bits"),
     [
@@ -204,6 +249,16 @@ def test_models_that_are_not_read_in_time_are_said_to_be(
         ("modelopt", {"quant_algo": "NVFP4"}, 4),
         ("compressed-tensors", {"config_groups": {"a": {"weights": {"num_bits": 4}}}}, 4),
         ("bitsandbytes", {"load_in_4bit": True}, 4),
+        (
+            "compressed-tensors",
+            {
+                "config_groups": {
+                    "a": {"input_activations": {"num_bits": 8}, "weights": {"num_bits": 4}}
+                },
+                "kv_cache_scheme": {"num_bits": 8},
+            },
+            4,
+        ),
     ],
 )
 def test_bits_of_weights_are_read_from_the_block(
