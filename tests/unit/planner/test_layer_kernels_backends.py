@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
+from gateway.engines.common.kernels.expert_kernels import MoeChoice, MoeRules, choose_moe
+from gateway.engines.common.rules.variable_effects import rule_variables
+from gateway.models.scheme import MoeShape, Scheme
 from tests.conformance.layer_cases import QUANTS
+from tests.support.engine_rules import read_rules
 from tests.support.published import config
 from tests.unit.planner.test_reported_failures import make_decision
 
@@ -58,3 +62,64 @@ def test_a_backend_that_no_rule_describes_is_unknown_and_not_refused() -> None:
     experts = [row for row in best.kernels if row.scheme != "unquantized"]
     assert {row.status for row in experts} == {"unknown"}
     assert "do not describe --moe-backend b12x" in experts[0].refused[0].reason
+
+
+def chosen(version: str, forced: str | None, *variables: str, **shape: Any) -> MoeChoice:
+    """The choice for experts on a GPU of 12.0."""
+    experts = MoeShape(2048, 768, 128, dtype="bfloat16", routing="renormalize", **shape)
+    rules = read_rules(MoeRules, "moe", version)
+    return choose_moe(rules, experts, "12.0", None, forced, frozenset(variables))
+
+
+@pytest.mark.parametrize(
+    ("version", "forced", "shape", "status"),
+    [
+        # B12xExperts.is_supported_config, fused_moe/b12x.py:453 of 0.33.0
+        ("0.33.0", "b12x", {"bias": True}, "none"),
+        ("0.33.0", "b12x", {"function": "swigluoai_uninterleave"}, "none"),
+        ("0.33.0", "b12x", {"function": "silu", "clamped": True}, "ok"),
+        # NVFP4_BACKENDS_WITH_CLAMP, fused_moe/oracle/nvfp4.py
+        ("0.33.0", "flashinfer_b12x", {"clamped": True}, "none"),
+        ("0.26.0", "flashinfer_b12x", {"clamped": True}, "none"),
+        ("0.26.0", "flashinfer_b12x", {}, "ok"),
+    ],
+)
+def test_b12x_refuses_experts_that_its_code_refuses(
+    version: str, forced: str, shape: dict[str, Any], status: str
+) -> None:
+    scheme = Scheme(kind="nvfp4", group=16)
+    assert chosen(version, forced, scheme=scheme, origin="modelopt", **shape).status == status
+
+
+def test_b12x_computes_split_activations_of_weights_alone() -> None:
+    split = {"function": "swigluoai_uninterleave", "origin": "compressed-tensors"}
+    alone = Scheme(kind="nvfp4", group=16, weight_only=True)
+    assert chosen("0.33.0", "b12x", scheme=alone, **split).status == "ok"
+    both = Scheme(kind="nvfp4", group=16)
+    variable = "VLLM_B12X_MOE_FP4_FORCE_A16"
+    assert chosen("0.33.0", "b12x", variable, scheme=both, **split).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("forced", "variables", "kernel"),
+    [
+        (None, {}, "TRITON"),
+        ("deep_gemm", {}, "DEEPGEMM"),
+        (None, {"VLLM_USE_DEEP_GEMM": "1"}, "DEEPGEMM"),
+        (None, {"VLLM_MOE_USE_DEEP_GEMM": "1"}, "DEEPGEMM"),
+        (None, {"VLLM_MOE_USE_DEEP_GEMM": "0"}, "TRITON"),
+    ],
+)
+def test_a_family_without_deep_gemm_gets_it_by_name(
+    forced: str | None, variables: dict[str, str], kernel: str
+) -> None:
+    """select_fp8_moe_backend, fused_moe/oracle/fp8.py:484 of 0.33.0: the exclusion is the last."""
+    choice = chosen(
+        "0.33.0",
+        forced,
+        *rule_variables(variables),
+        scheme=Scheme(kind="fp8_block"),
+        origin="fp8",
+        family="qwen3_5_moe_text",
+    )
+    assert choice.kernel == kernel
