@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -58,7 +59,8 @@ class _AnswerClock:
             return "There was no answer."
         parts = [f"first token after {self._first_s - self._start_s:.2f} s"]
         prompt, tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if prompt is not None and tokens is not None:
+        # A foreign engine may send anything.
+        if type(prompt) is int and type(tokens) is int:
             parts.append(
                 f"prompt of {plural(prompt, 'token')}, answer of {plural(tokens, 'token')}"
             )
@@ -139,10 +141,16 @@ class Chat:
             return f"There is no parameter {name}{near}. Known are {', '.join(_PARAMETERS)}."
         field, kind = _PARAMETERS[name]
         try:
-            self.parameters[field] = kind(text.strip("\"'"))
+            value = kind(text.strip("\"'"))
         except ValueError:
-            return f"{name} takes a {'whole ' if kind is int else ''}number, not {text}."
-        return f"{name} is {self.parameters[field]}."
+            value = math.nan
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{name} takes a {'whole ' if kind is int else ''}number, not {text[:80]}."
+        if name == "num_predict" and value < 0:  # Ollama's word for no limit
+            self.parameters.pop(field, None)
+            return "num_predict has no limit."
+        self.parameters[field] = value
+        return f"{name} is {value}."
 
     def answer(self, question: str, *, as_json: bool = False) -> bool:
         """Ask, and print the answer as it arrives. False: Ctrl-C stopped it; its beginning counts

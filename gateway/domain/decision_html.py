@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gateway.domain.choice import Choice
 
 if TYPE_CHECKING:
-    from gateway.domain.decision import Decision
+    from gateway.domain.decision import Decision, Rejected
     from gateway.domain.plan import Plan
 
 _MAX_PLANS, _MAX_REFUSALS = 12, 8
@@ -27,14 +27,25 @@ def decision_html(decision: Decision) -> str:
         parts += [f"<p>{_text(line)}</p>" for line in decision.refusal or ("No plan.",)]
     if decision.rejected:
         rows = [
-            (str(row.engine), f"TP={row.tensor_parallel}", row.verdict, row.reasons[0])
+            (str(row.engine), _layout(row), row.verdict, row.reasons[0])
             for row in decision.rejected[:_MAX_REFUSALS]
         ]
         table = _table(("engine", "GPUs", "refused by", "reason"), rows)
-        parts.append(
-            f"<details><summary>{len(decision.rejected)} rejected</summary>{table}</details>"
-        )
+        title = f"{len(decision.rejected)} rejected{_limit_words(decision.rejected, len(rows))}"
+        parts.append(f"<details><summary>{title}</summary>{table}</details>")
     return "\n".join(parts)
+
+
+def _limit_words(every: Sequence[object], shown: int) -> str:
+    """The words on rows that a table leaves out; "": it has all."""
+    return f", of which {shown} are shown" if len(every) > shown else ""
+
+
+def _layout(row: Rejected) -> str:
+    """`TP=2 PP=2`: ranks of a layer, stages, and groups of ranks."""
+    parts = (("PP", row.pipeline_parallel), ("DP", row.data_parallel))
+    further = [f"{name}={count}" for name, count in parts if count > 1]
+    return " ".join([f"TP={row.tensor_parallel}", *further])
 
 
 def _plans_table(plans: Sequence[Plan]) -> str:
@@ -51,7 +62,8 @@ def _plans_table(plans: Sequence[Plan]) -> str:
         )
         for plan in plans[:_MAX_PLANS]
     ]
-    return _table(head, rows)
+    more = _limit_words(plans, len(rows))
+    return _table(head, rows) + (f"<p>{len(plans)} plans{more}.</p>" if more else "")
 
 
 def _choices_table(plan: Plan) -> str:

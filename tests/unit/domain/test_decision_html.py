@@ -55,6 +55,17 @@ def test_without_a_plan_the_refusal_is_shown() -> None:
     assert "No plan." in Reader(decision_html(Decision(model="m", hardware="h"))).texts
 
 
+def test_rows_that_are_left_out_are_counted_and_layouts_are_whole() -> None:
+    decision = make_decision("2x3090", tensor_parallel=64)
+    refusal = decision.rejected[0].evolve(tensor_parallel=2, pipeline_parallel=3, data_parallel=4)
+    texts = Reader(decision_html(decision.evolve(rejected=(refusal,) * 9))).texts
+    assert "9 rejected, of which 8 are shown" in texts
+    assert texts.count("TP=2 PP=3 DP=4") == 8
+    plan = make_decision("2x3090").plans[0]
+    texts = Reader(decision_html(decision.evolve(plans=(plan,) * 13, rejected=()))).texts
+    assert "13 plans, of which 12 are shown." in texts
+
+
 def test_texts_of_a_model_are_no_tags() -> None:
     page = decision_html(Decision(model="<script>alert(1)</script>", hardware='"><img>'))
     assert Reader(page).tags <= TAGS

@@ -148,6 +148,8 @@ async def test_parameters_of_ollama_are_set_for_the_next_answers(tmp_path: Path)
             at = terminal.until(">>> ")
             for line, words in [
                 ("/set parameter temperature 0", "temperature is 0.0"),
+                ("/set parameter temperature nan", "temperature takes a number, not nan"),
+                ("/set parameter num_predict -1", "num_predict has no limit"),
                 ("/set parameter num_predict 7", "num_predict is 7"),
                 ("/set parameter num_ctx 4096", "--context 4096"),
                 ("/set parameter temperatur 1", "did you mean temperature?"),
