@@ -53,16 +53,18 @@ def shared_indices(config: Mapping[str, Any], numbers: Collection[int]) -> int:
 
     Source: dsa_layer_skips_topk in srt/configs/model_config.py. Wrong values count as absent.
     """
-    for field, word in (("indexer_types", "shared"), ("index_topk_pattern", "S")):
-        listed = config.get(field)
-        if isinstance(listed, list | str):
-            return sum(listed[number : number + 1] in ([word], word) for number in numbers)
-    period = _positive(config.get("index_topk_freq"))
-    first = _positive(config.get("index_skip_topk_offset")) - 1
-    if config.get("index_skip_topk_offset") is None:
-        first = 1
+    types, pattern = config.get("indexer_types"), config.get("index_topk_pattern")
+    if isinstance(types, list):
+        return sum(types[number : number + 1] == ["shared"] for number in numbers)
+    factor = _positive(config.get("cli_factor"), 1)
+    if factor > 1:
+        return sum(number % factor != 0 for number in numbers)
+    if isinstance(pattern, list | str):
+        return sum(pattern[number : number + 1] in (["S"], "S") for number in numbers)
+    period = _positive(config.get("index_topk_freq"), 1)
+    first = _positive(config.get("index_skip_topk_offset"), 2) - 1
     return sum(max(number - first, 0) % period != 0 for number in numbers)
 
 
-def _positive(value: object) -> int:
-    return value if type(value) is int and value > 0 else 1
+def _positive(value: object, default: int) -> int:
+    return value if type(value) is int and value > 0 else default

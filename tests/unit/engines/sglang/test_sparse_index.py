@@ -61,6 +61,9 @@ def test_fp8_latents_have_scales_where_the_kernel_reads_them() -> None:
         ({"index_topk_pattern": "FS" * 39}, 39),
         ({"indexer_types": ["full", "shared", "shared"] * 26}, 52),
         ({"index_topk_freq": 0, "indexer_types": 5}, 0),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 0}, 57),  # as absent
+        ({"cli_factor": 2, "index_topk_pattern": "F" * 78}, 39),
+        ({"cli_factor": None, "indexer_types": "shared"}, 0),
     ],
 )
 def test_layers_that_reuse_an_index_keep_no_keys(config: dict[str, Any], shared: int) -> None:
