@@ -108,17 +108,25 @@ def _until_next_command(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words[: next(signs, len(words))])
 
 
-def _image_index(words: Sequence[str]) -> int | None:
-    """The index of the image in the words of `docker run`; None: there is none."""
+def container_options(words: Sequence[str]) -> list[str]:
+    """The options of `docker run` before the image, without their values."""
+    options, _ = _parse_container(words) if "run" in words[:4] else ([], None)
+    return options
+
+
+def _parse_container(words: Sequence[str]) -> tuple[list[str], int | None]:
+    """The options of `docker run`, and the index of the image; None: there is none."""
+    options: list[str] = []
     index = words.index("run") + 1
     while index < len(words) and words[index].startswith("-"):
         option = words[index]
+        options.append(option.partition("=")[0] if option.startswith("--") else option[:2])
         if option.startswith("--"):
             takes_next = "=" not in option and option[2:] not in _CONTAINER_SWITCHES.split()
         else:
             takes_next = len(option[1:].lstrip(_CONTAINER_SWITCH_LETTERS)) == 1
         index += 2 if takes_next else 1
-    return index if index < len(words) else None
+    return options, index if index < len(words) else None
 
 
 def engine_command(command: Sequence[str]) -> EngineCommand | None:
@@ -130,7 +138,7 @@ def engine_command(command: Sequence[str]) -> EngineCommand | None:
             if part == start:
                 flags = _until_next_command(words[index + len(start) :])
                 return EngineCommand(kind, "", tuple(words[:index]), flags)
-    image = _image_index(words) if "run" in words[:4] else None
+    _, image = _parse_container(words) if "run" in words[:4] else ([], None)
     if image is None or not (kind := image_kind(words[image])):
         return None
     flags = _until_next_command(words[image + 1 :])
@@ -211,13 +219,15 @@ class FlagReader:
                 self._fields["names"] = values
             case "tensor-parallel-size" | "tp" | "tp-size":
                 self._number("tensor_parallel", value)
-            case "data-parallel-size" | "dp" | "dp-size" if value != "1":
+            case "data-parallel-size" | "dp" | "dp-size":
                 key = "data_parallel" if "data-parallel-size" in self._engine.flags else "replicas"
-                self._number(key, value)
+                if value != "1":
+                    self._number(key, value)
             case "max-model-len" | "context-length":
                 self._context(value)
-            case "dtype" if value != "auto":
-                self._fields["dtype"] = _DTYPES.get(value, value)
+            case "dtype":
+                if value != "auto":
+                    self._fields["dtype"] = _DTYPES.get(value, value)
             case "revision":
                 self._fields["revision"] = value
             case "chat-template":

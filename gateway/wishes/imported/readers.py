@@ -16,6 +16,7 @@ from gateway.wishes.imported.engine_command import (
     ClosingReason,
     EngineCommand,
     FlagReader,
+    container_options,
     engine_command,
     environment,
     image_kind,
@@ -30,6 +31,14 @@ _MACRO = re.compile(r"\$\{([\w-]+)\}")
 # No command line is longer: macros in macros can exceed any memory.
 _MAX_COMMAND_CHARACTERS = 128 * 1024
 _COMPOSE_DEFAULT = re.compile(r"\$\{\w+:?-([^${}]*)\}")
+_COMPOSE_VARIABLE = re.compile(r"\$\{(\w+)(?::?\?[^${}]*)?\}")
+_SWAP_VARIABLE = re.compile(r"\$\{env\.(\w+)\}")
+# A variable in a models file.
+_REFERENCE = r"${env:\1}"
+# Keys of Compose that are read, and those whose notice has words of its own.
+_COMPOSE_KEYS = ("image", "entrypoint", "command", "environment", "deploy", "volumes", "ports")
+# Options of `docker run` that are read, and those that have no effect on a service.
+_READ_OPTIONS = ("-e", "--env", "--gpus", "--rm", "-i", "-t", "-d", "--init", "--name")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _ENV_OPTIONS = ("-e", "--env")
 # Keys of llama-swap for work that the gateway does itself.
@@ -147,7 +156,7 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> ImportedMod
         line = document.place(("services", str(service))).line
         entry_fields = entry if isinstance(entry, dict) else {}
         words = [
-            _COMPOSE_DEFAULT.sub(r"\1", word).replace("$$", "$")
+            _interpolate(word)
             for key in ("entrypoint", "command")
             for word in split_words(entry_fields.get(key))
         ]
@@ -168,6 +177,11 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> ImportedMod
             )
         if entry_fields.get("ports"):
             problems.append("ports: clients reach all models at the gateway's port.")
+        if entry_fields.get("env_file"):
+            problems.append("env_file: write the engine's variables under `env`.")
+        others = sorted({*map(str, entry_fields)} - {*_COMPOSE_KEYS, "env_file"})
+        if others:
+            problems.append(f"{', '.join(others)}: the gateway starts its engines by itself.")
         notices += [Notice(line, f"{service}: {problem}") for problem in problems]
         _keep(models, str(service), fields, notices, line)
     return ImportedModels(models, notices)
@@ -243,7 +257,18 @@ def _start(
     fields |= more
     if gpus := _gpus_text(next(iter(_options(command, ("--gpus",))), "")):
         fields["gpus"] = gpus
+    if others := sorted({*container_options(command.words)} - {*_READ_OPTIONS}):
+        problems.append(f"{', '.join(others)}: the gateway starts its engines by itself.")
     return fields, [*problems, *notices]
+
+
+def _interpolate(word: str) -> str:
+    """A word of a compose file: with defaults in the place of variables, and others by the name of
+    the variable as a models file has it."""
+    return "$".join(
+        _COMPOSE_VARIABLE.sub(_REFERENCE, _COMPOSE_DEFAULT.sub(r"\1", part))
+        for part in word.split("$$")
+    )
 
 
 def _options(command: EngineCommand, names: Sequence[str]) -> list[str]:
@@ -298,9 +323,9 @@ def _expand_macros(text: str, macros: Mapping[str, str]) -> str:
     for _ in range(4):
         used = [macros[name] for name in _MACRO.findall(text) if name in macros]
         if len(text) + sum(map(len, used)) > _MAX_COMMAND_CHARACTERS:
-            return text
+            break
         text = _MACRO.sub(lambda match: macros.get(match[1], match[0]), text)
-    return text
+    return _SWAP_VARIABLE.sub(_REFERENCE, text)
 
 
 def _keep(
@@ -330,6 +355,9 @@ def _keep(
         notices.append(
             Notice(line, f"{name}: {problem}. `fitserve search WORDS` finds the repository.")
         )
+    elif "$" in (unknown := re.sub(r"\$\{env:\w+\}", "", source)):
+        problem = f"the value of {unknown[unknown.index('$') :][:80]} is not in the file"
+        notices.append(Notice(line, f"{name}: {problem}. Write `source` yourself."))
     elif not re.fullmatch(NAME_PATTERN, name):
         notices.append(Notice(line, f"{name!r} cannot be a model's name. Choose another one."))
     else:

@@ -175,6 +175,7 @@ def test_a_repository_of_the_hub_keeps_its_name() -> None:
         ("""--speculative-config '{"method": "ngram"}'""", {"speculative": "ngram"}),
         ("--chat-template ./t.jinja", {"chat_template": {"text": "${file:./t.jinja}"}}),
         ("--dtype=bfloat16", {"dtype": "bfloat16"}),
+        ("--dtype auto --data-parallel-size 1", {}),
         ("-tp=2", {"tensor_parallel": 2}),
         (f"--max-model-len {'9' * 400}", {}),
         (f"-tp {'9' * 5000}", {}),
@@ -281,6 +282,41 @@ def test_texts_inside_a_compose_file_do_not_make_it_a_modelfile() -> None:
     assert result.models == {
         "a": {"engines": ["vllm"], "source": "org/name", "args": {"max-num-seqs": 4}}
     }
+
+
+def test_variables_outside_the_file_are_those_of_a_models_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEIGHTS", "/data")
+    swap = read_models("models:\n  m: {cmd: 'vllm serve ${env.WEIGHTS}/m'}\n").models
+    assert swap["m"]["source"] == "${env:WEIGHTS}/m"
+    compose = (
+        "services:\n  m:\n    image: vllm/vllm-openai\n    command: --model $${x}${WEIGHTS:?no}/m\n"
+    )
+    (notice,) = read_models(compose).notices
+    assert "the value of ${x}" in notice.text
+    assert read_models(compose.replace("$${x}", "")).models == swap
+    path = tmp_path / "models.yaml"
+    path.write_text(yaml.safe_dump({"models": swap}))
+    assert load(path).wishes["m"].source == "/data/m"
+    (notice,) = read_models("models:\n  m: {cmd: 'vllm serve ${gone}/m'}\n").notices
+    assert notice.text == "m: the value of ${gone}/m is not in the file. Write `source` yourself."
+
+
+def test_parts_of_a_container_are_told_without_their_values() -> None:
+    compose = read_models(
+        "services:\n  m:\n    image: vllm/vllm-openai\n    command: --model org/name\n"
+        "    env_file: hidden\n    restart: always\n    healthcheck: {test: hidden}\n"
+    )
+    docker = read_models(
+        "models:\n  m: {cmd: docker run --rm --name m --ipc=hidden -v hidden:/c -e NCCL_DEBUG=INFO"
+        " vllm/vllm-openai org/name}\n"
+    )
+    assert notices(compose).keys() == {
+        "m: env_file: write the engine's variables under `env`.",
+        "m: healthcheck, restart: the gateway starts its engines by itself.",
+    }
+    assert notices(docker).keys() == {"m: --ipc, -v: the gateway starts its engines by itself."}
 
 
 @pytest.mark.parametrize("text", ["services:\n  a: {image: x\n", "models:\n  a: 1\n  a: 2\n"])
