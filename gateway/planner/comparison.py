@@ -84,7 +84,8 @@ def gains(plan: Plan, base: Plan) -> str:
 
 
 def _gain(value: float, base: float) -> str:
-    return f"{value / base - 1:+.0%}" if base else f"{value:,g} tokens/s"
+    # A sum with 0 has no minus where it is 0.
+    return f"{round(value / base - 1, 2) + 0.0:+.0%}" if base else f"{value:,g} tokens/s"
 
 
 def _room(plan: Plan) -> str:

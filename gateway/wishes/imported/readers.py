@@ -243,7 +243,9 @@ def _start(
     if command is None:
         source = _option(words, ("-hf", "-hfr", "--hf-repo", "-m", "--model"))
         program = words[0].rpartition("/")[2][:80] if words else "the command"
-        return ({"source": source} if source else {}), [f"{program} starts no vLLM or SGLang."]
+        # `python -m` names no model.
+        fields = {"source": source} if "/" in source or "gguf" in source.lower() else {}
+        return fields, [f"{program} starts no vLLM or SGLang."]
     engine = knowledge.engines[command.kind]
     result = FlagReader(engine, knowledge.closing_reason).read(command.flags)
     fields, problems = result.fields, result.notices

@@ -59,6 +59,8 @@ def test_gains_are_parts_of_speed_and_numbers_of_room_and_context() -> None:
     assert gains(longer, plan).endswith(
         "+0% with 32 at once, 81,920 tokens of context instead of 40,960, without images"
     )
+    slower = plan.speed.evolve(stream=stream.evolve(value=stream.value * 0.999))
+    assert gains(plan.evolve(speed=slower), plan).startswith("+0% alone")
     silent = plan.evolve(speed=None)
     assert gains(silent, plan) == "no difference that is known"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,7 +117,8 @@ def _show_table(fitting: list[Any], refused: list[Any]) -> None:
         say(f"  {len(refused) - _MAX_REFUSED_MODELS} more; --json has all")
     if fitting:
         say("")
+        source = shlex.quote(fitting[0].source)
         print_paragraph(
-            f"`fitserve run {fitting[0].source}` serves the first, and `fitserve plan` shows why a"
-            " model fits or not. TOK/S is the expected speed of one request alone."
+            f"`fitserve run {source}` serves the first, and `fitserve plan` shows why a model fits"
+            " or not. TOK/S is the expected speed of one request alone."
         )

@@ -335,6 +335,14 @@ def test_texts_of_several_lines_hold_no_instructions() -> None:
     assert notices(result)["PARAMETER num_ctx: it is no number of tokens."] == 9
 
 
+def test_a_module_of_python_is_no_model() -> None:
+    words = notices(read_models("models:\n  m: {cmd: python -m other.server --x}\n"))
+    assert list(words) == [
+        "m: no model. `fitserve search WORDS` finds the repository.",
+        "m: python starts no vLLM or SGLang.",
+    ]
+
+
 def test_a_model_of_a_command_is_not_called_one_of_ollama() -> None:
     (notice,) = read_models("models:\n  m: {cmd: vllm serve gpt2}\n").notices
     assert "'gpt2' is no folder and no repository" in notice.text
