@@ -36,9 +36,9 @@ def decision_html(decision: Decision) -> str:
     return "\n".join(parts)
 
 
-def _limit_words(every: Sequence[object], shown: int) -> str:
+def _limit_words(rows: Sequence[object], count: int) -> str:
     """The words on rows that a table leaves out; "": it has all."""
-    return f", of which {shown} are shown" if len(every) > shown else ""
+    return f", of which {count} are shown" if len(rows) > count else ""
 
 
 def _layout(row: Rejected) -> str:

@@ -179,9 +179,8 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> ImportedMod
             problems.append("ports: clients reach all models at the gateway's port.")
         if entry_fields.get("env_file"):
             problems.append("env_file: write the engine's variables under `env`.")
-        others = sorted({*map(str, entry_fields)} - {*_COMPOSE_KEYS, "env_file"})
-        if others:
-            problems.append(f"{', '.join(others)}: the gateway starts its engines by itself.")
+        if keys := sorted({*map(str, entry_fields)} - {*_COMPOSE_KEYS, "env_file"}):
+            problems.append(f"{', '.join(keys)}: the gateway starts its engines by itself.")
         notices += [Notice(line, f"{service}: {problem}") for problem in problems]
         _keep(models, str(service), fields, notices, line)
     return ImportedModels(models, notices)
@@ -244,8 +243,8 @@ def _start(
         source = _option(words, ("-hf", "-hfr", "--hf-repo", "-m", "--model"))
         program = words[0].rpartition("/")[2][:80] if words else "the command"
         # `python -m` names no model.
-        fields = {"source": source} if "/" in source or "gguf" in source.lower() else {}
-        return fields, [f"{program} starts no vLLM or SGLang."]
+        is_model = "/" in source or "gguf" in source.lower()
+        return {"source": source} if is_model else {}, [f"{program} starts no vLLM or SGLang."]
     engine = knowledge.engines[command.kind]
     result = FlagReader(engine, knowledge.closing_reason).read(command.flags)
     fields, problems = result.fields, result.notices
@@ -259,8 +258,8 @@ def _start(
     fields |= more
     if gpus := _gpus_text(next(iter(_options(command, ("--gpus",))), "")):
         fields["gpus"] = gpus
-    if others := sorted({*container_options(command.words)} - {*_READ_OPTIONS}):
-        problems.append(f"{', '.join(others)}: the gateway starts its engines by itself.")
+    if options := sorted({*container_options(command.words)} - {*_READ_OPTIONS}):
+        problems.append(f"{', '.join(options)}: the gateway starts its engines by itself.")
     return fields, [*problems, *notices]
 
 

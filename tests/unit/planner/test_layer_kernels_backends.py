@@ -64,7 +64,7 @@ def test_a_backend_that_no_rule_describes_is_unknown_and_not_refused() -> None:
     assert "do not describe --moe-backend b12x" in experts[0].refused[0].reason
 
 
-def chosen(version: str, forced: str | None, *variables: str, **shape: Any) -> MoeChoice:
+def choose_experts(version: str, forced: str | None, *variables: str, **shape: Any) -> MoeChoice:
     """The choice for experts on a GPU of 12.0."""
     experts = MoeShape(2048, 768, 128, dtype="bfloat16", routing="renormalize", **shape)
     rules = read_rules(MoeRules, "moe", version)
@@ -88,16 +88,18 @@ def test_b12x_refuses_experts_that_its_code_refuses(
     version: str, forced: str, shape: dict[str, Any], status: str
 ) -> None:
     scheme = Scheme(kind="nvfp4", group=16)
-    assert chosen(version, forced, scheme=scheme, origin="modelopt", **shape).status == status
+    assert (
+        choose_experts(version, forced, scheme=scheme, origin="modelopt", **shape).status == status
+    )
 
 
 def test_b12x_computes_split_activations_of_weights_alone() -> None:
     split = {"function": "swigluoai_uninterleave", "origin": "compressed-tensors"}
     alone = Scheme(kind="nvfp4", group=16, weight_only=True)
-    assert chosen("0.33.0", "b12x", scheme=alone, **split).status == "ok"
+    assert choose_experts("0.33.0", "b12x", scheme=alone, **split).status == "ok"
     both = Scheme(kind="nvfp4", group=16)
     variable = "VLLM_B12X_MOE_FP4_FORCE_A16"
-    assert chosen("0.33.0", "b12x", variable, scheme=both, **split).status == "ok"
+    assert choose_experts("0.33.0", "b12x", variable, scheme=both, **split).status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,7 @@ def test_a_family_without_deep_gemm_gets_it_by_name(
     forced: str | None, variables: dict[str, str], kernel: str
 ) -> None:
     """select_fp8_moe_backend, fused_moe/oracle/fp8.py:484 of 0.33.0: the exclusion is the last."""
-    choice = chosen(
+    choice = choose_experts(
         "0.33.0",
         forced,
         *rule_variables(variables),
