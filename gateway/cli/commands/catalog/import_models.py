@@ -53,12 +53,11 @@ def _read_models(file: Path) -> Any:
 
     try:
         content = read_bytes(file, _MAX_FILE_BYTES + 1)
-        text, why = content.decode("utf-8-sig"), ""
+        is_whole = len(content) <= _MAX_FILE_BYTES
+        text = content.decode("utf-8-sig") if is_whole else ""
+        why = "" if is_whole else f"it has more than {size(_MAX_FILE_BYTES)}"
     except (OSError, UnicodeDecodeError) as error:
         text, why = "", getattr(error, "strerror", None) or "it is no text in UTF-8"
-    else:
-        if len(content) > _MAX_FILE_BYTES:
-            why = f"it has more than {size(_MAX_FILE_BYTES)}"
     if why:
         raise BadRequest(f"{file} cannot be read: {why}.", hint="Correct the path.")
     profiles = Profiles(load_settings().profiles_dir)
