@@ -105,7 +105,8 @@ def _machine_documents(
     cluster = planner.profiles.cluster(hardware, network_of(network) if network else None)
     if cluster is None:
         usage_error("--hardware of an export is several machines, such as 2xgb10 or 2x(8xh100).")
-    wish = read_wish(source=str(folder), engines=tuple(engines or ()))
+    # An export for machines gives the model all of them.
+    wish = read_wish(source=str(folder), engines=tuple(engines or ()), gpus="all")
     decision = planner.decide_on_cluster(wish, hardware, cluster)
     if not decision.plans:
         raise NotReady(

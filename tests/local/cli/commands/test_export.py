@@ -109,7 +109,7 @@ def test_a_plan_over_machines_is_a_group_of_pods_without_a_gateway(tmp_path: Pat
 
 
 def test_a_plan_on_each_machine_is_a_deployment_with_copies(tmp_path: Path) -> None:
-    done = machines(tmp_path, "2x(8xh100)", "--engine", "vllm", "--for", "throughput", "--json")
+    done = machines(tmp_path, "2x(8xh100)", "--engine", "vllm", "--json")
     assert done.returncode == 0, done.stderr
     kinds = {document["kind"]: document for document in json.loads(done.stdout)}
     replicas = kinds["Deployment"]["spec"]["replicas"]
