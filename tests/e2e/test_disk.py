@@ -437,6 +437,9 @@ def test_an_engine_that_dies_on_a_full_disk_returns_with_the_space(
         lambda: gateway.client.post("/v1/completions", json=asked).status_code == 503,
     )
     assert gateway.client.get("/readyz").json()["problems"] == ["store"]
+    wait_for("its state names the end", lambda: gateway.show("m")["state"] != "ready")
+    refusal = gateway.client.post("/v1/completions", json=asked).json()["error"]["message"]
+    assert "it is ready" not in refusal, refusal
     filler.unlink()
     gateway.until("m", "ready")
     serves(gateway)

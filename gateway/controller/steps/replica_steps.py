@@ -286,6 +286,8 @@ class ReplicaSteps:
             case reconcile.NoteAbilities(attempt, abilities):
                 await self._perform(name, attempts.note_abilities(replica, attempt, abilities))
             case reconcile.Fail(attempt, failure):
+                # The record may be refused for as long as the disk is full.
+                replica.status = Rest("starting", f"its engine failed: {failure.message}")
                 await self._perform(name, attempts.fail(replica, attempt, failure))
             case reconcile.Retire(attempt):
                 await self._perform(name, attempts.retire(replica, attempt))

@@ -4,6 +4,7 @@ container that starts, or the gateway is restarted while the page loads."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -49,9 +50,17 @@ def test_a_file_that_does_not_arrive_is_named_and_each_try_comes_later(
     with gateway(tmp_path) as served, visit(browser, served.url) as page:
         page.expected = ("net::ERR_CONNECTION_ABORTED",)
         page.tab.route("**/page/*/main.js", losing(2))
+        # Each text is shown until its try, so the test moves the clock.
+        page.tab.clock.install()
+        page.tab.clock.pause_at(datetime.now(UTC) + timedelta(days=1))
         page.go()
         page.sees("A file of this page did not arrive. Next try in 1 s.")
+        page.tab.clock.run_for(1000)
         page.sees("Next try in 2 s.")
+        page.tab.clock.run_for(1000)
+        page.sees("Next try in 2 s.")
+        page.tab.clock.run_for(1000)
+        page.tab.clock.resume()
         page.sees("No model yet.")
 
 
