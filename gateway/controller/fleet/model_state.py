@@ -51,7 +51,9 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     detail = best.status.reason
     if best.status.state == "ready":
         detail = _missing_copies(model)
-    elif best.status.state in ("starting", "verifying") and (best.attempt is not None or best.busy):
+    elif best.status.state in ("starting", "verifying") and (
+        best.busy or (best.attempt is not None and not best.attempt.serves)
+    ):
         detail = best.phase
     elif best.status.state == "backing_off" and best.status.recheck_at is not None:
         detail = f"{detail} Next start in {max(0, round(best.status.recheck_at - time.time()))} s."

@@ -10,6 +10,8 @@ import pytest
 
 from gateway.cli.model_output import next_attempt_text, show_model
 from gateway.domain import LaunchSpec
+from gateway.errors import StoreError
+from gateway.store.store import Store
 from tests.support.makers import LLAMA_8B, machine
 from tests.support.memory_host import World
 from tests.support.paths import LOGS
@@ -172,3 +174,25 @@ async def test_a_name_that_a_stranger_has_is_left_to_him(tmp_path: Path) -> None
         await gateway.client.delete("/admin/models/m")
         await gateway.wait_until_gone("m")
     assert world.foreign == {"m-r0-a1"}
+
+
+# --- a record that is refused ---
+
+
+@pytest.mark.anyio
+async def test_the_state_names_an_end_that_the_store_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("the disk is full", hint="Free some space.")
+
+    async with running(tmp_path, lambda made: EngineScript(model=made.model)) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"))
+        await gateway.until("m", "ready")
+        with monkeypatch.context() as full:
+            full.setattr(Store, "save_attempt", refuse)
+            for engine in gateway.world.engines.values():
+                engine.kill()
+            await gateway.until("m", "starting")
+            assert "its engine failed" in (await gateway.show("m"))["detail"]
+        await gateway.until("m", "ready")
