@@ -117,8 +117,8 @@ class Evictor:
             asked_for = (
                 model.on_request
                 or loaded_model.keep_alive_s >= 0
-                or loaded_model.gave_way
-                or not loaded_model.room
+                or loaded_model.was_evicted
+                or not loaded_model.has_plan
             )
             model.on_request = (
                 asked_for or loaded_model.name in moves.holds or leaves
@@ -244,22 +244,22 @@ class Evictor:
         policy = model.wish.policy
         return replace(
             loaded,
-            stopped=model.stopped,
+            is_stopped=model.stopped,
             keep_alive_s=self._fleet.keep_alive_s(model.wish),
-            pinned=policy.pinned,
+            is_pinned=policy.pinned,
             priority=policy.priority,
             used_at=self._times.steady(name, model.used_at or model.created_at),
             requests=sum(self._routes.in_flight(replica.instance_name) for replica in live),
             waited_s=demand.get(name),
-            room=any(replica.blocked is None for replica in absent),
-            needs=model.needs,
-            ends=model.ends,
-            promised=any(replica.takes for replica in model.replicas),
+            has_plan=any(replica.blocked is None for replica in absent),
+            must_evict=model.needs,
+            must_stop=model.ends,
+            is_promised_memory=any(replica.takes for replica in model.replicas),
             on_request=any(replica.on_request for replica in model.replicas),
-            able=not all(unable),
-            gave_way=model.gave_way,
-            new=not any(replica.history for replica in model.replicas),
-            unused=model.unused,
+            can_start=not all(unable),
+            was_evicted=model.gave_way,
+            was_never_loaded=not any(replica.history for replica in model.replicas),
+            had_no_request=model.unused,
         )
 
     def _is_watched(self, replica: ReplicaState) -> bool:

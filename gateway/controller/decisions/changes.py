@@ -103,12 +103,15 @@ class ReplicaStatus:
     failed: str = ""
 
 
+TrialState = Literal["starts", "ready", "no_room", "failed", "stops", "unrelated"]
+""""unrelated": the trial has another reason than a changed wish."""
+
+
 @dataclass(frozen=True)
 class TrialStatus:
     index: int
     generation: int
-    state: Literal["starts", "ready", "no_room", "failed", "stops", "unrelated"]
-    """"unrelated": the trial has another reason than a changed wish."""
+    state: TrialState
     reason: str = ""
 
 

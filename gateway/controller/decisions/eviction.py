@@ -76,35 +76,36 @@ class Copy:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """One model. Times are in monotonic seconds.
-
-    `requests` are in flight; `waited_s` is how long the oldest queued request has waited. `room`: a
-    plan exists for the missing copies. `needs` are the copies that must be evicted first; `ends`
-    are those of them that must stop. `promised`: other models give the missing memory and stay.
-    `on_request`: a plan exists once all evictable copies are gone.
-
-    `able`: only room is missing for a start. `gave_way`: the model was evicted since the gateway
-    started. `new`: the model was never loaded. `unused`: no request came since it was last loaded.
-    """
+    """One model. Times are in monotonic seconds."""
 
     name: str
     copies: tuple[Copy, ...]
-    stopped: bool = False
+    is_stopped: bool = False
     keep_alive_s: float = -1.0
-    pinned: bool = False
+    is_pinned: bool = False
     priority: int = 0
     used_at: float = 0.0
     requests: int = 0
+    """Requests in flight."""
     waited_s: float | None = None
-    room: bool = True
-    needs: tuple[Place, ...] = ()
-    ends: tuple[Place, ...] = ()
-    promised: bool = False
+    """How long the oldest queued request has waited."""
+    has_plan: bool = True
+    """There is a plan for the missing copies."""
+    must_evict: tuple[Place, ...] = ()
+    """The copies that leave before the model starts."""
+    must_stop: tuple[Place, ...] = ()
+    """Those of `must_evict` whose engine ends, as sleep frees too little."""
+    is_promised_memory: bool = False
+    """Other models give the missing memory, and stay."""
     on_request: bool = False
-    able: bool = True
-    gave_way: bool = False
-    new: bool = False
-    unused: bool = False
+    """There is a plan once all evictable copies are gone."""
+    can_start: bool = True
+    """No failure keeps it from a start."""
+    was_evicted: bool = False
+    """Since the gateway started."""
+    was_never_loaded: bool = False
+    had_no_request: bool = False
+    """Since it was last loaded."""
 
     @property
     def state(self) -> State:
@@ -175,18 +176,18 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     evictions: dict[Place, Eviction] = {}
     for model in models:
         evictions |= _evictions_of(model, now)
-    holds = {model.name: "stopped by its owner" for model in models if model.stopped}
+    holds = {model.name: "stopped by its owner" for model in models if model.is_stopped}
     in_progress = bool(evictions) or _is_any("leaves", models)
     first: LoadedModel | None = None
     for model in _queue(models, now):
         if first is not None:
             holds[model.name] = f"it waits for its turn after {first.name}"
-        elif model.needs and not in_progress:
+        elif model.must_evict and not in_progress:
             first = model
             evictions |= _evictions_for(model, models, now)
-            names = ", ".join(sorted({name for name, _ in model.needs}))
+            names = ", ".join(sorted({name for name, _ in model.must_evict}))
             holds[model.name] = f"it waits for {names} to be unloaded"
-        elif model.room or (model.promised and not model.needs):
+        elif model.has_plan or (model.is_promised_memory and not model.must_evict):
             first = model
         elif in_progress or _is_any("loads", models):
             # A loading model can be evicted later.
@@ -201,7 +202,7 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
 
 def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
     """The copies that leave for no other model: their owner stops them, or nobody uses them."""
-    if model.stopped:
+    if model.is_stopped:
         eviction = Eviction("owner", "its owner stops it", ends=True)
         return {
             place: eviction
@@ -236,7 +237,7 @@ def _hold_of_idle_model(model: LoadedModel, now: float, *, is_moving: bool) -> s
 
     is_moving: another model has its turn, or a copy is being unloaded.
     """
-    if model.stopped or _needs_evictions(model) or not model.able:
+    if model.is_stopped or _needs_evictions(model) or not model.can_start:
         return ""
     if model.state == "out" and not _is_warm(model, now):
         return "the next request loads it"
@@ -258,8 +259,10 @@ def _evictions_for(
     candidates: dict[Place, Eviction] = {}
     for neighbour in models:
         for place, copy in _places(neighbour):
-            ends = place in model.ends
-            serves = copy.state == "serves" and place in model.needs and not neighbour.pinned
+            ends = place in model.must_stop
+            serves = (
+                copy.state == "serves" and place in model.must_evict and not neighbour.is_pinned
+            )
             if not serves and not (copy.state == "asleep" and ends):
                 continue
             # A second copy never evicts a model that has requests.
@@ -275,7 +278,7 @@ def _evictions_for(
 
 def load_order(model: LoadedModel) -> tuple[bool, int, float]:
     """The sort key for loading: pinned, then priority, then the last use."""
-    return not model.pinned, -model.priority, -model.used_at
+    return not model.is_pinned, -model.priority, -model.used_at
 
 
 def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
@@ -287,7 +290,7 @@ def eviction_order(models: Iterable[LoadedModel], now: float) -> list[Place]:
     """
     candidates: list[tuple[tuple[bool, bool, int, bool, float, str, int], Place]] = []
     for model in models:
-        if model.pinned or model.stopped:
+        if model.is_pinned or model.is_stopped:
             continue
         copies = sorted(
             model.serving, key=lambda copy: (not _residence_is_over(model, copy, now), -copy.index)
@@ -315,23 +318,23 @@ def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:
     """
     in_progress = len(transitions) > (model.name in transitions)
     has_way = (
-        model.room
+        model.has_plan
         or model.on_request
         or model.state not in _ABSENT_STATES
-        or model.promised
-        or bool(model.needs)
+        or model.is_promised_memory
+        or bool(model.must_evict)
     )
-    return model.able and not model.stopped and (has_way or in_progress)
+    return model.can_start and not model.is_stopped and (has_way or in_progress)
 
 
 def _needs_evictions(model: LoadedModel) -> bool:
     """Whether others are evicted for it: it is away and requested, or it lacks a copy while
     requests wait."""
-    needs_place = model.waited_s is not None or (model.pinned and model.state in _ABSENT_STATES)
+    needs_place = model.waited_s is not None or (model.is_pinned and model.state in _ABSENT_STATES)
     return (
         needs_place
-        and not model.stopped
-        and model.able
+        and not model.is_stopped
+        and model.can_start
         and (model.state in _ABSENT_STATES or (model.state == "serves" and model.lacks_copies))
     )
 
@@ -344,7 +347,7 @@ def _waiting_since(model: LoadedModel, now: float) -> float:
 def _is_expired(model: LoadedModel, now: float) -> bool:
     return (
         model.state == "serves"
-        and not model.pinned
+        and not model.is_pinned
         and not model.is_requested
         and model.keep_alive_s >= 0
         and model.idle_s(now) >= model.keep_alive_s
@@ -353,12 +356,12 @@ def _is_expired(model: LoadedModel, now: float) -> bool:
 
 def _is_warm(model: LoadedModel, now: float) -> bool:
     return (
-        model.new
+        model.was_never_loaded
         or model.keep_alive_s < 0
-        or (not model.gave_way and model.idle_s(now) < model.keep_alive_s)
+        or (not model.was_evicted and model.idle_s(now) < model.keep_alive_s)
     )
 
 
 def _residence_is_over(model: LoadedModel, copy: Copy, now: float) -> bool:
     """Whether the residence of the copy is over. An unused model has none."""
-    return model.unused or now - copy.entered_at >= copy.residence_s
+    return model.had_no_request or now - copy.entered_at >= copy.residence_s

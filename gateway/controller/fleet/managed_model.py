@@ -186,6 +186,17 @@ class ReplicaState:
         """Seconds from a block to the next plan without a known change: a Hub may answer again."""
         return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _MAX_REPLAN_S)
 
+    def swap_engines(self, neighbour: ReplicaState) -> None:
+        """Exchange the engines of two replicas, with what belongs to them."""
+        self.attempt, neighbour.attempt = neighbour.attempt, self.attempt
+        self.watcher, neighbour.watcher = neighbour.watcher, self.watcher
+        self.generation, neighbour.generation = neighbour.generation, self.generation
+
+    def end_change(self) -> None:
+        """Note that its engine serves the changed wish."""
+        self.in_place = self.made_room = False
+        self.unrouted_at = self.blocked = None
+
     def block(self, reason: str) -> None:
         """Note that nothing can be started for now."""
         self.blocked, self.blocked_at, self.takes, self.received_offers, self.on_request = (

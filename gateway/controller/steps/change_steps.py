@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 
 from gateway.controller.decisions import changes
-from gateway.controller.decisions.changes import ReplicaStatus, TrialStatus, next_step
+from gateway.controller.decisions.changes import ReplicaStatus, TrialState, TrialStatus, next_step
 from gateway.controller.decisions.reconcile import attempts_that_count
 from gateway.controller.failpoint import Failpoint
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.attempts import Attempts
 from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.controller.steps.wish_changes import WishChanges
+from gateway.domain import Failure
 from gateway.proxy.routing.drains import Drains
 
 
@@ -167,26 +168,34 @@ def _trial(model: ManagedModel) -> TrialStatus | None:
     trial = model.trial
     if trial is None:
         return None
+    state, reason = _trial_state(model, trial)
+    return TrialStatus(trial.index, trial.generation, state, reason)
+
+
+def _trial_state(model: ManagedModel, trial: ReplicaState) -> tuple[TrialState, str]:
+    """The state of the trial, and the reason of a failure."""
+    attempt = trial.attempt
     if not trial.seeks:
-        return TrialStatus(
-            trial.index, trial.generation, "unrelated" if trial.attempt is not None else "stops"
-        )
-    if trial.no_room and trial.attempt is None:
-        # Its engines had room, and failed: no serving engine stops for another try. After a restart
-        # these attempts are in the replica's history.
-        past = [*model.replicas[trial.index].history, *trial.history]
-        failures = (
-            attempt.failure for attempt in reversed(past) if attempt.generation == trial.generation
-        )
-        if (failure := next((cause for cause in failures if cause is not None), None)) is not None:
-            return TrialStatus(
-                trial.index, trial.generation, "failed", f"{failure.kind}: {failure.message}"
-            )
-        return TrialStatus(trial.index, trial.generation, "no_room")
-    if trial.attempt is not None:
-        return TrialStatus(
-            trial.index, trial.generation, "ready" if trial.attempt.state == "ready" else "starts"
-        )
+        return ("stops", "") if attempt is None else ("unrelated", "")
+    if attempt is not None:
+        return ("ready", "") if attempt.state == "ready" else ("starts", "")
+    if trial.no_room:
+        # Its engines had room, and failed: no serving engine stops for another try.
+        failure = _last_failure(model, trial)
+        if failure is None:
+            return "no_room", ""
+        return "failed", f"{failure.kind}: {failure.message}"
     if not trial.busy and trial.status.state in ("quarantined", "no_plan"):
-        return TrialStatus(trial.index, trial.generation, "failed", trial.status.reason)
-    return TrialStatus(trial.index, trial.generation, "starts")
+        return "failed", trial.status.reason
+    return "starts", ""
+
+
+def _last_failure(model: ManagedModel, trial: ReplicaState) -> Failure | None:
+    """The last failure of the trial's generation.
+
+    After a restart of the gateway these attempts are in the replica's history.
+    """
+    for attempt in reversed([*model.replicas[trial.index].history, *trial.history]):
+        if attempt.generation == trial.generation and attempt.failure is not None:
+            return attempt.failure
+    return None

@@ -77,25 +77,11 @@ class TrialSteps:
         if replica.task is not None:
             replica.task.cancel()  # a restart by the old plan is needless now
             return
-        old, watcher, generation = replica.attempt, replica.watcher, replica.generation
-        replica.attempt, replica.watcher, replica.status = (
-            trial.attempt,
-            trial.watcher,
-            trial.status,
-        )
-        replica.generation, replica.in_place, replica.unrouted_at, replica.made_room = (
-            trial.generation,
-            False,
-            None,
-            False,
-        )
-        trial.attempt, trial.watcher, trial.generation, trial.seeks = (
-            None,
-            watcher,
-            generation,
-            False,
-        )
-        replica.blocked = None
+        old = replica.attempt
+        replica.swap_engines(trial)
+        replica.status = trial.status
+        replica.end_change()
+        trial.attempt, trial.seeks = None, False
         if old is not None:
             await self._attempts.end(trial, old)
 

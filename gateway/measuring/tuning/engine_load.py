@@ -24,7 +24,7 @@ _NICE = 5
 async def measure(
     attempt: Attempt,
     instance: Instance,
-    busy: Callable[[], bool],
+    watch: Callable[[], bool],
     seconds: float,
     at_once: int | None = None,
     *,
@@ -32,6 +32,7 @@ async def measure(
 ) -> BenchReport | None:
     """The report of a load process. None if a client sent a request or the engine failed.
 
+    watch: looks whether a client sent a request; an error that it raises ends the measurement.
     at_once: the most requests at once; None: as many as the plan is made for. text: prompts are
     sentences.
     """
@@ -53,11 +54,11 @@ async def measure(
     )
     try:
         while not (await asyncio.wait({communication}, timeout=_POLL_S))[0]:
-            if busy():
+            if watch():
                 log.info("measurement stopped for a request", model=attempt.model)
                 return None
         report, errors = communication.result()
-        if busy() or child.returncode:
+        if watch() or child.returncode:
             log.info(
                 "measurement failed",
                 model=attempt.model,

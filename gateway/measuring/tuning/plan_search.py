@@ -90,7 +90,7 @@ class PlanSearch:
         self.wish = model.wish
         self._began = time.monotonic()
         self._served_worth = 0.0
-        self._text = False
+        self._uses_sentences = False
         """Prompts are sentences, as random tokens say nothing about drafted ones."""
         self._shapes_tried: set[str] = set()
         """The starts of all plans that were tried."""
@@ -161,10 +161,10 @@ class PlanSearch:
         engine = await asyncio.to_thread(self._tools.engine, served.engine)
         wish = pin_layout(self.wish, served)
         best = BasePlan(self.wish, wish, served, engine, lossy=self._options.lossy)
-        self._text = served.speculation.value != "none" or await self._can_speculate(best)
+        self._uses_sentences = served.speculation.value != "none" or await self._can_speculate(best)
         self._trial_s = (attempt.ready_at or attempt.started_at) - attempt.started_at
         began = time.monotonic()
-        await self._try("the served plan", "", served, attempt)
+        await self._measure_trial("the served plan", "", served, attempt)
         self._trial_s += time.monotonic() - began
         if self._report.tried[0].speed is None:
             return f"the served plan could not be measured: {self._report.tried[0].problem}"
@@ -172,10 +172,10 @@ class PlanSearch:
         if self._options.offline:
             if self._options.automatic and self._model.rival is None:
                 return "no plan should be better, and none has memory beside the served one"
-            self._say("its engines stop after their last answers")
+            self._set_phase("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
             self._report = self._report.evolve(offline=True)
-        self._shapes_tried.add(_start(served))
+        self._shapes_tried.add(_fingerprint_without_gpus(served))
         await self._compare_defaults(best)
         reason = await self._climb(best)
         if self._report.wish is not None and self._has_time():
@@ -187,9 +187,10 @@ class PlanSearch:
         for candidate in engine_defaults(served):
             plan = await self._plan(candidate)
             if plan is not None:
-                self._shapes_tried.add(_start(plan))
-                if _start(plan) != _start(served.plan) and self._has_time():
-                    await self._try(candidate.change, candidate.reason, plan)
+                self._shapes_tried.add(_fingerprint_without_gpus(plan))
+                is_other = _fingerprint_without_gpus(plan) != _fingerprint_without_gpus(served.plan)
+                if is_other and self._has_time():
+                    await self._measure_trial(candidate.change, candidate.reason, plan)
                 return
 
     async def _climb(self, best: BasePlan) -> str:
@@ -200,16 +201,16 @@ class PlanSearch:
         candidates = iter((*forecast, *neighbours(best), *other_engine_plans))
         while (candidate := next(candidates, None)) is not None:
             plan = await self._plan(candidate)
-            if plan is None or _start(plan) in self._shapes_tried:
+            if plan is None or _fingerprint_without_gpus(plan) in self._shapes_tried:
                 continue
             if not (keeps_quality(plan, first) and may_win(plan, best)):
                 continue
             if not self._has_time():
                 return "the time is over"
-            self._shapes_tried.add(_start(plan))
-            worth = await self._try(candidate.change, candidate.reason, plan)
+            self._shapes_tried.add(_fingerprint_without_gpus(plan))
+            worth = await self._measure_trial(candidate.change, candidate.reason, plan)
             if worth is not None and worth > _GAIN * self._best_worth():
-                self._take(candidate)
+                self._record_best(candidate)
                 engine = await asyncio.to_thread(self._tools.engine, plan.engine)
                 best = BasePlan(self.wish, candidate.wish, plan, engine, lossy=best.lossy)
                 best = self._with_last_speed(best)
@@ -234,7 +235,7 @@ class PlanSearch:
         except _NoFigures as error:
             log.info("the gain could not be confirmed", model=self.wish.name, reason=str(error))
             return
-        if not self._text:
+        if not self._uses_sentences:
             await self._tools.measurements.keep_measurement(self._model, served, report)
         speed = measured_speed(served, report)
         ratio = worth_of(served, speed, self.wish) / self._served_worth
@@ -244,11 +245,11 @@ class PlanSearch:
     def _with_last_speed(self, base: BasePlan) -> BasePlan:
         """The plan with its measured speed, where forecasts of others learn from the same one."""
         speed = self._report.tried[-1].speed
-        if self._text or speed is None:
+        if self._uses_sentences or speed is None:
             return base
         return replace(base, plan=base.plan.evolve(speed=speed))
 
-    def _take(self, candidate: PlanChange) -> None:
+    def _record_best(self, candidate: PlanChange) -> None:
         """Note that the last tried plan is the best."""
         index = len(self._report.tried) - 1
         is_better = (self._report.tried[index].worth or 0) >= MEASURED_GAIN
@@ -271,7 +272,7 @@ class PlanSearch:
 
     async def _plan(self, candidate: PlanChange) -> Plan | None:
         """The plan of a candidate as it would serve; None: none is possible."""
-        self._say(f"{candidate.change}: planning")
+        self._set_phase(f"{candidate.change}: planning")
         preview = self._tools.plan_preview
         try:
             result = await preview.plan_trial(self._model, candidate.wish, keeps_model=False)
@@ -290,7 +291,7 @@ class PlanSearch:
 
     # --- one trial ---
 
-    async def _try(
+    async def _measure_trial(
         self, change: str, reason: str, plan: Plan, serving: Attempt | None = None
     ) -> float | None:
         """Measure a plan, by the engine that serves or by one of its own. The relative worth; None:
@@ -310,7 +311,7 @@ class PlanSearch:
 
     async def _speed(self, change: str, plan: Plan, serving: Attempt | None) -> Speed:
         """The measured speed of a plan. Raises _NoFigures."""
-        if self._options.automatic and not self._text:
+        if self._options.automatic and not self._uses_sentences:
             # An earlier search may have ended for a request.
             speed = await self._tools.measurements.tried_speed(plan)
             if speed is not None:
@@ -320,18 +321,18 @@ class PlanSearch:
         else:
             report = await self._start_and_measure(plan, change)
         # Expectations are about random tokens.
-        if not self._text:
+        if not self._uses_sentences:
             await self._tools.measurements.keep_measurement(self._model, plan, report)
         return measured_speed(plan, report)
 
     async def _start_and_measure(self, plan: Plan, change: str) -> BenchReport:
         while self._model.trial is not None:  # the engine of the last one stops
-            await self._rest()
+            await self._pause()
         trial = await self._tools.trials.begin_measuring(self._model, plan)
         try:
             while (attempt := trial.attempt) is not None and attempt.state != "ready":
-                self._say(f"{change}: {trial.phase}")
-                await self._rest()
+                self._set_phase(f"{change}: {trial.phase}")
+                await self._pause()
             if attempt is None:
                 failure = trial.history[-1].failure if trial.history else None
                 raise _NoFigures(failure.message if failure else trial.status.reason)
@@ -340,7 +341,7 @@ class PlanSearch:
             await self._tools.trials.end(self._model)
 
     async def _measure_attempt(self, attempt: Attempt, change: str) -> BenchReport:
-        self._say(f"{change}: measuring")
+        self._set_phase(f"{change}: measuring")
         instance = await self._tools.launcher.instance(attempt)
         if instance is None or instance.url is None:
             raise _NoFigures("its engine is gone")
@@ -349,32 +350,37 @@ class PlanSearch:
             report = await measure(
                 one_copy,
                 instance,
-                self._disturbance(attempt),
+                self._request_watch(attempt),
                 _MEASUREMENT_S,
                 at_once(self.wish, attempt.plan),
-                text=self._text,
+                text=self._uses_sentences,
             )
             if report is not None:
                 return report
-            self._say(f"{change}: waiting for the requests of clients")
+            self._set_phase(f"{change}: waiting for the requests of clients")
             while self._tools.traffic.is_working(self.wish.name):
-                await self._rest()
+                await self._pause()
         raise _NoFigures("requests of clients, or a failure, ended every measurement")
 
-    def _disturbance(self, attempt: Attempt) -> Callable[[], bool]:
-        """Whether a client's request has disturbed the engine since now."""
+    def _request_watch(self, attempt: Attempt) -> Callable[[], bool]:
+        """A watch for the time of a measurement, which keeps the model loaded.
+
+        It returns whether a client's request has disturbed the engine since now, and raises as
+        `_raise_if_over`.
+        """
         name, traffic = self.wish.name, self._tools.traffic
         shared = any(
             set(attempt.plan.devices) & set(serving.plan.devices) for serving in self._model.serving
         )
         ended = traffic.request_counts().get(name, 0.0)
 
-        def is_disturbed() -> bool:
-            self._check()
+        def watch() -> bool:
+            self._keep_model_awake()
+            self._raise_if_over()
             is_new = traffic.request_counts().get(name, 0.0) != ended
             return shared and (is_new or traffic.is_working(name))
 
-        return is_disturbed
+        return watch
 
     # --- bounds ---
 
@@ -386,21 +392,26 @@ class PlanSearch:
     def _remaining_time_s(self) -> float:
         return self._options.seconds - (time.monotonic() - self._began)
 
-    async def _rest(self) -> None:
-        self._check()
+    async def _pause(self) -> None:
+        """Wait for one look. Raises as `_raise_if_over`."""
+        self._keep_model_awake()
+        self._raise_if_over()
         await asyncio.sleep(_POLL_S)
 
-    def _check(self) -> None:
-        """Raises _Interrupted if the time is over, or the model is changed meanwhile."""
+    def _keep_model_awake(self) -> None:
+        """Count as a request, so that the model is not unloaded during the search."""
+        self._model.used_at = time.time()
+
+    def _raise_if_over(self) -> None:
+        """Raises _NoFigures if the time is over, and _Interrupted if the model is changed."""
         model = self._model
-        model.used_at = time.time()
         if self._remaining_time_s() <= 0:
             raise _NoFigures("the time is over")
         if model.wish != self.wish or model.has_pending_changes or model.deleting or model.stopped:
             raise _Interrupted("the model was changed, stopped or removed meanwhile")
 
-    def _say(self, words: str) -> None:
-        self._report = self._report.evolve(phase=words)
+    def _set_phase(self, phase: str) -> None:
+        self._report = self._report.evolve(phase=phase)
 
     async def _fits_beside(self, plan: Plan) -> bool:
         result = await self._tools.plan_preview.plan_trial(
@@ -409,6 +420,6 @@ class PlanSearch:
         return result.plan is not None and is_as_good(result.plan, plan)
 
 
-def _start(plan: Plan) -> str:
+def _fingerprint_without_gpus(plan: Plan) -> str:
     """The identity of a start on any GPUs: beside the served plan, other ones are free."""
     return plan.evolve(gpus=tuple("" for _ in plan.gpus)).fingerprint

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from operator import itemgetter
 
 from gateway.domain import AskedCache
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.memory.kv_cache import longest
+from gateway.models.scheme import round_up
+
+_tokens = itemgetter(0)
 
 
 class CountedCache(FrozenRecord, frozen=True):
@@ -35,24 +40,24 @@ class CountedCache(FrozenRecord, frozen=True):
         return left_bytes // self.answer.state_bytes if self.answer.state_bytes else 0
 
     def bytes_for(self, length: int, _batched_tokens: int) -> int:
+        """Bytes of a request of `length` tokens.
+
+        Between two asked lengths the bytes grow linearly, to whole blocks. Beyond the longest one
+        they grow as between the last two.
+        """
         points = self.answer.needed
         if not points:
             return 0
-        at = next(
-            (index for index, (tokens, _) in enumerate(points) if tokens >= length), len(points)
-        )
-        if at == 0 or (at < len(points) and points[at][0] == length):
-            return points[at][1]
-        (short, short_bytes), (long, long_bytes) = (
-            points[at - 1 : at + 1] if at < len(points) else points[-2:]
-        )
+        after = min(bisect_left(points, length, key=_tokens), len(points) - 1)
+        if after == 0 or _tokens(points[after]) == length:
+            return points[after][1]
+        (short, short_bytes), (long, long_bytes) = points[after - 1], points[after]
         # The longest request fills its last block in part: a whole one costs the same. The second
         # length is one block.
-        long += -long % points[min(1, len(points) - 2)][0]
-        between = short_bytes + math.ceil(
-            (long_bytes - short_bytes) * (length - short) / (long - short)
-        )
-        return -(-between // self.answer.block_bytes) * self.answer.block_bytes
+        block_tokens = _tokens(points[min(1, len(points) - 2)])
+        long = round_up(long, block_tokens)
+        added_bytes = math.ceil((long_bytes - short_bytes) * (length - short) / (long - short))
+        return round_up(short_bytes + added_bytes, self.answer.block_bytes)
 
     def largest(self, kv_bytes: int, batched_tokens: int, limit: int) -> int:
         if not self.answer.needed:

@@ -61,7 +61,7 @@ def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
     fields: list[dict[str, Any]] = [
         {"requests": 1},
         {"waited_s": 0.1},
-        {"pinned": True},
+        {"is_pinned": True},
         {"since": NOW - 9},
     ]
     for field in fields:
@@ -70,21 +70,25 @@ def test_who_is_idle_for_longer_than_its_keep_alive_leaves() -> None:
 
 
 def test_who_was_stopped_leaves_and_rests_though_it_is_asked() -> None:
-    assert moves(serves("a", stopped=True, pinned=True)).evictions["a", 0].cause == "owner"
-    assert moves(resident("a", "loads", stopped=True)).evictions["a", 0].cause == "owner"
-    assert moves(out("a", stopped=True, waited_s=5)) == Moves(holds={"a": "stopped by its owner"})
+    assert moves(serves("a", is_stopped=True, is_pinned=True)).evictions["a", 0].cause == "owner"
+    assert moves(resident("a", "loads", is_stopped=True)).evictions["a", 0].cause == "owner"
+    assert moves(out("a", is_stopped=True, waited_s=5)) == Moves(
+        holds={"a": "stopped by its owner"}
+    )
 
 
 def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:
     assert not moves(out("a", keep_alive_s=60, used_at=NOW - 59)).holds
     assert moves(out("a", keep_alive_s=60, used_at=NOW - 60)).holds
-    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, gave_way=True)).holds
-    assert not moves(out("a", keep_alive_s=-1, gave_way=True)).holds
-    assert not moves(out("a", keep_alive_s=0, new=True)).holds
+    assert moves(out("a", keep_alive_s=60, used_at=NOW - 1, was_evicted=True)).holds
+    assert not moves(out("a", keep_alive_s=-1, was_evicted=True)).holds
+    assert not moves(out("a", keep_alive_s=0, was_never_loaded=True)).holds
 
 
 def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> None:
-    asking = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
+    asking = out(
+        "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
+    )
     a, b, c = (serves(name) for name in "abc")
     assert moves(asking, a, b, c).evictions == dict.fromkeys(
         [("a", 0), ("b", 0)], Eviction("room", "it makes room for x")
@@ -92,11 +96,11 @@ def test_for_who_is_asked_and_has_no_room_those_leave_that_its_plan_needs() -> N
     assert moves(asking, a, b, c).holds == {"x": "it waits for a, b to be unloaded"}
     # With room nobody leaves, and for what others give without leaving neither.
     assert moves(out("x", waited_s=1), a, b) == Moves()
-    assert moves(out("x", waited_s=1, room=False, promised=True), a, b) == Moves()
+    assert moves(out("x", waited_s=1, has_plan=False, is_promised_memory=True), a, b) == Moves()
 
 
 def test_who_leaves_has_had_its_residence() -> None:
-    asking = out("x", waited_s=1, room=False, needs=(("a", 0),), promised=True)
+    asking = out("x", waited_s=1, has_plan=False, must_evict=(("a", 0),), is_promised_memory=True)
     assert moves(asking, serves("a", requests=3)).evictions
     assert not moves(asking, serves("a", since=NOW - MIN_S + 0.1)).evictions
     assert moves(asking, serves("a", since=NOW - MIN_S + 0.1)).holds
@@ -109,7 +113,7 @@ def test_who_leaves_has_had_its_residence() -> None:
 def test_the_model_that_loads_next_is_named() -> None:
     first, second = out("b", waited_s=9), out("a", waited_s=3)
     assert moves(second, first).first == "b"
-    waits = out("b", waited_s=9, room=False, needs=(("s", 0),), promised=True)
+    waits = out("b", waited_s=9, has_plan=False, must_evict=(("s", 0),), is_promised_memory=True)
     young = serves("s", since=NOW - 1, load_s=50, requests=1)
     assert moves(second, waits, young).first == "b", "it is prepared while the other stays"
     assert moves(out("a")).first == ""
@@ -128,18 +132,20 @@ def test_of_equal_models_that_leaves_which_returns_cheaply() -> None:
 
 def test_who_was_loaded_for_no_request_leaves_for_one_at_once() -> None:
     needs = (("a", 0), ("b", 0))
-    asking = out("x", waited_s=1, room=False, needs=needs, promised=True)
+    asking = out("x", waited_s=1, has_plan=False, must_evict=needs, is_promised_memory=True)
     young: dict[str, Any] = {"since": NOW - 1, "load_s": 90}
-    a, b = serves("a", unused=True, **young), serves("b", unused=True, **young)
+    a, b = serves("a", had_no_request=True, **young), serves("b", had_no_request=True, **young)
     assert set(moves(asking, a, b).evictions) == {*needs}
     # Half of the room is no use to who waits.
     assert not moves(asking, a, serves("b", **young)).evictions
-    assert not moves(out("x", room=False, needs=needs), a, b).evictions
-    assert not moves(asking, a, serves("b", unused=True, pinned=True, **young)).evictions.get(
-        ("b", 0)
-    )
+    assert not moves(out("x", has_plan=False, must_evict=needs), a, b).evictions
+    assert not moves(
+        asking, a, serves("b", had_no_request=True, is_pinned=True, **young)
+    ).evictions.get(("b", 0))
     used = serves("used", used_at=NOW - 99, **young)
-    assert eviction_order([used, serves("a", unused=True, used_at=NOW - 1, **young)], NOW) == [
+    assert eviction_order(
+        [used, serves("a", had_no_request=True, used_at=NOW - 1, **young)], NOW
+    ) == [
         ("a", 0),
         ("used", 0),
     ]
@@ -152,7 +158,7 @@ def test_the_order_in_which_models_are_asked_to_leave() -> None:
         serves("new", used_at=NOW - 1),
         serves("old", used_at=NOW - 99),
         serves("cheap", priority=-1),
-        serves("kept", pinned=True),
+        serves("kept", is_pinned=True),
         out("out"),
     ]
     assert [name for name, _ in eviction_order(some, NOW)] == [
@@ -166,7 +172,9 @@ def test_the_order_in_which_models_are_asked_to_leave() -> None:
 
 def test_nobody_leaves_while_another_one_does() -> None:
     found_moves = moves(
-        out("x", waited_s=1, room=False, needs=(("a", 0),)), serves("a"), resident("b", "leaves")
+        out("x", waited_s=1, has_plan=False, must_evict=(("a", 0),)),
+        serves("a"),
+        resident("b", "leaves"),
     )
     assert found_moves == Moves(holds={"x": "it waits until another model is unloaded"})
 
@@ -179,7 +187,7 @@ def test_the_turn_is_of_who_waits_longest_and_who_had_to_leave_is_behind() -> No
         "b": "it waits for its turn after a"
     }
     # Who could not be started anyway has no turn.
-    assert moves(second, out("b", waited_s=9, able=False)) == Moves()
+    assert moves(second, out("b", waited_s=9, can_start=False)) == Moves()
 
 
 def test_what_nobody_asks_for_waits_for_those_that_are_asked() -> None:
@@ -188,31 +196,36 @@ def test_what_nobody_asks_for_waits_for_those_that_are_asked() -> None:
 
 def test_a_pinned_model_asks_for_itself_and_gives_nothing() -> None:
     assert (
-        moves(out("p", pinned=True, room=False, needs=(("a", 0),)), serves("a"))
+        moves(out("p", is_pinned=True, has_plan=False, must_evict=(("a", 0),)), serves("a"))
         .evictions["a", 0]
         .reason
         == "it makes room for p"
     )
     assert not moves(
-        out("x", waited_s=1, room=False, needs=(("p", 0),)), serves("p", pinned=True)
+        out("x", waited_s=1, has_plan=False, must_evict=(("p", 0),)), serves("p", is_pinned=True)
     ).evictions
 
 
 def test_which_models_a_request_would_bring_back() -> None:
-    alone, asked = out("x", room=False), out("x", room=False, waited_s=1)
+    alone, asked = out("x", has_plan=False), out("x", has_plan=False, waited_s=1)
     assert is_loadable(out("x"), ())
     # It was planned with all that others could give, and found nothing.
     assert not is_loadable(alone, ())
     assert not is_loadable(asked, {asked.name})
     # They could, and not all of them now.
-    could = out("x", room=False, waited_s=1, on_request=True)
+    could = out("x", has_plan=False, waited_s=1, on_request=True)
     assert is_loadable(could, ())
     assert is_loadable(asked, {"a"})
-    assert not is_loadable(out("x", stopped=True), ())
+    assert not is_loadable(out("x", is_stopped=True), ())
 
 
 def test_the_order_of_a_boot() -> None:
-    some = [out("old"), out("new", used_at=NOW), out("dear", priority=1), out("kept", pinned=True)]
+    some = [
+        out("old"),
+        out("new", used_at=NOW),
+        out("dear", priority=1),
+        out("kept", is_pinned=True),
+    ]
     assert [one.name for one in sorted(some, key=load_order)] == ["kept", "dear", "new", "old"]
 
 
@@ -228,20 +241,20 @@ residents = st.lists(
         LoadedModel,
         st.sampled_from("abcdefgh"),
         copies.map(lambda some: tuple(replace(one, index=index) for index, one in enumerate(some))),
-        stopped=st.booleans(),
+        is_stopped=st.booleans(),
         keep_alive_s=st.sampled_from((-1.0, 0.0, 60.0)),
-        pinned=st.booleans(),
+        is_pinned=st.booleans(),
         priority=st.integers(-2, 2),
         used_at=st.floats(0, NOW),
         requests=st.integers(0, 3),
         waited_s=st.none() | st.floats(0, 1000),
-        room=st.booleans(),
-        needs=st.lists(places, max_size=3, unique=True).map(tuple),
-        promised=st.booleans(),
-        able=st.booleans(),
-        gave_way=st.booleans(),
-        new=st.booleans(),
-        unused=st.booleans(),
+        has_plan=st.booleans(),
+        must_evict=st.lists(places, max_size=3, unique=True).map(tuple),
+        is_promised_memory=st.booleans(),
+        can_start=st.booleans(),
+        was_evicted=st.booleans(),
+        was_never_loaded=st.booleans(),
+        had_no_request=st.booleans(),
     ),
     max_size=8,
     unique_by=lambda one: one.name,
@@ -253,7 +266,7 @@ def test_whatever_the_models_are(known: list[LoadedModel]) -> None:
     found, by_name = decide_evictions(known, NOW), {one.name: one for one in known}
     for name in found.holds:
         assert (
-            by_name[name].stopped
+            by_name[name].is_stopped
             or by_name[name].lacks_copies
             or by_name[name].state in ("out", "asleep")
         )
@@ -261,15 +274,15 @@ def test_whatever_the_models_are(known: list[LoadedModel]) -> None:
         one = by_name[name]
         copy = one.copies[index]
         assert copy.state in ("serves", "loads", "asleep")
-        assert eviction.cause == "owner" or not one.pinned
+        assert eviction.cause == "owner" or not one.is_pinned
         assert eviction.cause != "idle" or not one.is_requested
         if eviction.cause == "room":
             assert copy.state == "serves"
-            assert one.unused or NOW - copy.entered_at >= copy.residence_s
+            assert one.had_no_request or NOW - copy.entered_at >= copy.residence_s
             (other,) = [
                 other
                 for other in known
-                if (name, index) in other.needs and f"room for {other.name}" in eviction.reason
+                if (name, index) in other.must_evict and f"room for {other.name}" in eviction.reason
             ]
             assert other.name in found.holds
             assert other.state != "serves" or not one.is_requested
@@ -280,15 +293,15 @@ def test_whatever_the_models_are(known: list[LoadedModel]) -> None:
         for one in known
         if one.state in ("out", "asleep")
         and one.waited_s is not None
-        and one.able
-        and not one.stopped
+        and one.can_start
+        and not one.is_stopped
     ]
     turns = [
         one
         for one in asked
         if not found.holds.get(one.name, "").startswith("it waits for its turn")
     ]
-    assert bool(turns) == bool(asked) or any(one.pinned for one in known)
+    assert bool(turns) == bool(asked) or any(one.is_pinned for one in known)
 
 
 def asleep(name: str, **fields: Any) -> LoadedModel:
@@ -302,14 +315,18 @@ def test_who_sleeps_is_woken_when_it_is_asked_and_rests_until_then() -> None:
     assert moves(asleep("a", waited_s=1), out("b", waited_s=2)).holds == {
         "a": "it waits for its turn after b"
     }
-    asking = asleep("a", waited_s=1, room=False, needs=(("b", 0),), promised=True)
+    asking = asleep(
+        "a", waited_s=1, has_plan=False, must_evict=(("b", 0),), is_promised_memory=True
+    )
     assert moves(asking, serves("b")).evictions == {
         ("b", 0): Eviction("room", "it makes room for a")
     }
 
 
 def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
-    wants = out("x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), promised=True)
+    wants = out(
+        "x", waited_s=1, has_plan=False, must_evict=(("a", 0), ("b", 0)), is_promised_memory=True
+    )
     assert moves(wants, asleep("a"), serves("b")).evictions == {
         ("b", 0): Eviction("room", "it makes room for x")
     }
@@ -317,10 +334,10 @@ def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
         out(
             "x",
             waited_s=1,
-            room=False,
-            needs=(("a", 0), ("b", 0)),
-            ends=(("a", 0), ("b", 0)),
-            promised=True,
+            has_plan=False,
+            must_evict=(("a", 0), ("b", 0)),
+            must_stop=(("a", 0), ("b", 0)),
+            is_promised_memory=True,
         ),
         asleep("a"),
         serves("b"),
@@ -328,28 +345,32 @@ def test_who_sleeps_has_to_end_only_where_that_is_needed() -> None:
     assert both.evictions == dict.fromkeys(
         [("a", 0), ("b", 0)], Eviction("room", "it makes room for x", ends=True)
     )
-    assert moves(asleep("a", stopped=True)).evictions == {
+    assert moves(asleep("a", is_stopped=True)).evictions == {
         ("a", 0): Eviction("owner", "its owner stops it", ends=True)
     }
     assert eviction_order([asleep("a"), serves("b")], NOW) == [("b", 0)]
 
 
 def test_of_several_copies_those_leave_that_are_needed_and_the_others_serve() -> None:
-    asking = out("x", waited_s=1, room=False, needs=(("pair", 1),), promised=True)
+    asking = out(
+        "x", waited_s=1, has_plan=False, must_evict=(("pair", 1),), is_promised_memory=True
+    )
     assert moves(asking, serves("pair", 2, requests=9)).evictions == {
         ("pair", 1): Eviction("room", "it makes room for x")
     }
-    assert set(moves(serves("pair", 2, stopped=True)).evictions) == {("pair", 0), ("pair", 1)}
+    assert set(moves(serves("pair", 2, is_stopped=True)).evictions) == {("pair", 0), ("pair", 1)}
     assert set(moves(serves("pair", 2, keep_alive_s=1)).evictions) == {("pair", 0), ("pair", 1)}
-    assert not moves(asking, serves("pair", 2, pinned=True)).evictions
+    assert not moves(asking, serves("pair", 2, is_pinned=True)).evictions
 
 
 def test_each_copy_has_its_own_residence() -> None:
     pair = LoadedModel(
         "pair", (Copy(0, "serves", NOW - 1000), Copy(1, "serves", NOW - 1)), requests=1
     )
-    assert not moves(out("x", waited_s=1, room=False, needs=(("pair", 1),)), pair).evictions
-    assert moves(out("x", waited_s=1, room=False, needs=(("pair", 0),)), pair).evictions
+    assert not moves(
+        out("x", waited_s=1, has_plan=False, must_evict=(("pair", 1),)), pair
+    ).evictions
+    assert moves(out("x", waited_s=1, has_plan=False, must_evict=(("pair", 0),)), pair).evictions
     assert eviction_order([pair], NOW) == [("pair", 0), ("pair", 1)]
 
 
@@ -377,7 +398,7 @@ def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
 
 
 def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() -> None:
-    fields: dict[str, Any] = {"waited_s": 1, "room": False, "needs": (("x", 0),), "promised": True}
+    fields: dict[str, Any] = {"waited_s": 1, "has_plan": False, "must_evict": (("x", 0),), "is_promised_memory": True}
     for away in ("out", "asleep"):
         pair = short("pair", away, **fields)
         assert moves(pair, serves("x")).evictions == {
@@ -389,13 +410,18 @@ def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() ->
         assert moves(pair, serves("x"), out("y", waited_s=0.1)).holds == {
             "pair": "it waits for its turn after y"
         }
-    assert moves(short("pair", pinned=True), serves("x")) == Moves()
+    assert moves(short("pair", is_pinned=True), serves("x")) == Moves()
 
 
 def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     watched = [Copy(0, "serves", NOW - 90, watched=True)]
     asking = out(
-        "x", waited_s=1, room=False, needs=(("a", 0), ("b", 0)), ends=(("b", 0),), promised=True
+        "x",
+        waited_s=1,
+        has_plan=False,
+        must_evict=(("a", 0), ("b", 0)),
+        must_stop=(("b", 0),),
+        is_promised_memory=True,
     )
     sleeper = LoadedModel("b", (Copy(0, "asleep", NOW - 90),))
     assert set(moves(asking, serves("a"), sleeper).evictions) == {("a", 0), ("b", 0)}
@@ -407,4 +433,4 @@ def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     ).evictions
     # Nor for being idle; its owner's word is obeyed at once.
     assert not moves(LoadedModel("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).evictions
-    assert moves(LoadedModel("a", tuple(watched), stopped=True)).evictions
+    assert moves(LoadedModel("a", tuple(watched), is_stopped=True)).evictions
