@@ -19,8 +19,8 @@ from gateway.planner.sizes import lacks
 Decide = Callable[[dict[str, int]], Decision]
 """The decision if these bytes are freed, by GPU UUID."""
 
-# Budgets are shares of a GPU in hundredths, rounded twice: of the free and of the given bytes.
-_STEPS, _STEP = 2, 100
+# Budgets are hundredths of a GPU, and two of them are rounded: of the free and of the given bytes.
+_ROUNDED_HUNDREDTHS = 2
 
 
 def bytes_given(offers: Iterable[Offer]) -> dict[str, int]:
@@ -74,24 +74,25 @@ def decide_with_offers(
     room: bytes by GPU UUID that an engine may take before anything is given; None: each surplus is
     taken whole.
     """
-    search = _OfferSearch(decide, context)
+    search = _OfferSearch(decide, context, room)
     takes: tuple[Offer, ...] = ()
-    surplus = [offer for offer in offers if offer.how == "surplus"]
-    for candidates, may_take in ((surplus, any), (list(offers), all)):
-        losses = search.losses(takes)
-        # No model stops for a longer context: only for a plan at all, whose losses are all true.
-        if candidates and may_take(losses) and (goal := search.losses(candidates)) < losses:
-            takes = search.fewest(candidates, goal)
-            if room is not None and takes:
-                takes = search.used_parts(takes, room, search.losses(takes))
+    if any(search.losses(takes)):
+        surplus = [offer for offer in offers if offer.how == "surplus"]
+        takes = search.improve(takes, surplus)
+    # No model stops for a longer context, only for a plan at all.
+    if all(search.losses(takes)):
+        takes = search.improve(takes, offers)
     return search.decision(takes).evolve(takes=takes)
 
 
 class _OfferSearch:
     """Decisions by the bytes that were given for them; each decision takes a part of a second."""
 
-    def __init__(self, decide: Decide, context: int) -> None:
-        self._decide, self._context = decide, context
+    def __init__(self, decide: Decide, context: int, room: Mapping[str, int] | None) -> None:
+        """As `decide_with_offers`."""
+        self._decide = decide
+        self._context = context
+        self._room = room
         self._decisions: dict[tuple[tuple[str, int], ...], Decision] = {}
 
     def decision(self, offers: Iterable[Offer]) -> Decision:
@@ -105,6 +106,18 @@ class _OfferSearch:
         """The losses of the best plan with these offers; smaller is better. All: no plan."""
         plans = self.decision(offers).plans
         return (False, *lacks(plans[0], self._context)) if plans else (True, True, True, True)
+
+    def improve(self, takes: tuple[Offer, ...], offers: Sequence[Offer]) -> tuple[Offer, ...]:
+        """The fewest of `offers` that reach the best plan with all; `takes` if none is better."""
+        if not offers:
+            return takes
+        goal = self.losses(offers)
+        if goal >= self.losses(takes):
+            return takes
+        fewest = self.fewest(offers, goal)
+        if self._room is None or not fewest:
+            return fewest
+        return self.used_parts(fewest, self._room, self.losses(fewest))
 
     def fewest(self, offers: Sequence[Offer], goal: tuple[bool, ...]) -> tuple[Offer, ...]:
         """The first offers that reach the goal, without those that it does not need."""
@@ -135,7 +148,7 @@ class _OfferSearch:
     ) -> tuple[Offer, ...]:
         """The part of each surplus that the plan uses; all of it if the plan would change."""
         plan = self.decision(takes).plans[0]
-        need = plan.memory.promised_bytes + _STEPS * plan.memory.gpu_bytes // _STEP
+        need = plan.memory.promised_bytes + _ROUNDED_HUNDREDTHS * plan.memory.gpu_bytes // 100
         missing = {uuid: need - room.get(uuid, 0) for uuid in plan.gpus}
         parts: list[Offer] = []
         for take in sorted(takes, key=lambda offer: offer.how == "surplus"):

@@ -6,7 +6,7 @@ Sources: vllm/model_executor/layers/quantization/ of 0.19.1 and 0.33.0, the file
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from gateway.engines.common.quantization.block import (
@@ -71,8 +71,43 @@ def _unquantized_checkpoint(block: Block) -> Quantization | None:
     )
 
 
+class _ListedLayers(NamedTuple):
+    """The layers that a checkpoint names.
+
+    listed: by config.json. packed: by its headers. has_head: the head is quantized too.
+    """
+
+    listed: list[str]
+    packed: set[str]
+    has_head: bool
+
+    def are_unquantized(self, layer: Layer) -> bool:
+        """Whether `layer` stays unquantized whatever the method's own list says."""
+        if layer.name.endswith("lm_head") and not self.has_head:
+            return True
+        return not self.listed and not _is_packed(layer, self.packed)
+
+    def lists(self, names: Iterable[str]) -> bool:
+        """Whether config.json lists all modules of a layer, or none. Raises as `all_or_none`."""
+        return all_or_none(names, lambda name: any(entry in name for entry in self.listed))
+
+    def quantization(self, rule: Callable[[Layer], LayerScheme], assumption: str) -> Quantization:
+        assumed = "" if self.listed or self.packed else assumption
+        return Quantization(rule, assumed, integer_checkpoint=True)
+
+
+def _listed_layers(block: Block, key: str) -> _ListedLayers:
+    return _ListedLayers(
+        [block.engine_name(entry) for entry in words(block.config, key)],
+        {block.engine_name(name) for name in block.packed},
+        block.config.get("lm_head") is True,
+    )
+
+
 def gptq(block: Block) -> Quantization:
-    """gptq_marlin.py and utils/gptq_utils.py; auto_gptq.py from 0.26."""
+    """The schemes of a GPTQ checkpoint. Sources: gptq_marlin.py, utils/gptq_utils.py; auto_gptq.py
+    from 0.26.
+    """
     config = block.config
     base = _integers(
         "gptq",
@@ -81,23 +116,17 @@ def gptq(block: Block) -> Quantization:
         config.get("sym", True),
         config.get("desc_act", False),
     )
-    listed = [block.engine_name(entry) for entry in words(config, "modules_in_block_to_quantize")]
-    if not listed and (silent := _unquantized_checkpoint(block)):
-        return silent
+    layers = _listed_layers(block, "modules_in_block_to_quantize")
+    unquantized = _unquantized_checkpoint(block)
+    if unquantized is not None and not layers.listed:
+        return unquantized
     dynamic: Mapping[str, Mapping[str, Any]] = config.get("dynamic") or {}
     tame(pattern.lstrip("+-:") for pattern in dynamic)
-    head, packed = config.get("lm_head") is True, {block.engine_name(name) for name in block.packed}
 
     def rule(layer: Layer) -> LayerScheme:
-        if layer.name.endswith("lm_head") and not head:
+        if layers.are_unquantized(layer):
             return UNQUANTIZED_SCHEME
-        if not listed and not _is_packed(layer, packed):
-            return UNQUANTIZED_SCHEME
-        if (
-            listed
-            and not layer.experts
-            and not all_or_none(layer.modules, lambda name: any(e in name for e in listed))
-        ):
+        if layers.listed and not layer.experts and not layers.lists(layer.modules):
             return UNQUANTIZED_SCHEME
         for pattern, changes in dynamic.items():
             if pattern.startswith("-:"):
@@ -113,51 +142,35 @@ def gptq(block: Block) -> Quantization:
                 )
         return base
 
-    assumed = (
-        ""
-        if listed or packed
-        else (
-            "config.json does not list the quantized modules; all linear layers of the blocks are"
-            " assumed"
-        )
+    return layers.quantization(
+        rule,
+        "config.json does not list the quantized modules; all linear layers of the blocks are"
+        " assumed",
     )
-    return Quantization(rule, assumed, integer_checkpoint=True)
 
 
 def awq(block: Block) -> Quantization:
-    """awq_marlin.py; auto_awq.py from 0.26."""
+    """The schemes of an AWQ checkpoint. Source: awq_marlin.py, auto_awq.py from 0.26."""
     config = block.config
-    bits, group = (
-        config.get("bits", config.get("w_bit")),
-        config.get("group_size", config.get("q_group_size")),
-    )
+    bits = config.get("bits", config.get("w_bit"))
+    group = config.get("group_size", config.get("q_group_size"))
     base = _integers("awq", bits, group, not config.get("zero_point", True))
-    skipped = [block.engine_name(entry) for entry in words(config, "modules_to_not_convert")]
-    if not skipped and (silent := _unquantized_checkpoint(block)):
-        return silent
-    head, packed = config.get("lm_head") is True, {block.engine_name(name) for name in block.packed}
+    layers = _listed_layers(block, "modules_to_not_convert")
+    unquantized = _unquantized_checkpoint(block)
+    if unquantized is not None and not layers.listed:
+        return unquantized
 
     def rule(layer: Layer) -> LayerScheme:
-        if layer.name.endswith("lm_head") and not head:
-            return UNQUANTIZED_SCHEME
-        if not skipped and not _is_packed(layer, packed):
-            return UNQUANTIZED_SCHEME
         names = (layer.name,) if layer.experts else layer.modules
-        return (
-            UNQUANTIZED_SCHEME
-            if all_or_none(names, lambda name: any(entry in name for entry in skipped))
-            else base
-        )
+        if layers.are_unquantized(layer) or layers.lists(names):
+            return UNQUANTIZED_SCHEME
+        return base
 
-    assumed = (
-        ""
-        if skipped or packed
-        else (
-            "config.json lists no module that stayed unquantized; all linear layers are assumed"
-            " quantized"
-        )
+    return layers.quantization(
+        rule,
+        "config.json lists no module that stayed unquantized; all linear layers are assumed"
+        " quantized",
     )
-    return Quantization(rule, assumed, integer_checkpoint=True)
 
 
 _SPECIAL_CHARACTERS = set(r"*+?^$()[]{}|\\")

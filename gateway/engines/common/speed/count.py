@@ -80,18 +80,21 @@ def work_of(
     one is 16-bit. names: of kernels with known speed. A layer of unknown size is left out.
     """
     item = _ITEM[rank.dtype]
-    chosen = {(layer, scheme): kernel for layer, scheme, kernel in kernels}
-    formats_made = dict(formats)
-    per_token = model.experts.per_token if model.experts else 0
-    products = [
-        product
-        for layer, size in zip(
-            stage.linears, linears_bytes(stage, rank.computing, traits), strict=True
-        )
-        if not _MEDIA.match(layer.name)
-        and (product := _product(layer, size, rank, chosen, formats_made, per_token, item, names))
-        is not None
-    ]
+    multiplication = _Multiplication(
+        rank,
+        {(layer, scheme): kernel for layer, scheme, kernel in kernels},
+        dict(formats),
+        names,
+        model.experts.per_token if model.experts else 0,
+    )
+    sizes = linears_bytes(stage, rank.computing, traits)
+    products = []
+    for layer, size in zip(stage.linears, sizes, strict=True):
+        if _MEDIA.match(layer.name):
+            continue
+        product = multiplication.product(layer, size)
+        if product is not None:
+            products.append(product)
     if not stage.is_known:
         products += [
             _tensor(tensor, model.experts, rank, item)
@@ -129,35 +132,39 @@ def _work(
     return work if work.dp == 1 else work.evolve(reduces=2 * layers - work.expert_layers)
 
 
-def _product(
-    layer: Linear,
-    size: int | None,
-    rank: Rank,
-    chosen: Mapping[tuple[str, str], str],
-    formats: Mapping[str, str],
-    per_token: int,
-    item: int,
-    names: KernelNames,
-) -> Product | None:
-    scheme = layer.scheme
-    dealt = layer.experts > 0 and rank.ep > 1
-    cut = per_rank(layer, parts(layer, rank))
-    if size is None or cut is None or not isinstance(scheme, Scheme):
-        return None
-    k, n = cut
-    kernel = chosen.get((layer.name, describe(scheme)), "")
-    experts_read = (per_token / rank.ep if dealt else per_token) if layer.experts else 1
-    return Product(
-        layers=layer.count,
-        bytes=size,
-        flops=2.0 * k * n * layer.count * experts_read,
-        passed=float((k + n) * item * layer.count * experts_read),
-        multiplied=product_format(scheme, kernel, formats, rank.dtype),
-        kernel=names.group(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
-        experts=layer.experts,
-        per_token=per_token if layer.experts else 0,
-        dealt=rank.ep if dealt else 1,
-    )
+class _Multiplication(NamedTuple):
+    """How one rank multiplies.
+
+    kernels: by layer and scheme. formats: as in `work_of`. experts_per_token: 0 for a dense model.
+    """
+
+    rank: Rank
+    kernels: Mapping[tuple[str, str], str]
+    formats: Mapping[str, str]
+    names: KernelNames
+    experts_per_token: int
+
+    def product(self, layer: Linear, size_bytes: int | None) -> Product | None:
+        """The work of a layer; None: its size is unknown."""
+        rank, scheme = self.rank, layer.scheme
+        cut = per_rank(layer, parts(layer, rank))
+        if size_bytes is None or cut is None or not isinstance(scheme, Scheme):
+            return None
+        k, n = cut
+        kernel = self.kernels.get((layer.name, describe(scheme)), "")
+        expert_ranks = rank.ep if layer.experts > 0 and rank.ep > 1 else 1
+        experts_read = self.experts_per_token / expert_ranks if layer.experts else 1
+        return Product(
+            layers=layer.count,
+            bytes=size_bytes,
+            flops=2.0 * k * n * layer.count * experts_read,
+            passed=float((k + n) * _ITEM[rank.dtype] * layer.count * experts_read),
+            multiplied=product_format(scheme, kernel, self.formats, rank.dtype),
+            kernel=self.names.group(f"{kernel} {scheme.kind}", experts=layer.experts > 0),
+            experts=layer.experts,
+            per_token=self.experts_per_token if layer.experts else 0,
+            dealt=expert_ranks,
+        )
 
 
 def product_format(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtype: str) -> str:

@@ -398,7 +398,12 @@ def test_a_copy_that_left_comes_back_where_nobody_waits() -> None:
 
 
 def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() -> None:
-    fields: dict[str, Any] = {"waited_s": 1, "has_plan": False, "must_evict": (("x", 0),), "is_promised_memory": True}
+    fields: dict[str, Any] = {
+        "waited_s": 1,
+        "has_plan": False,
+        "must_evict": (("x", 0),),
+        "is_promised_memory": True,
+    }
     for away in ("out", "asleep"):
         pair = short("pair", away, **fields)
         assert moves(pair, serves("x")).evictions == {
