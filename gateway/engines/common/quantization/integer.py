@@ -6,7 +6,7 @@ Sources: vllm/model_executor/layers/quantization/ of 0.19.1 and 0.33.0, the file
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.engines.common.quantization.block import (
@@ -87,7 +87,7 @@ class _ListedLayers(NamedTuple):
             return True
         return not self.listed and not _is_packed(layer, self.packed)
 
-    def lists(self, names: Iterable[str]) -> bool:
+    def lists(self, names: Sequence[str]) -> bool:
         """Whether config.json lists all modules of a layer, or none. Raises as `all_or_none`."""
         return all_or_none(names, lambda name: any(entry in name for entry in self.listed))
 
