@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from gateway.cli.package_downloads import run_uv
 from gateway.domain import Engine, Install
 from gateway.domain.units import GIB
 from gateway.errors import BadRequest, Conflict, FitserveError
@@ -32,6 +33,7 @@ from gateway.settings import Settings
 
 # A CPU engine takes 2.4 GiB of disk, and uv keeps a second copy in its cache during the work.
 _FREE_BYTES = 6 * GIB
+_MESSAGE_CHARACTERS = 500
 # File in the environment with the packages that uv leaves out.
 _OVERRIDES_FILE = "without.txt"
 
@@ -73,10 +75,7 @@ def install(
         uv = find_uv()
         _run([uv, *create], environment)
         (folder / _OVERRIDES_FILE).write_text(_overrides_text(recipe))
-        if wheels is None:
-            _run([uv, *fill], environment)
-        else:
-            _run_offline(wheels, [uv, *fill], environment)
+        _fill([uv, *fill], environment, engine.ref, wheels)
         _run(verify, {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "HOME": str(Path.home())})
         (folder / COMPLETE).write_text(engine.ref + "\n")
     return folder
@@ -108,7 +107,8 @@ def script(
             shlex.join(["mkdir", "-p", str(folder.parent)]),
             shlex.join(["uv", *create]),
             *(_here_document(path, text) for path, text in files.items()),
-            shlex.join(["uv", *fill]),
+            # The progress of uv is 150 lines of names.
+            shlex.join(["uv", *fill, "--quiet"]),
             shlex.join(verify),
             _here_document(folder / COMPLETE, f"{engine.ref}\n"),
         ]
@@ -181,8 +181,6 @@ def pip_arguments(
         "--link-mode",
         "hardlink",
     ]
-    # The progress of uv is 150 lines of names.
-    arguments.append("--quiet")
     if "UV_INDEX" in sources:
         # Hashes pin each file, so any index may provide it.
         arguments += ["--index-strategy", "unsafe-best-match"]
@@ -291,25 +289,31 @@ def _plain_environment(python: Path) -> dict[str, str]:
     }
 
 
-def _run_offline(wheels: Path, command: list[str], environment: Mapping[str, str]) -> None:
-    """Run uv with a folder of wheels. The error names the missing package."""
-    if not wheels.is_dir():
+def _fill(
+    command: list[str], environment: Mapping[str, str], title: str, wheels: Path | None
+) -> None:
+    """Run uv, with a bar for its downloads. wheels: a folder with all wheels; an error then names
+    the missing package."""
+    if wheels is not None and not wheels.is_dir():
         raise BadRequest(f"There is no folder {wheels}.", hint="`--from` takes a folder of wheels.")
-    process = subprocess.run(
-        command, env=dict(environment), check=False, stderr=subprocess.PIPE, text=True
-    )
-    if process.returncode == 0:
+    message = run_uv(command, environment, title)
+    if not message:
         return
-    words = " ".join(process.stderr.split())
+    if wheels is None:
+        raise InstallFailed(
+            f"uv could not install {title}: {' '.join(message.split())[-_MESSAGE_CHARACTERS:]}",
+            hint="Fix the problem and repeat the installation.",
+        )
+    words = " ".join(message.split())
     matches = (re.search(pattern, words) for pattern in _MISSING_PACKAGE)
     missing = next((match[1] for match in matches if match), None)
-    message = (
+    reason = (
         f"{wheels} has no wheel of {missing} for this Python and machine"
         if missing
-        else f"uv says: {words[-500:]}"
+        else f"uv says: {words[-_MESSAGE_CHARACTERS:]}"
     )
     raise InstallFailed(
-        f"{message}.",
+        f"{reason}.",
         hint=(
             f"Run `pip download {missing or 'NAME'} -d FOLDER` on a machine with a network, add the"
             " wheel to the folder, and repeat the command."
