@@ -16,12 +16,13 @@ from gateway.domain.units import GIB, MIB
 _POLL_S = 0.5
 _UNITS = {"B": 1, "KiB": 1024, "MiB": MIB, "GiB": GIB}
 # uv 0.13.8 without a terminal: crates/uv/src/commands/reporters.rs.
-_BEGIN = re.compile(r"\s*Downloading (\S+) \(([\d.]+)(B|KiB|MiB|GiB)\)")
-_END = re.compile(r"\s*Downloaded (\S+)")
-_REPORT = re.compile(
-    r"\s*(?:Using Python |Resolved |Prepared |Installed |Uninstalled |Audited |Building |Built |[+~-] )"
+_DOWNLOAD_LINE = re.compile(r"\s*Downloading (\S+) \(([\d.]+)(B|KiB|MiB|GiB)\)")
+_COMPLETION_LINE = re.compile(r"\s*Downloaded (\S+)")
+_REPORT_LINE = re.compile(
+    r"\s*(?:Using Python |Resolved |Prepared |Installed |Uninstalled |Audited |Building |Built "
+    r"|[+~-] )"
 )
-_NETWORK = Path("/proc/net/dev")
+_NETWORK_COUNTERS = Path("/proc/net/dev")
 
 
 class PackageDownloads:
@@ -33,12 +34,12 @@ class PackageDownloads:
 
     def note(self, line: str) -> bool:
         """Whether this line of uv is a report, not a message. Downloads in it are noted."""
-        if begin := _BEGIN.match(line):
+        if begin := _DOWNLOAD_LINE.match(line):
             self._sizes[begin[1]] = round(float(begin[2]) * _UNITS[begin[3]])
-        elif end := _END.match(line):
+        elif end := _COMPLETION_LINE.match(line):
             self._finished.add(end[1])
         else:
-            return _REPORT.match(line) is not None
+            return _REPORT_LINE.match(line) is not None
         return True
 
     @property
@@ -46,7 +47,7 @@ class PackageDownloads:
         """Bytes of all announced downloads."""
         return sum(self._sizes.values())
 
-    def bytes_done(self, received: int) -> int:
+    def count_bytes(self, received: int) -> int:
         """Bytes of the downloads that are here: at least the finished ones, at most all.
 
         received: bytes that came to this machine since the first download. uv names no part of a
@@ -64,8 +65,7 @@ def run_uv(command: Sequence[str], environment: Mapping[str, str], title: str) -
     ) as process:
 
         def read() -> None:
-            assert process.stderr is not None
-            for line in process.stderr:
+            for line in process.stderr or ():
                 lines.put(line)
             lines.put(None)
 
@@ -92,12 +92,12 @@ def _show_downloads(lines: queue.Queue[str | None], title: str) -> str:
             if line and not downloads.note(line):
                 message += line
             if downloads.total and show is None:
-                show, start = bar.enter_context(progress_bar(title)), received_bytes()
+                show, start = bar.enter_context(progress_bar(title)), count_received_bytes()
             if show is not None:
-                show(downloads.bytes_done(received_bytes() - start), downloads.total)
+                show(downloads.count_bytes(count_received_bytes() - start), downloads.total)
 
 
-def received_bytes(counters: Path = _NETWORK) -> int:
+def count_received_bytes(counters: Path = _NETWORK_COUNTERS) -> int:
     """Bytes that came over the busiest network interface; 0 where the system does not count."""
     try:
         rows = counters.read_text().splitlines()[2:]

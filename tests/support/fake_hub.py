@@ -129,6 +129,14 @@ def _sibling(name: str, size: int, data: bytes) -> dict[str, Any]:
     return {"rfilename": name, "size": size, "blobId": git_id(data), **lfs}
 
 
+def _in_range(safetensors: dict[str, int] | None, span: str) -> bool:
+    """Whether the parameters of a row are in `min:A,max:B`; unknown ones are."""
+    bounds = re.fullmatch(r"min:(\d+),max:(\d+)", span)
+    if bounds is None or safetensors is None:
+        return True
+    return int(bounds[1]) <= safetensors["total"] <= int(bounds[2])
+
+
 def git_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
@@ -189,6 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
             if all(word in row["id"].lower() for word in words)
             and tags <= set(row["tags"])
             and (pipeline is None or row["pipeline_tag"] == pipeline[0])
+            and _in_range(row.get("safetensors"), query.get("num_parameters", [""])[0])
         ]
         rows.sort(key=lambda row: -row[query["sort"][0]])
         answer = self.server.hub.search_answer

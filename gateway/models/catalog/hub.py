@@ -191,13 +191,20 @@ class Hub:
 
         Raises BadModel.
         """
+        return [row["id"] for row in self.quantized_rows(repo)]
+
+    def quantized_rows(self, repo: str) -> list[dict[str, Any]]:
+        """The rows of `list_models` for repositories that declare quantized weights of this one."""
         query = {
             "filter": f"base_model:quantized:{repo}",
             "sort": "downloads",
             "limit": _MAX_VARIANTS,
         }
-        names = [row.get("id") for row in self.list_models(query)]
-        return [name for name in names if isinstance(name, str) and REPOSITORY.fullmatch(name)]
+        return [
+            row
+            for row in self.list_models(query)
+            if isinstance(row.get("id"), str) and REPOSITORY.fullmatch(row["id"])
+        ]
 
     def list_models(self, query: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The rows of the Hub's list of models, without formats of other engines.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -24,9 +25,12 @@ _QUERIES: dict[Use, tuple[dict[str, Any], ...]] = {
         {"pipeline_tag": "text-generation", **_CHAT},
         {"pipeline_tag": "image-text-to-text", **_CHAT},
     ),
+    # General models write code too, so they are asked for beside those made for it.
     "code": (
         {"pipeline_tag": "text-generation", "filter": ("code", *_CHAT["filter"])},
         {"pipeline_tag": "text-generation", "search": "code", **_CHAT},
+        {"pipeline_tag": "text-generation", **_CHAT},
+        {"pipeline_tag": "image-text-to-text", **_CHAT},
     ),
     "vision": ({"pipeline_tag": "image-text-to-text", **_CHAT},),
     "embed": (
@@ -37,6 +41,13 @@ _QUERIES: dict[Use, tuple[dict[str, Any], ...]] = {
 # Models that people try now, and models in use.
 _ORDERS = ("trendingScore", "downloads")
 _QUANTIZED_TAG = "base_model:quantized:"
+# The Hub counts the downloads of the last 30 days. Source: its page "Models Download Stats".
+_COUNT_DAYS, _DAY_S = 30.0, 86400.0
+# Releases of one size differ by their heads for drafts, if at all.
+_SIZE_TOLERANCE = 0.01
+# Models of each listing of which the most used are read, and the fields of their rows.
+_POOL_SIZE = 100
+_ROW_FIELDS = ("createdAt", "downloads", "pipeline_tag", "safetensors", "tags", "trendingScore")
 # Folders below a given one that are looked into, and folders in all.
 _DEPTH, _MAX_FOLDERS = 3, 2000
 
@@ -45,44 +56,92 @@ class FoundModel(NamedTuple):
     """A model that a search found.
 
     name: of its repository, or its folder. source: for a wish. base: the repository whose weights
-    are quantized here; "": unknown, or none.
+    are quantized here; "": unknown, or none. downloads: a day, of the last 30 days or since the
+    repository is there. parameters: 0: unknown. created: in the form of ISO 8601; "": unknown.
+    is_for_code: by its name or tags.
     """
 
     name: str
     source: str
     base: str = ""
+    downloads: float = 0.0
+    parameters: int = 0
+    created: str = ""
+    is_for_code: bool = False
 
     @property
     def is_remote(self) -> bool:
         return self.source == self.name and REPOSITORY.fullmatch(self.name) is not None
 
+    def is_older_than(self, release: FoundModel) -> bool:
+        """Whether this is a later release: of the same owner, purpose and size."""
+        return (
+            self.name.partition("/")[0] == release.name.partition("/")[0]
+            and self.is_for_code == release.is_for_code
+            and self.parameters > 0
+            and abs(self.parameters - release.parameters) <= _SIZE_TOLERANCE * self.parameters
+            and self.created < release.created
+        )
 
-def search_hub(hub: Hub, words: str, use: Use | None, limit: int) -> list[FoundModel]:
+
+def search_hub(
+    hub: Hub, words: str, use: Use | None, limit: int, parameters: tuple[int, int] | None = None
+) -> list[FoundModel]:
     """Models of the Hub with these words in their names, for a use, at most `limit`.
 
-    With words, the most downloaded first; without, trending and downloaded ones in turns. Raises
-    BadModel, HubUnreachable.
+    With words, the most downloaded first. Without, trending and downloaded ones by the bytes that
+    users download of all their forms. parameters: the fewest and the most of a model; None: any.
+    Raises BadModel, HubUnreachable.
     """
+    sizes = f"min:{parameters[0]},max:{parameters[1]}" if parameters is not None else ""
     queries = _QUERIES[use] if use is not None else ({"filter": "safetensors"},)
     orders = ("downloads",) if words else _ORDERS
     lists = [
         _models(
             hub.list_models(
                 {**query, "search": " ".join(filter(None, (words, query.get("search"))))}
-                | {"sort": order, "limit": limit}
+                | {
+                    "sort": order,
+                    "limit": limit if words else _POOL_SIZE,
+                    "num_parameters": sizes,
+                    "expand": _ROW_FIELDS,
+                }
             )
         )
         for order in orders
         for query in queries
     ]
-    return _interleave(lists)[:limit]
+    models = _interleave(lists)
+    if words:
+        return models[:limit]
+    models = _sort_by_usage(models)
+    if use == "code":  # those made for code are few among the most used
+        general = [model for model in models if not model.is_for_code]
+        models = _interleave([[model for model in models if model.is_for_code], general])
+    return models[:limit]
 
 
-def quantized_variants(hub: Hub, name: str, limit: int) -> list[FoundModel]:
+def daily_downloads(models: Iterable[FoundModel]) -> dict[str, float]:
+    """Downloads a day of all forms of each base model."""
+    downloads: dict[str, float] = {}
+    for model in models:
+        base = model.base or model.name
+        downloads[base] = downloads.get(base, 0.0) + model.downloads
+    return downloads
+
+
+def _sort_by_usage(models: Sequence[FoundModel]) -> list[FoundModel]:
+    """The models by the parameters that users download a day, of all forms of their base model. A
+    base model stands for its forms."""
+    downloads = daily_downloads(models)
+    names = {model.name for model in models}
+    bases = [model for model in models if model.base not in names]
+    return sorted(bases, key=lambda model: -downloads[model.base or model.name] * model.parameters)
+
+
+def quantized_variants(hub: Hub, name: str) -> list[FoundModel]:
     """Quantized variants of a repository, the most downloaded first. Raises BadModel."""
-    return [
-        FoundModel(variant, variant, name) for variant in hub.quantized_repositories(name)[:limit]
-    ]
+    return [_parse_row(row, name) for row in hub.quantized_rows(name)]
 
 
 def cached_models(hub: Hub, words: str) -> list[FoundModel]:
@@ -110,10 +169,37 @@ def _has_words(model: FoundModel, words: str) -> bool:
 def _models(rows: Sequence[Mapping[str, Any]]) -> list[FoundModel]:
     """The rows of a listing that are models for our engines."""
     return [
-        FoundModel(row["id"], row["id"], _base(row["tags"]))
+        _parse_row(row, _base(row["tags"]))
         for row in rows
         if isinstance(row.get("id"), str) and REPOSITORY.fullmatch(row["id"])
     ]
+
+
+def _parse_row(row: Mapping[str, Any], base: str) -> FoundModel:
+    name, downloads = row["id"], row.get("downloads")
+    return FoundModel(
+        name,
+        name,
+        base,
+        downloads / _counted_days(row.get("createdAt")) if isinstance(downloads, int) else 0.0,
+        _count_parameters(row.get("safetensors")),
+        str(row.get("createdAt", "")),
+        "code" in name.lower() or "code" in row["tags"],
+    )
+
+
+def _count_parameters(safetensors: object) -> int:
+    total = safetensors.get("total") if isinstance(safetensors, dict) else None
+    return total if isinstance(total, int) else 0
+
+
+def _counted_days(created: object) -> float:
+    """The days that the Hub's count of downloads covers: 30, fewer for a new repository."""
+    try:
+        age = datetime.now(UTC) - datetime.fromisoformat(str(created))
+    except (ValueError, TypeError):
+        return _COUNT_DAYS
+    return min(_COUNT_DAYS, max(1.0, age.total_seconds() / _DAY_S))
 
 
 def _base(tags: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,30 +17,40 @@ from gateway.models.catalog.hub_search import (
     FoundModel,
     Use,
     cached_models,
+    daily_downloads,
     models_in,
     quantized_variants,
     search_hub,
 )
 from gateway.models.media import media_of
 from gateway.planner.refusal import cause
-from gateway.planner.sizes import lacks, wanted_context
+from gateway.planner.sizes import COMFORTABLE_CONTEXT, lacks, wanted_context
 
 if TYPE_CHECKING:
     from gateway.planner.service.offline import OfflinePlanner
 
-__all__ = ["USES", "ModelFinder", "ModelSearch", "find_models"]
+__all__ = ["USES", "ModelFinder", "ModelSearch", "find_models", "fitting_parameters"]
 
 # Seconds for all reads, reads at once, and quantized variants of a model that are read.
 _LIMIT_S, _CONCURRENT_READS, _MAX_VARIANTS = 60.0, 8, 3
-# Slower answers than people read are no suggestion (tokens/s alone).
-_READING_SPEED = 10.0
+# Tokens/s of one request alone. People read ten, and a model thinks before it answers.
+_CHAT_SPEED = 15.0
+# Tokens that a suggestion takes: a conversation with files, or a page to embed.
+_CHAT_CONTEXT, _PASSAGE_TOKENS = COMFORTABLE_CONTEXT, 2048
+# A model below this part of the largest that fits leaves most of the machine idle.
+_SIZE_PARTS = 8
+# Models made for code that come before general ones.
+_CODE_LEADERS = 2
+# The fewest bytes of a parameter, and the part of the largest model that is still asked for.
+_PARAMETER_BYTES, _SIZE_RANGE = 0.5, 16
 
 
 class JudgedModel(FrozenRecord, frozen=True):
     """A model with the planner's verdict.
 
     form: the quantization of its weights. tokens_s: of one request alone; None: unknown. why: the
-    refusal; "": it fits. weights_bytes: of all ranks.
+    refusal; "": it fits. weights_bytes: of all ranks. rank: among the forms of its base. size: in
+    bytes with 16-bit weights. is_short: of context or speed for a suggestion.
     """
 
     name: str
@@ -55,6 +64,8 @@ class JudgedModel(FrozenRecord, frozen=True):
     engine: str = ""
     weights_bytes: int = 0
     rank: tuple[Any, ...] = ()
+    size: float = 0.0
+    is_short: bool = False
 
     @property
     def fits(self) -> bool:
@@ -62,19 +73,33 @@ class JudgedModel(FrozenRecord, frozen=True):
 
     def fields(self) -> dict[str, Any]:
         """The fields for JSON."""
+        fields = self.as_dict()
         return {"fits": self.fits} | {
-            name: value for name, value in self.as_dict().items() if name != "rank"
+            name: fields[name] for name in fields if name not in _ORDER_FIELDS
         }
+
+
+_ORDER_FIELDS = {"rank", "size", "is_short"}
 
 
 class ModelSearch(NamedTuple):
     """A search. words: in the names; "": any. use: None is any. limit: models of the Hub, of its
-    cache, and of the folders, each. folders: on this machine, with models."""
+    cache, and of the folders, each. folders: on this machine, with models. parameters: the fewest
+    and the most of a model of the Hub."""
 
     words: str
     use: Use | None
     limit: int
     folders: tuple[Path, ...] = ()
+    parameters: tuple[int, int] | None = None
+
+
+def fitting_parameters(machine: Hardware, use: Use | None) -> tuple[int, int]:
+    """The fewest and the most parameters of a model worth asking for: the most that this machine's
+    memory holds with 4-bit weights, and a sixteenth of that. Embedding models may be small."""
+    memory = sum(gpu.total_bytes or 0 for gpu in machine.gpus) or machine.ram_total_bytes
+    most = int(memory / _PARAMETER_BYTES)
+    return (0 if use == "embed" else most // _SIZE_RANGE), most
 
 
 def find_models(hub: Hub, search: ModelSearch) -> tuple[list[FoundModel], str]:
@@ -85,7 +110,10 @@ def find_models(hub: Hub, search: ModelSearch) -> tuple[list[FoundModel], str]:
     """
     folders = models_in(search.folders, search.words)[: search.limit]
     try:
-        return [*folders, *search_hub(hub, search.words, search.use, search.limit)], ""
+        return [
+            *folders,
+            *search_hub(hub, search.words, search.use, search.limit, search.parameters),
+        ], ""
     except HubUnreachable as error:
         return [*folders, *cached_models(hub, search.words)[: search.limit]], error.message
 
@@ -103,34 +131,43 @@ class ModelFinder:
     def judge(self, candidates: Sequence[FoundModel], *, by_size: bool) -> list[JudgedModel]:
         """The models and their quantized variants: of each base model the best form first.
 
-        by_size: base models by their size as far as this machine serves them well, else in the
-        order given. Models that do not fit come last. Models of another use are left out.
+        by_size: base models as `_sort_suggestions` orders them, else in the order given. Models
+        that do not fit come last. Models of another use are left out.
         """
         names = {model.name for model in candidates}
-        variants = [
-            variant
-            for variant in self._variants([model for model in candidates if not model.base])
-            if variant.name not in names
+        listed = self._variants([model for model in candidates if not model.base])
+        models = [
+            *candidates,
+            *(
+                variant
+                for variants in listed
+                for variant in variants[:_MAX_VARIANTS]
+                if variant.name not in names
+            ),
         ]
-        models = [*candidates, *variants]
         specs = self._read(models)
         judged = [
             self._judge_one(model, specs[model.name])
             for model in models
             if self._is_for_use(specs[model.name])
         ]
-        return _group(judged, by_size=by_size)
+        everything = {model.name: model for variants in listed for model in variants}
+        everything |= {model.name: model for model in candidates}
+        groups, refused = _group(judged)
+        if by_size:
+            groups = _sort_suggestions(groups, list(everything.values()), self._use)
+        return [*(model for group in groups for model in group), *refused]
 
-    def _variants(self, bases: Sequence[FoundModel]) -> list[FoundModel]:
-        """Quantized variants of repositories; a Hub that does not answer has none."""
+    def _variants(self, bases: Sequence[FoundModel]) -> list[list[FoundModel]]:
+        """Quantized variants of each repository; a Hub that does not answer has none."""
 
         def list_variants(model: FoundModel) -> list[FoundModel]:
-            return quantized_variants(self._planner.hub, model.name, _MAX_VARIANTS)
+            return quantized_variants(self._planner.hub, model.name)
 
         answers = self._call_in_threads(
             list_variants, [model for model in bases if model.is_remote]
         )
-        return [variant for answer in answers if isinstance(answer, list) for variant in answer]
+        return [answer for answer in answers if isinstance(answer, list)]
 
     def _read(self, models: Sequence[FoundModel]) -> dict[str, ModelSpec | FitserveError]:
         """The specs by name, or why there is none."""
@@ -206,18 +243,29 @@ def _with_plan(judged: JudgedModel, decision: Decision, spec: ModelSpec, wish: W
     plan = decision.plans[0]
     bytes_in_all = plan.memory.weights_bytes * max(1, len(plan.gpus))
     tokens_s = plan.speed.stream.value if plan.speed is not None and spec.generates else None
-    is_slow = tokens_s is not None and tokens_s < _READING_SPEED
+    is_slow = tokens_s is not None and tokens_s < _CHAT_SPEED
+    context, bits = plan.max_model_len.value, _bits(spec.quant)
+    least = _CHAT_CONTEXT if spec.generates else _PASSAGE_TOKENS
     shortcomings = (*lacks(plan, wanted_context(spec, wish, {})), is_slow)
     return judged.evolve(
         form=_form(spec.quant)
         if not plan.quantizes_weights
         else f"{plan.quantization.value} at load",
-        context=plan.max_model_len.value,
+        context=context,
         tokens_s=tokens_s,
         gpus=_gpus(plan),
         engine=str(plan.engine),
         weights_bytes=bytes_in_all,
-        rank=(shortcomings, plan.verdict == "degraded", -bytes_in_all, _size_class(plan, spec)),
+        # Answers of 8-bit weights are as good as those of 16-bit ones, and come sooner.
+        rank=(
+            shortcomings,
+            plan.verdict == "degraded",
+            -min(bits, 8),
+            -(tokens_s or 0.0),
+            -bytes_in_all,
+        ),
+        size=bytes_in_all * 16 / bits,
+        is_short=any(shortcomings) or context < least,
     )
 
 
@@ -227,12 +275,6 @@ def _gpus(plan: Plan) -> int:
 
 def _form(quant: Quant | None) -> str:
     return quant.method if quant is not None else "unquantized"
-
-
-def _size_class(plan: Plan, spec: ModelSpec) -> int:
-    """The size of a model with 16-bit weights, in doublings. Close sizes are equal."""
-    size = plan.memory.weights_bytes * max(1, len(plan.gpus)) * 16 / _bits(spec.quant)
-    return round(math.log2(max(size, 1)))
 
 
 def _bits(quant: Quant | None) -> int:
@@ -259,17 +301,49 @@ def _weight_blocks(block: dict[str, Any]) -> list[dict[str, Any]]:
     return [item for value in inner for item in (value, *_weight_blocks(value))]
 
 
-def _group(judged: Sequence[JudgedModel], *, by_size: bool) -> list[JudgedModel]:
-    """The forms of each base model together, best first; models that do not fit last."""
-    groups: dict[str, list[JudgedModel]] = {}
+_Group = list[JudgedModel]
+
+
+def _group(judged: Sequence[JudgedModel]) -> tuple[list[_Group], list[JudgedModel]]:
+    """The forms of each base model that fit, best first; and the models that do not fit."""
+    groups: dict[str, _Group] = {}
     for model in judged:
-        groups.setdefault(model.base, []).append(model)
-    fitting = [
-        sorted((model for model in group if model.fits), key=lambda model: model.rank)
-        for group in groups.values()
-    ]
-    ordered = [group for group in fitting if group]
-    if by_size:
-        ordered.sort(key=lambda group: (any(group[0].rank[0]), -group[0].rank[-1]))
-    best = [model for group in ordered for model in group]
-    return [*best, *(model for model in judged if not model.fits)]
+        if model.fits:
+            groups.setdefault(model.base, []).append(model)
+    fitting = [sorted(group, key=lambda model: model.rank) for group in groups.values()]
+    return fitting, [model for model in judged if not model.fits]
+
+
+def _sort_suggestions(
+    groups: Sequence[_Group], models: Sequence[FoundModel], use: Use | None
+) -> list[_Group]:
+    """The base models in the order of suggestions.
+
+    First those with enough context and speed, without a later release of the same size, and not
+    much smaller than the largest. Among them by the bytes that users download a day: size times
+    downloads of all forms. For code, two models made for code lead. Without downloads, by size.
+    """
+    usable_groups = [group for group in groups if not group[0].is_short]
+    largest = max((group[0].size for group in usable_groups or groups), default=0.0)
+    downloads = daily_downloads(models)
+    by_name = {model.name: model for model in models}
+    releases = [by_name[group[0].base] for group in usable_groups if group[0].base in by_name]
+    older = {
+        model.name
+        for model in releases
+        if any(model.is_older_than(release) for release in releases)
+    }
+
+    def key(group: _Group) -> tuple[Any, ...]:
+        best = group[0]
+        is_small = use != "embed" and best.size * _SIZE_PARTS < largest
+        usage = downloads.get(best.base, 0.0) * best.size
+        return best.is_short, best.base in older, is_small, -usage, -best.size
+
+    ordered = sorted(groups, key=key)
+    if use != "code":
+        return ordered
+    code = {model.base or model.name for model in models if model.is_for_code}
+    code_groups = [group for group in ordered if group[0].base in code and not any(key(group)[:3])]
+    code_groups = code_groups[:_CODE_LEADERS]
+    return [*code_groups, *(group for group in ordered if group not in code_groups)]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cli import package_downloads
-from gateway.cli.package_downloads import PackageDownloads, received_bytes, run_uv
+from gateway.cli.package_downloads import PackageDownloads, count_received_bytes, run_uv
 from gateway.domain.units import MIB
 
 LINES = """Using Python 3.12.3 environment at: env
@@ -32,11 +32,11 @@ def test_downloads_are_between_those_that_ended_and_all() -> None:
     lines = LINES.splitlines()
     assert all(downloads.note(line) for line in lines[:5])
     assert downloads.total == round(816.5 * MIB)
-    assert downloads.bytes_done(0) == round(16.5 * MIB)
-    assert downloads.bytes_done(100 * MIB) == 100 * MIB
-    assert downloads.bytes_done(2000 * MIB) == downloads.total
+    assert downloads.count_bytes(0) == round(16.5 * MIB)
+    assert downloads.count_bytes(100 * MIB) == 100 * MIB
+    assert downloads.count_bytes(2000 * MIB) == downloads.total
     assert all(downloads.note(line) for line in lines[5:])
-    assert downloads.bytes_done(0) == downloads.total
+    assert downloads.count_bytes(0) == downloads.total
 
 
 def test_lines_that_are_no_report_are_the_message() -> None:
@@ -55,7 +55,7 @@ def test_the_bar_begins_with_the_first_download_and_ends_full(
         yield lambda done, total: shown.append((title, done, total))
 
     monkeypatch.setattr(package_downloads, "progress_bar", bar)
-    monkeypatch.setattr(package_downloads, "received_bytes", lambda: 0)
+    monkeypatch.setattr(package_downloads, "count_received_bytes", lambda: 0)
     lines: queue.Queue[str | None] = queue.Queue()
     for line in (*LINES.splitlines(keepends=True), None):
         lines.put(line)
@@ -64,8 +64,10 @@ def test_the_bar_begins_with_the_first_download_and_ends_full(
     assert shown[-1] == ("vllm", round(816.5 * MIB), round(816.5 * MIB))
 
 
-def test_a_failure_gives_the_message_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import sys; sys.stderr.write('Resolved 1 package in 1ms\\nerror: no\\n'); sys.exit(2)"
+def test_a_failure_gives_the_message_alone() -> None:
+    program = (
+        "import sys; sys.stderr.write('Resolved 1 package in 1ms\\nerror: no\\n'); sys.exit(2)"
+    )
     assert run_uv([sys.executable, "-c", program], {}, "vllm") == "error: no\n"
     assert "code 3" in run_uv([sys.executable, "-c", "raise SystemExit(3)"], {}, "vllm")
     assert run_uv([sys.executable, "-c", ""], {}, "vllm") == ""
@@ -76,5 +78,5 @@ def test_the_busiest_interface_counts(tmp_path: Path) -> None:
     counters.write_text(
         "Inter-|   Receive\n face |bytes\n    lo:  17 1 0\n  eth0: 3000 4 0\n wlan0:1000 1 0\n"
     )
-    assert received_bytes(counters) == 3000
-    assert received_bytes(tmp_path / "none") == 0
+    assert count_received_bytes(counters) == 3000
+    assert count_received_bytes(tmp_path / "none") == 0

@@ -29,6 +29,18 @@ Folders = Annotated[
     typer.Option("--folder", help="Folder with models on this machine; repeatable."),
 ]
 _MAX_REFUSED_MODELS = 5
+# The order of suggestions for each use.
+_DOWNLOAD_ORDER = "come first, by the bytes that users of the Hub download: downloads times size."
+_CHAT_ORDER = (
+    f"Models with 32k of context and 15 tokens/s {_DOWNLOAD_ORDER} Earlier releases of one size and"
+    " models under an eighth of the largest follow."
+)
+_USE_ORDERS = {
+    "chat": _CHAT_ORDER,
+    "vision": _CHAT_ORDER,
+    "code": f"Two models made for code lead. {_CHAT_ORDER}",
+    "embed": f"Models that take 2,048 tokens {_DOWNLOAD_ORDER}",
+}
 
 
 def search(
@@ -52,15 +64,23 @@ def fits(
     limit: Limit = 30,
     as_json: Json = False,
 ) -> None:
-    """Suggest models that fit this machine, the largest first. The Hub's trending and most
-    downloaded models are planned for this machine or --hardware. Exit code 3 when nothing fits."""
-    _show(_judge("", use, hardware, folder, limit), as_json=as_json)
+    """Suggest models that fit this machine, the best first. The Hub's trending and most
+    downloaded models of its size are planned for this machine or --hardware. Exit code 3 when
+    nothing fits."""
+    judged = _judge("", use, hardware, folder, limit)
+    _show(judged, as_json=as_json, order=_USE_ORDERS[use or "chat"])
 
 
 def _judge(
     words: str, use: str | None, hardware: str | None, folders: list[Path] | None, limit: int
 ) -> list[Any]:
-    from gateway.planner.service.model_finder import USES, ModelFinder, ModelSearch, find_models
+    from gateway.planner.service.model_finder import (
+        USES,
+        ModelFinder,
+        ModelSearch,
+        find_models,
+        fitting_parameters,
+    )
     from gateway.planner.service.offline import OfflinePlanner
 
     if use is not None and use not in USES:
@@ -69,8 +89,9 @@ def _judge(
     machine = planner.machine(hardware)
     with status() as show_status:
         show_status("Searching for models")
+        parameters = None if words else fitting_parameters(machine[1], use)
         models, problem = find_models(
-            planner.hub, ModelSearch(words, use, limit, tuple(folders or ()))
+            planner.hub, ModelSearch(words, use, limit, tuple(folders or ()), parameters)
         )
         show_status(f"Reading {plural(len(models), 'model')} and their quantized variants")
         judged = ModelFinder(planner, machine, use).judge(models, by_size=not words)
@@ -80,18 +101,21 @@ def _judge(
     return judged
 
 
-def _show(judged: list[Any], *, as_json: bool) -> None:
-    """Print the models; exit code 3 where none fits."""
+def _show(judged: list[Any], *, as_json: bool, order: str = "") -> None:
+    """Print the models; exit code 3 where none fits. order: why they stand so; with it, each base
+    model has one row, its best form."""
     fitting = [model for model in judged if model.fits]
     if as_json:
         say(json.dumps([model.fields() for model in judged], indent=2))
     else:
-        _show_table(fitting, [model for model in judged if not model.fits])
+        best = {model.base: model for model in reversed(fitting)}
+        rows = [model for model in fitting if not order or best[model.base] is model]
+        _show_table(rows, [model for model in judged if not model.fits], order)
     if not fitting:
         raise typer.Exit(3)
 
 
-def _show_table(fitting: list[Any], refused: list[Any]) -> None:
+def _show_table(fitting: list[Any], refused: list[Any], order: str) -> None:
     print_table(
         ("MODEL", "CONTEXT", "TOK/S", "GPUS", "SIZE", "FORM"),
         [
@@ -122,3 +146,5 @@ def _show_table(fitting: list[Any], refused: list[Any]) -> None:
             f"`fitserve run {source}` serves the first, and `fitserve plan` shows why a model fits"
             " or not. TOK/S is the expected speed of one request alone."
         )
+        if order:
+            print_paragraph(f"{order} `fitserve search NAME` shows every form of a model.")

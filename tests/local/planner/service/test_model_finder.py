@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gateway.planner.service.model_finder import (
     ModelFinder,
     ModelSearch,
     find_models,
+    fitting_parameters,
 )
 from gateway.planner.service.offline import OfflinePlanner
 from gateway.profiles.profiles import Profiles
@@ -99,16 +101,16 @@ def judge_all(
     return finder.judge(found, by_size=not words)
 
 
-def test_the_largest_chat_model_that_fits_comes_first_and_is_a_quantized_variant(
+def test_the_most_used_chat_model_that_fits_comes_first_and_is_a_quantized_variant(
     hub: FakeHub, tmp_path: Path
 ) -> None:
     models = judge_all(hub, tmp_path, use="chat")
     fitting = [model for model in models if model.fits]
-    # Of nearly one size, the order is that of the Hub.
+    # By size times downloads; the small one leaves most of the machine idle.
     assert [model.name for model in fitting] == [
         "other/large-30b-awq",
-        "qwen/eyes-8b",
         "qwen/plain-8b",
+        "qwen/eyes-8b",
         "qwen/small-1b",
     ]
     first = fitting[0]
@@ -137,7 +139,17 @@ def test_on_a_larger_machine_the_weights_as_they_are_come_before_the_variant(
 @pytest.mark.parametrize(
     ("use", "names"),
     [
-        ("code", {"qwen/large-30b", "other/large-30b-awq"}),
+        (
+            "code",
+            {
+                "org/huge",
+                "other/large-30b-awq",
+                "qwen/eyes-8b",
+                "qwen/large-30b",
+                "qwen/plain-8b",
+                "qwen/small-1b",
+            },
+        ),
         ("vision", {"qwen/eyes-8b"}),
         ("embed", {"qwen/vectors"}),
     ],
@@ -146,6 +158,88 @@ def test_each_use_has_models_that_can_do_it(
     hub: FakeHub, tmp_path: Path, use: str, names: set[str]
 ) -> None:
     assert {model.name for model in judge_all(hub, tmp_path, use=use)} == names
+
+
+def make_group(name: str, size: float, **fields: Any) -> list[JudgedModel]:
+    return [JudgedModel(name, name, name, size=size, **fields)]
+
+
+def make_model(name: str, downloads: float, parameters: int = 0, **fields: Any) -> FoundModel:
+    return FoundModel(name, name, "", downloads, parameters, **fields)
+
+
+def order(groups: list[list[JudgedModel]], models: list[FoundModel], use: Any = "chat") -> str:
+    return " ".join(group[0].name for group in model_finder._sort_suggestions(groups, models, use))
+
+
+def test_suggestions_are_ordered_by_the_bytes_that_users_download() -> None:
+    groups = [make_group("o/a", 30.0), make_group("o/b", 60.0), make_group("o/c", 120.0)]
+    models = [make_model("o/a", 9.0), make_model("o/b", 5.0), make_model("o/c", 1.0)]
+    assert order(groups, models) == "o/b o/a o/c"
+    # The downloads of a quantized variant count for its base.
+    assert order(groups, [*models, FoundModel("q/c", "q/c", "o/c", 4.0)]) == "o/c o/b o/a"
+    # Folders of this machine have none.
+    assert order(groups, []) == "o/c o/b o/a"
+
+
+def test_short_older_and_small_models_follow() -> None:
+    groups = [
+        make_group("o/short", 100.0, is_short=True),
+        make_group("o/tiny", 12.0),
+        make_group("o/old", 100.0),
+        make_group("o/new", 100.0),
+    ]
+    models = [
+        make_model("o/short", 9.0),
+        make_model("o/tiny", 99.0, 6, created="2026-01-01"),
+        make_model("o/old", 99.0, 1000, created="2025-01-01"),
+        make_model("o/new", 1.0, 1001, created="2026-01-01"),
+    ]
+    assert order(groups, models) == "o/new o/tiny o/old o/short"
+    # Embedding models may be small.
+    assert order(groups, models, "embed") == "o/tiny o/new o/old o/short"
+    # Another owner's model of this size is no later release.
+    models[3] = make_model("p/new", 1.0, 1001, created="2026-01-01")
+    groups[3] = make_group("p/new", 100.0)
+    assert order(groups, models) == "o/old p/new o/tiny o/short"
+
+
+def test_two_models_made_for_code_lead() -> None:
+    groups = [make_group(f"o/{name}", 10.0) for name in ("a", "coder-b", "coder-c", "coder-d")]
+    models = [make_model("o/a", 9.0)] + [
+        make_model(f"o/coder-{name}", rate, is_for_code=True)
+        for name, rate in (("b", 3.0), ("c", 2.0), ("d", 1.0))
+    ]
+    assert order(groups, models, "code") == "o/coder-b o/coder-c o/a o/coder-d"
+    assert order(groups, models) == "o/a o/coder-b o/coder-c o/coder-d"
+
+
+def test_the_hub_is_asked_for_models_of_the_size_of_the_machine(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    planner = OfflinePlanner(Profiles(), Hub(hub.url(), None, tmp_path))
+    fewest, most = fitting_parameters(planner.machine("3090")[1], "chat")
+    assert (fewest, 47e9 < most < 53e9) == (most // 16, True)
+    assert fitting_parameters(planner.machine("3090")[1], "embed") == (0, most)
+    assert fitting_parameters(planner.machine("cpu")[1], "chat")[1] > 0
+    for row, parameters in zip(hub.listed, (1e9, 8e9, 8e9, 8e9, 30e9), strict=False):
+        row["safetensors"] = {"total": int(parameters)}
+    search = ModelSearch("", "chat", 20, (), (fewest, most))
+    names = [model.name for model in find_models(planner.hub, search)[0]]
+    assert names[0] == "qwen/large-30b"
+    assert "qwen/small-1b" not in names
+
+
+def test_downloads_of_a_new_repository_are_of_fewer_days(hub: FakeHub, tmp_path: Path) -> None:
+    week = (datetime.now(UTC) - timedelta(days=7)).isoformat()
+    hub.listed = [row("qwen/small-1b", 700) | {"createdAt": week}, row("qwen/plain-8b", 900)]
+    hub.listed.append(row("qwen/base-8b", 900) | {"createdAt": "no date", "downloads": 60})
+    models = find_models(Hub(hub.url(), None, tmp_path), ModelSearch("qwen", None, 5))[0]
+    assert {model.name: round(model.downloads) for model in models} == {
+        "qwen/small-1b": 100,
+        "qwen/plain-8b": 30,
+        "qwen/base-8b": 2,
+    }
 
 
 def test_words_keep_the_order_of_the_hub(hub: FakeHub, tmp_path: Path) -> None:
