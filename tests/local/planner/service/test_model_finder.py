@@ -222,8 +222,10 @@ def test_the_hub_is_asked_for_models_of_the_size_of_the_machine(
     assert (fewest, 47e9 < most < 53e9) == (most // 16, True)
     assert fitting_parameters(planner.machine("3090")[1], "embed") == (0, most)
     assert fitting_parameters(planner.machine("cpu")[1], "chat")[1] > 0
-    for row, parameters in zip(hub.listed, (1e9, 8e9, 8e9, 8e9, 30e9), strict=False):
-        row["safetensors"] = {"total": int(parameters)}
+    hub.listed = [
+        listed | {"safetensors": {"total": total}}
+        for listed, total in zip(ROWS, (10**9, *[8 * 10**9] * 3, 30 * 10**9), strict=False)
+    ]
     search = ModelSearch("", "chat", 20, (), (fewest, most))
     names = [model.name for model in find_models(planner.hub, search)[0]]
     assert names[0] == "qwen/large-30b"
