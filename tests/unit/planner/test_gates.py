@@ -49,12 +49,12 @@ def test_a_driver_that_could_not_be_read_refuses_nothing() -> None:
 
 
 def test_an_image_for_another_processor_is_refused() -> None:
-    decision = on(machine("gb10"), SGLANG_REF)
+    decision = on(machine("gb10").evolve(arch="riscv64"), SGLANG_REF)
     assert verdicts(decision) == {"unsupported_platform"}
-    assert (
-        "its image is built for x86_64, this machine is aarch64" in decision.rejected[0].reasons[0]
-    )
-    assert "unsupported_platform" not in verdicts(on(machine("gb10"), VLLM_REF))
+    reason = "its image is built for x86_64 and aarch64, this machine is riscv64"
+    assert reason in decision.rejected[0].reasons[0]
+    for ref in (VLLM_REF, *(f"sglang=={version}" for version in SGLANG)):
+        assert "unsupported_platform" not in verdicts(on(machine("gb10"), ref))
 
 
 def test_without_a_gpu_an_engine_for_gpus_has_no_device() -> None:

@@ -399,10 +399,3 @@ def test_a_newer_version_keeps_its_own_kernel_and_the_users_share_of_memory() ->
     assert "VLLM_DISABLED_KERNELS" not in best.env
     assert best.kernel_overrides.value == "none"
     assert best.memory.budget_bytes <= 0.2 * best.memory.gpu_bytes + 1
-
-
-def test_an_image_for_another_processor_is_never_pulled() -> None:
-    decision = make_decision(config("qwen3.5-9b"), "gb10", "sglang")
-    assert not decision.plans
-    assert {rejection.verdict for rejection in decision.rejected} == {"unsupported_platform"}
-    assert "aarch64" in decision.rejected[0].reasons[0]
