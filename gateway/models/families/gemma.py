@@ -31,13 +31,17 @@ _FULL_LAYER_INTERVAL = 6
 # own, and drop them. Experts have their own module (Gemma4Attention and Gemma4DecoderLayer in
 # models/gemma4.py).
 EARLY_GEMMA4 = "early_gemma4"
+# SGLang's pool has a place for the keys and values of every layer, also of those that store none
+# (HybridSWAPoolConfigurator in srt/model_executor/pool_configurator.py of 0.5.23).
+SHARED_LAYERS_HAVE_PLACES = "shared_layers_have_places"
 
 
 def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Blueprint:
     """Gemma 4: sliding and full layers have heads of different sizes.
 
     The last `num_kv_shared_layers` layers read the keys and values of earlier layers and project
-    queries only. These layers have no cache and belong to no attention group.
+    queries only. These layers have no cache and belong to no attention group, unless the engine
+    keeps a place for them.
     """
     numbers, hidden, layer = (
         layer_numbers(fields),
@@ -73,8 +77,9 @@ def gemma4(fields: Fields, _: str, path: str, traits: Collection[str]) -> Bluepr
         )
         parameters += norms(f"{layer}.self_attn", len(heads.numbers), heads.head_dim, "q_norm")
         parameters += norms(f"{layer}.self_attn", len(projecting), heads.head_dim, "k_norm")
-        if own_numbers:
-            groups.append(heads.group(own_numbers))
+        placed = heads.numbers if SHARED_LAYERS_HAVE_PLACES in traits else own_numbers
+        if placed:
+            groups.append(heads.group(placed))
     if fields.config.get("num_experts") is not None:
         inputs, inner = _mixture(fields, layer, numbers, hidden, early=early)
         linears, parameters = linears + inputs, parameters + inner
