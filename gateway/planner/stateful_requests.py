@@ -3,7 +3,8 @@
 A request of a model with recurrent layers (gated delta nets, Mamba, short convolutions, linear
 attention) keeps a state from its first token to its last. vLLM refuses to start with CUDA graphs
 for more requests than blocks, after loading and compiling (resolve_cudagraph_mode_and_sizes in
-vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). SGLang
+vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). What surely
+has no states is refused, what may have none gets a warning. SGLang
 computes fewer requests at once than it was told (resolve_max_num_reqs in
 srt/mem_cache/kv_cache_configurator.py of 0.5.23).
 """
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from gateway.domain import Choice, int_choice
 from gateway.domain.units import gib, plural
 from gateway.engines.common.candidate import Footprint
+from gateway.engines.common.refusal import Refused
 
 # The size of a KV cache is an estimate. It lacks this part of what the rest may need beyond its own
 # estimate. In 33 measured starts, all on _MEASURED_CAPABILITIES, it lacked a thirtieth at most
@@ -30,15 +32,19 @@ _MAX_RESERVE_PARTS = 2
 # same plan.
 _STEPS = ((64, 8), (16, 4))
 _SOURCE = "state blocks"
+# The engine ends where more requests may come than its cache has states, if they have CUDA graphs.
+_TRAIT = "requests_within_states"
 # Of the search for the most requests.
 _TRIALS = 5
 
 
 class _States(NamedTuple):
-    """`requests` surely have a state each, of `states` by the estimate."""
+    """`requests` surely have a state each, of `states` by the estimate; more than `most` have
+    not."""
 
     requests: int
     expected: int
+    most: int
     states: int
     kv_bytes: int
 
@@ -46,14 +52,25 @@ class _States(NamedTuple):
 def stateful_requests(
     footprint: Footprint, limit: Choice[int], budget_bytes: int
 ) -> tuple[Choice[int], str]:
-    """The requests at once, `limit` at most, and a warning if the user asked for more; ""."""
+    """The requests at once, `limit` at most, and a warning if the user asked for more; "".
+
+    Raises Refused where the engine would end for so many.
+    """
     estimate = _estimate(footprint, budget_bytes)
     if estimate is None or limit.value <= estimate.requests:
         return limit, ""
     if limit.source == "user":
-        return limit, _beyond(
-            footprint, limit.value, estimate
-        ) if limit.value > estimate.expected else ""
+        if limit.value <= estimate.expected:
+            return limit, ""
+        beyond, engine = _beyond(footprint, limit.value, estimate), footprint.candidate.engine
+        if limit.value > estimate.most and footprint.load.graphs and _TRAIT in engine.traits:
+            raise Refused(
+                "no_memory",
+                f"{beyond}, and the engine starts with no more",
+                "memory model",
+                evidence=footprint.candidate.evidence,
+            )
+        return limit, f"{beyond}. The engine may refuse to start, or compute fewer."
     requests, estimate = _search_requests(footprint, estimate, limit.value, budget_bytes)
     reason = _reason(footprint, estimate.kv_bytes)
     if requests < estimate.expected:
@@ -122,7 +139,9 @@ def _estimate(footprint: Footprint, budget_bytes: int) -> _States | None:
         unsure = max(unsure, memory.kv_bytes // _RESERVE_PARTS_ELSEWHERE)
     sure = cache.states(max(0, memory.kv_bytes - unsure)) // per_request
     sure = _round_down(max(1, sure, expected // _MAX_RESERVE_PARTS))
-    return _States(sure, expected, states, memory.kv_bytes)
+    spare = max(0, rules.used_bytes(footprint, memory) - memory.low)
+    most = cache.states(memory.kv_bytes + spare) // per_request
+    return _States(sure, expected, most, states, memory.kv_bytes)
 
 
 def _round_down(requests: int) -> int:
@@ -140,5 +159,5 @@ def _beyond(footprint: Footprint, cap: int, states: _States) -> str:
     return (
         f"--{flag}={cap} was set, and about {states.states} state blocks fit into"
         f" {gib(states.kv_bytes)} of KV cache: enough for {plural(states.expected, 'request')} at"
-        " once. The engine may refuse to start, or compute fewer."
+        " once"
     )

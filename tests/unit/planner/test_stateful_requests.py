@@ -10,6 +10,7 @@ import pytest
 
 from gateway.diagnosis.facts.scope import batch_scope
 from gateway.domain import Decision, Fact, ModelSpec, Plan
+from gateway.domain.units import GIB
 from gateway.engines.common.candidate import Budget, Footprint
 from gateway.models.spec import read_model
 from gateway.planner import sizing
@@ -178,15 +179,36 @@ def test_a_model_without_states_is_never_lowered() -> None:
     assert plan.max_num_seqs.reason.startswith(("the engine's default", "fewer requests"))
 
 
+def requested(requests: int, *, name: str = "qwen-27b", ref: str = VLLM_REF) -> Decision:
+    args = {"max-num-seqs": requests}
+    return decision(CASES[name], "2xh100", ref, tensor_parallel=1, args=args)
+
+
 def test_what_the_user_set_stays_with_a_warning() -> None:
-    argument = {"args": {"max-num-seqs": 900}}
-    plan = first("qwen-27b", "2xh100", VLLM_REF, tensor_parallel=1, **argument)
-    assert plan.max_num_seqs.value == 900
+    plan = requested(480).plans[0]
+    assert plan.max_num_seqs.value == 480
     (warning,) = (text for text in plan.warnings if "state blocks" in text)
-    assert warning.startswith("--max-num-seqs=900 was set, and about ")
-    few = {"args": {"max-num-seqs": 8}}
-    plan = first("qwen-27b", "2xh100", VLLM_REF, tensor_parallel=1, **few)
-    assert not any("state blocks" in text for text in plan.warnings)
+    assert warning.startswith("--max-num-seqs=480 was set, and about ")
+    assert not any("state blocks" in text for text in requested(8).plans[0].warnings)
+
+
+@pytest.mark.parametrize("ref", [ref for ref in REFS if ref.startswith("vllm")])
+def test_requests_that_surely_have_no_states_are_refused(ref: str) -> None:
+    """kaito-project/kaito#2319: 1,024 requests to a 27B model in 16 bits."""
+    wanted = requested(1024, ref=ref)
+    reasons = [text for rejection in wanted.rejected for text in rejection.reasons]
+    told = any("the engine starts with no more" in text for text in reasons)
+    # Earlier versions only compute larger batches without graphs.
+    assert told is (ref not in ("vllm==0.18.0", "vllm==0.19.1"))
+    whole = [plan for plan in wanted.plans if plan.memory.weights_bytes > 50 * GIB]
+    assert bool(whole) is not told
+
+
+def test_without_graphs_more_requests_wait_for_a_state() -> None:
+    args = {"max-num-seqs": 1024, "enforce-eager": True}
+    plan = decision(CASES["qwen-27b"], "2xh100", VLLM_REF, tensor_parallel=1, args=args).plans[0]
+    assert plan.max_num_seqs.value == 1024
+    assert any("The engine may refuse" in text for text in plan.warnings)
 
 
 def test_a_start_that_proved_the_plan_does_not_change_it() -> None:
