@@ -119,6 +119,7 @@ def _with_own_layers(
     drafting = drafting_layers(spec, rules.mtp)
     own_layers = drafting.layers if drafting is not None else None
     reason = _reason_against_own_layers(spec, own_layers, engine, rules)
+    reason = reason or _reason_against_stages(target, engine, rules)
     groups = () if reason else drafting_groups(spec, own_layers or 1)
     rows = target.attends(groups)
     failed = (
@@ -173,6 +174,15 @@ def _reason_against_own_layers(
     if spec.tensors_from == "headers" and not spec.draft_tensors:
         return "the weight files hold no layers that draft"
     return ""
+
+
+def _reason_against_stages(target: DraftTarget, engine: Engine, rules: SpeculativeRules) -> str:
+    """Why the target's own layers cannot draft in stages of a pipeline; "": they can."""
+    spec, staged = target.spec, rules.mtp.staged
+    name = staged.get(spec.model_type) or staged.get(spec.architecture)
+    if target.rank.pp == 1 or name not in engine.no_stages:
+        return ""
+    return f"{engine.ref} cannot share {name}, which drafts, by stages of a pipeline"
 
 
 def _own_layer_warnings(spec: ModelSpec, tokens: int, layers: int, size: int | None) -> list[str]:

@@ -24,6 +24,11 @@ class Targets(Value):
 class Mtp(Value):
     source: str = ""
     targets: tuple[Targets, ...]
+    staged: dict[str, str] = Field(
+        {},
+        description="model_type or architecture -> class of its drafting layers, which has to be"
+        " able to run in stages of a pipeline; empty: none has to",
+    )
 
 
 class Hidden(Value):

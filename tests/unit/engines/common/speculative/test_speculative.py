@@ -420,3 +420,23 @@ def test_no_config_raises_anything_but_bad_model(name: str, field: str, value: A
         attends,
         Rank(tp=2),
     )
+
+
+@pytest.mark.parametrize("version", VLLM)
+@pytest.mark.parametrize(("pp", "method"), [(1, "mtp"), (2, "none")])
+def test_layers_that_draft_run_in_stages_only_where_their_class_can(
+    version: str, pp: int, method: str
+) -> None:
+    """vllm-project/vllm#36643."""
+    spec = target("qwen3.5-9b")
+    found = speculation_of(
+        spec,
+        None,
+        wish(speculative="mtp"),
+        engine(version).evolve(no_stages=("Qwen3_5MTP",)),
+        RULES[version],
+        attends,
+        Rank(tp=1, pp=pp),
+    )
+    # Version 0.32.0 gives a drafter one stage.
+    assert found.method.value == ("mtp" if since(version, "0.32.0") else method)
