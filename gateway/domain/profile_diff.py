@@ -31,6 +31,8 @@ class ProfileDiff(Value):
     choices: tuple[KnownChoice, ...] = Field((), description="as in Engine")
     flags: dict[str, Flag] = Field({})
     quantizations: dict[str, Method] = Field({})
+    traits: tuple[str, ...] = ()
+    no_stages: tuple[str, ...] = ()
     architectures: tuple[str, ...] = ()
     config_classes: tuple[str, ...] = ()
     tokenizers: tuple[str, ...] = ()
@@ -43,7 +45,14 @@ class ProfileDiff(Value):
 
 # Fields of Engine by the form of their differences.
 _MAPPING_FIELDS = ("flags", "quantizations")
-_LIST_FIELDS = ("architectures", "config_classes", "tokenizers", "user_env")
+_LIST_FIELDS = (
+    "traits",
+    "no_stages",
+    "architectures",
+    "config_classes",
+    "tokenizers",
+    "user_env",
+)
 _VALUE_FIELDS = (
     "default_utilization",
     "default_batched_tokens",

@@ -113,7 +113,7 @@ def _plan_cache(
     return [cache.num_blocks, round(utils.get_max_concurrency_for_kv_cache_config(made, cache), 6)]
 
 
-def _answer(made: Any) -> dict[str, Any]:
+def answer(made: Any) -> dict[str, Any]:
     """preferred, block: tokens of a block; mode: of states; layers: [kind, tokens of a block, bytes
         of a page, count];
     groups: [tokens, page, count]; needed: bytes of one request of each of LENGTHS, for each of
@@ -130,7 +130,7 @@ def _answer(made: Any) -> dict[str, Any]:
     counts = collections.Counter(
         (type(spec).__name__, spec.block_size, spec.page_size_bytes) for spec in kept_specs.values()
     )
-    answer: dict[str, Any] = {
+    told: dict[str, Any] = {
         "preferred": preferred if recurrent else made.cache_config.block_size,
         "mode": made.cache_config.mamba_cache_mode,
         "cache": made.cache_config.cache_dtype,
@@ -142,13 +142,13 @@ def _answer(made: Any) -> dict[str, Any]:
     }  # fmt: skip
     for tokens in BATCHED:
         made.scheduler_config.max_num_batched_tokens = tokens
-        answer["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
-        answer["planned"] += [
+        told["needed"] += [bytes_needed(plans, made, groups, length) for length in LENGTHS]
+        told["planned"] += [
             _plan_cache(plans, made, kept_specs, groups, memory, length)
             for memory in BYTES
             for length in PLANNED
         ]
-    return answer
+    return told
 
 
 def answers(version: str) -> list[Any]:
@@ -158,7 +158,7 @@ def answers(version: str) -> list[Any]:
         arguments: dict[str, Any] = {"kv_cache_dtype": dtype, "enable_prefix_caching": prefix}
         try:
             with build_from_config(config(model), tp, **arguments) as (made, _):
-                found.append(_answer(made))
+                found.append(answer(made))
         except Exception as error:  # an engine's refusal is an answer
             found.append(" ".join(f"{type(error).__name__}: {error}".split(" [type=")[0].split()))
     return found

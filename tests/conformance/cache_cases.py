@@ -1,0 +1,83 @@
+"""What vLLM versions between those with rules are asked about their KV cache: a model of each kind
+of content. The answers are kept in cache_answers.json.
+
+`answers` runs in the process that has booted the engine (`python -m tests.conformance.engine`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gateway.engines.vllm.inside.model import build_from_config, prepare
+from tests.conformance import kv_questions
+from tests.support.versions import order
+
+FILE = Path(__file__).parent / "cache_answers.json"
+_GROWING = ("llama-3.2-1b", "gemma-3-1b", "gpt-oss-20b", "gemma-4-26b-a4b", "deepseek-v3.2")
+_RECURRENT = (
+    "qwen3.6-35b-a3b, mamba_ssm_dtype float32", "granite-4.0-h-micro", "nemotron-3-nano-30b-a3b",
+)  # fmt: skip
+_KEPT = ("preferred", "cache", "needed", "planned")
+
+
+class Case(NamedTuple):
+    """One question. prefixes: prefix caching; None: the version's default."""
+
+    model: str
+    prefixes: bool | None
+
+    @property
+    def key(self) -> str:
+        return self.model if self.prefixes is None else f"{self.model}, prefixes {self.prefixes}"
+
+
+def cases() -> list[Case]:
+    return [Case(model, None) for model in _GROWING] + [
+        Case(model, prefixes) for model in _RECURRENT for prefixes in (None, True)
+    ]
+
+
+def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
+    """Version -> capability -> key of a case -> a part of the answer of kv_questions."""
+    found: dict[str, dict[str, dict[str, Any]]] = json.loads(FILE.read_text())
+    return found
+
+
+def keep_answers(version: str, capability: str, answers: Mapping[str, Any]) -> None:
+    kept = read_answers() if FILE.is_file() else {}
+    kept.setdefault(version, {})[capability] = dict(answers)
+    rows = [
+        f"  {json.dumps(one)}: {{\n"
+        + ",\n".join(
+            f"    {json.dumps(gpu)}: {{\n"
+            + ",\n".join(
+                f"      {json.dumps(key)}: {json.dumps(answer)}"
+                for key, answer in sorted(kept[one][gpu].items())
+            )
+            + "\n    }"
+            for gpu in sorted(kept[one])
+        )
+        + "\n  }"
+        for one in sorted(kept, key=order)
+    ]
+    FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def answers(version: str) -> dict[str, Any]:
+    """The engine's answers by key. A case that the engine or the stand-ins refuse is left out."""
+    del version
+    prepare()
+    found: dict[str, Any] = {}
+    for case in cases():
+        arguments: dict[str, Any] = {"enable_prefix_caching": case.prefixes}
+        try:
+            with build_from_config(kv_questions.config(case.model), 1, **arguments) as (made, _):
+                answer = kv_questions.answer(made)
+        except Exception as error:  # an engine's own code fails in many ways
+            del error
+            continue
+        found[case.key] = {name: answer[name] for name in _KEPT}
+    return found

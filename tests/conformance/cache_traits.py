@@ -1,0 +1,97 @@
+"""Traits of the KV cache of vLLM versions between those with rules, from the answers of their own
+code.
+
+A version without rules is forecast by the traits of the nearest one. Where these give another cache
+than the version's code (cache_cases.py), its profile has the traits that give the same.
+`scripts/engine-profile` writes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from gateway.domain import Engine
+from gateway.domain.profile_diff import ProfileDiff
+from gateway.engines.vllm.kv_cache import cache
+from gateway.models.rank import Rank
+from tests.conformance.cache_cases import Case, cases, read_answers
+from tests.conformance.kv_questions import BATCHED, BYTES, LENGTHS, PLANNED
+from tests.unit.engines.vllm.test_kv_cache import MODELS
+
+# Those that gateway/engines/vllm/kv_cache.py describes.
+CACHE_TRAITS = frozenset(
+    {
+        "null_block",
+        "pages_are_padded",
+        "prefixes_of_states",
+        "states_at_every_block",
+        "states_within_prefill",
+        "windows_of_more_batches",
+    }
+)
+
+
+def is_right(
+    case: Case, answer: Mapping[str, Any], capability: str, traits: Collection[str]
+) -> bool:
+    """Whether these traits give the bytes and requests that the engine gave."""
+    planned = cache(
+        MODELS[case.model],
+        Rank(tp=1, kv_dtype=answer["cache"], capability=capability),
+        answer["preferred"],
+        traits,
+        prefixes=case.prefixes,
+    )
+    asked = [(length, batched) for batched in BATCHED for length in LENGTHS]
+    if [planned.bytes_for(length, batched) for length, batched in asked] != answer["needed"]:
+        return False
+    room = [(kv, length, batched) for batched in BATCHED for kv in BYTES for length in PLANNED]
+    return all(
+        planned.largest(kv, batched, length) == told[0]
+        if len(told) == 1
+        else [planned.blocks(kv), round(planned.requests(kv, length, batched), 6)] == told
+        for (kv, length, batched), told in zip(room, answer["planned"], strict=True)
+    )
+
+
+def wrong_cases(version: str, traits: Collection[str]) -> list[str]:
+    """Keys of the kept answers that these traits do not give."""
+    return [
+        f"{case.key} on {capability}"
+        for capability, answers in read_answers().get(version, {}).items()
+        for case in cases()
+        if case.key in answers and not is_right(case, answers[case.key], capability, traits)
+    ]
+
+
+def cache_traits_of(version: str, near: Collection[str]) -> frozenset[str]:
+    """The traits of the version's cache: those with the fewest wrong answers, and of these the ones
+    that differ least from `near`, the traits of the nearest version."""
+    known = CACHE_TRAITS & {*near}
+    subsets = [
+        frozenset(subset)
+        for size in range(len(CACHE_TRAITS) + 1)
+        for subset in itertools.combinations(sorted(CACHE_TRAITS), size)
+    ]
+    return min(
+        subsets,
+        key=lambda subset: (
+            len(wrong_cases(version, subset)),
+            len(subset ^ known),
+            sorted(subset),
+        ),
+    )
+
+
+def with_cache_traits(diff: ProfileDiff, near: Engine) -> ProfileDiff:
+    """The difference, with the traits of the version's cache, if its code was asked."""
+    if diff.kind != "vllm" or diff.version not in read_answers():
+        return diff
+    found, others = cache_traits_of(diff.version, near.traits), {*near.traits}
+    gone = tuple(name for name in near.traits if name in CACHE_TRAITS - found)
+    without = {field: names for field, names in diff.without.items() if field != "traits"}
+    return diff.evolve(
+        traits=tuple(sorted(found - others)), without=without | ({"traits": gone} if gone else {})
+    )
