@@ -3,8 +3,8 @@
 A request of a model with recurrent layers (gated delta nets, Mamba, short convolutions, linear
 attention) keeps a state from its first token to its last. vLLM refuses to start with CUDA graphs
 for more requests than blocks, after loading and compiling (resolve_cudagraph_mode_and_sizes in
-vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). What surely
-has no states is refused, what may have none gets a warning. SGLang
+vllm/config/compilation.py of 0.26.0; until 0.19.1 larger batches only got no graphs). Requests
+that surely have no state are refused, those that may have none get a warning. SGLang
 computes fewer requests at once than it was told (resolve_max_num_reqs in
 srt/mem_cache/kv_cache_configurator.py of 0.5.23).
 """

@@ -179,23 +179,23 @@ def test_a_model_without_states_is_never_lowered() -> None:
     assert plan.max_num_seqs.reason.startswith(("the engine's default", "fewer requests"))
 
 
-def requested(requests: int, *, name: str = "qwen-27b", ref: str = VLLM_REF) -> Decision:
+def decision_for(requests: int, *, name: str = "qwen-27b", ref: str = VLLM_REF) -> Decision:
     args = {"max-num-seqs": requests}
     return decision(CASES[name], "2xh100", ref, tensor_parallel=1, args=args)
 
 
 def test_what_the_user_set_stays_with_a_warning() -> None:
-    plan = requested(480).plans[0]
+    plan = decision_for(480).plans[0]
     assert plan.max_num_seqs.value == 480
     (warning,) = (text for text in plan.warnings if "state blocks" in text)
     assert warning.startswith("--max-num-seqs=480 was set, and about ")
-    assert not any("state blocks" in text for text in requested(8).plans[0].warnings)
+    assert not any("state blocks" in text for text in decision_for(8).plans[0].warnings)
 
 
 @pytest.mark.parametrize("ref", [ref for ref in REFS if ref.startswith("vllm")])
 def test_requests_that_surely_have_no_states_are_refused(ref: str) -> None:
     """kaito-project/kaito#2319: 1,024 requests to a 27B model in 16 bits."""
-    wanted = requested(1024, ref=ref)
+    wanted = decision_for(1024, ref=ref)
     reasons = [text for rejection in wanted.rejected for text in rejection.reasons]
     told = any("the engine starts with no more" in text for text in reasons)
     # Earlier versions only compute larger batches without graphs.
