@@ -37,10 +37,9 @@ import json
 import os
 import sys
 import traceback
-from pathlib import Path
 from typing import Any, TextIO
 
-from .crashes import crashed_in, forget_touches
+from .crashes import crashed_in, forget_touches, of_this_package
 
 _WORDS = 2000
 
@@ -139,26 +138,6 @@ def ask(answers: Any, out: TextIO, index: int, model: dict[str, Any]) -> None:
                 else ""
             )
             say(out, **place, refused=f"{words(error)}{at}")
-
-
-def of_this_package(error: Exception) -> bool:
-    """Whether a line of this package failed, or an object of it lacks an attribute that the engine
-    reads: then this version is built differently from the known ones."""
-    if not isinstance(error, (AttributeError, TypeError, ImportError)):
-        return False
-    if isinstance(error, AttributeError) and type(
-        getattr(error, "obj", None)
-    ).__module__.startswith(f"{__package__.partition('.')[0]}."):
-        return True
-    # A stand-in that is absent fails for the engine that imports it.
-    engines = Path(__file__).parents[1]
-    passed = ("<frozen importlib", importlib.__file__, str(engines / "inside/stubs.py"))
-    frames = [
-        frame.filename
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(passed)
-    ]
-    return bool(frames) and Path(frames[-1]).is_relative_to(engines)
 
 
 def words(error: BaseException) -> str:

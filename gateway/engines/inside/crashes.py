@@ -6,6 +6,7 @@ missing packages, files and devices cause crashes that no engine meets. In doubt
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 import sysconfig
@@ -127,3 +128,23 @@ def _read(frame: types.FrameType, names: list[str]) -> Iterator[Any]:
         for name in names[1:]:
             value = getattr(value, name)
             yield value
+
+
+def of_this_package(error: Exception) -> bool:
+    """Whether a line of this package failed, or an object of it lacks an attribute that the engine
+    reads: then this version is built differently from the known ones."""
+    if not isinstance(error, (AttributeError, TypeError, ImportError)):
+        return False
+    if isinstance(error, AttributeError) and type(
+        getattr(error, "obj", None)
+    ).__module__.startswith(f"{_OWN_PACKAGE}."):
+        return True
+    # A stand-in that is absent fails for the engine that imports it.
+    engines = Path(__file__).parents[1]
+    passed = ("<frozen importlib", importlib.__file__, str(engines / "inside/stubs.py"))
+    frames = [
+        frame.filename
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(passed)
+    ]
+    return bool(frames) and Path(frames[-1]).is_relative_to(engines)

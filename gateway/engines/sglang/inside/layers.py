@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ...inside.crashes import of_this_package
 from .model import Configured, configured_of, model_of
 
 # Functions that multiply, of either version.
@@ -229,8 +230,8 @@ def of_a_stand_in(error: BaseException) -> bool:
     return "Anything" in str(error) or "meta" in str(error)
 
 
-def refusal_text(answer: str, error: BaseException) -> str:
+def refusal_text(answer: str, error: Exception) -> str:
     """The answer for a refusal of the engine."""
-    if of_a_stand_in(error):
+    if of_a_stand_in(error) or of_this_package(error):
         raise error
     return answer

@@ -89,6 +89,31 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
     model = importlib.import_module("sglang.srt.configs.model_config").ModelConfig.from_server_args(
         server_args
     )
+    place(server_args, stage)
+    initialize_backends(server_args)
+    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(
+        model
+    )  # imports the models
+    return Configured(server_args, model, loader()._get_quantization_config(model, load()))
+
+
+def initialize_backends(server_args: Any) -> None:
+    """Settle the runners of experts and products, as the arguments name them.
+
+    From 0.5.19 on some of these functions, and from 0.5.20 all, read what is published.
+    """
+    for module, name in _BACKEND_MODULES.items():
+        start = getattr(
+            importlib.import_module(f"sglang.srt.layers.{module}"),
+            f"initialize_{name}_config",
+            None,
+        )
+        if start is not None:
+            start(*[server_args] * len(inspect.signature(start).parameters))
+
+
+def place(server_args: Any, stage: int = 0) -> None:
+    """Give the engine's code the groups of these arguments, of which only the size is real."""
     _ranks(
         resolve_argument(server_args, "tp_size"),
         resolve_argument(server_args, "ep_size"),
@@ -98,18 +123,6 @@ def configured_of(server_args: Any, stage: int = 0) -> Configured:
         _size(server_args, "attn_cp_size"),
         _size(server_args, "moe_dp_size"),
     )
-    for module, name in _BACKEND_MODULES.items():
-        start = getattr(
-            importlib.import_module(f"sglang.srt.layers.{module}"),
-            f"initialize_{name}_config",
-            None,
-        )
-        if start is not None:
-            start() if hasattr(server_args, "resolve_once") else start(server_args)
-    importlib.import_module("sglang.srt.model_loader.utils").get_model_architecture(
-        model
-    )  # imports the models
-    return Configured(server_args, model, loader()._get_quantization_config(model, load()))
 
 
 def _groups(server_args: Any) -> int:

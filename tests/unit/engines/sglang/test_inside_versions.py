@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.engines.sglang.inside import attention, model
+from gateway.engines.sglang.inside import attention, layers, model
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> None:
@@ -48,3 +48,30 @@ def test_layers_with_a_state_are_found_where_the_version_keeps_them(
         mambaish_config=lambda of_model: f"of the {of_model}",
     )
     assert attention._hybrid(SimpleNamespace(), "model") == "of the model"
+
+
+def test_backends_are_settled_by_functions_with_and_without_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In 0.5.19 those of FP8 and FP4 read what is published, and that of 16 bits takes arguments:
+    every inquiry about a model failed."""
+    calls: list[Any] = []
+    layers_module = "sglang.srt.layers"
+    functions = {
+        f"{layers_module}.moe.utils": ("moe", calls.append),
+        f"{layers_module}.quantization.fp8_utils": ("fp8_gemm", lambda: calls.append("fp8")),
+        f"{layers_module}.quantization.fp4_utils": ("fp4_gemm", lambda: calls.append("fp4")),
+        f"{layers_module}.quantization.unquant": ("bf16_gemm", calls.append),
+    }
+    for name, (backend, start) in functions.items():
+        module(monkeypatch, name, **{f"initialize_{backend}_config": start})
+    model.initialize_backends("arguments")
+    assert sorted(calls) == ["arguments", "arguments", "fp4", "fp8"]
+
+
+def test_a_failed_line_of_the_inquiry_is_no_refusal_of_the_engine() -> None:
+    with pytest.raises(ModuleNotFoundError) as failed:
+        model.initialize_backends(None)  # there is no sglang here
+    with pytest.raises(ModuleNotFoundError):
+        layers.refusal_text("method", failed.value)
+    assert layers.refusal_text("method", ValueError("groups of 7")) == "method"
