@@ -172,9 +172,8 @@ class StubFinder(importlib.abc.MetaPathFinder):
         return None
 
 
-def install(present: set[str], absent: set[str]) -> None:
-    """Put the stubs in place, after torch and transformers have found (and remembered) that there
-    is no triton."""
+def import_torch() -> None:
+    """Import the parts of torch that look for triton, whatever GPU and engine are asked."""
     for name in (
         "torch._dynamo",
         "torch._inductor.compile_fx",
@@ -182,6 +181,12 @@ def install(present: set[str], absent: set[str]) -> None:
         "torch.utils.flop_counter",
     ):
         importlib.import_module(name)
+
+
+def install(present: set[str], absent: set[str]) -> None:
+    """Put the stubs in place, after torch and transformers have found (and remembered) that there
+    is no triton."""
+    import_torch()
     look: Any = importlib.import_module("torch.utils._triton")
     look.has_triton_package()
     look.has_triton()

@@ -1,7 +1,8 @@
 """python -m tests.conformance.engine --sources FOLDER --version 0.33.0 --capability 8.6
 QUESTIONS_MODULE > answers.json
 
-QUESTIONS_MODULE has `answers(version) -> JSON value`, called once the engine is booted.
+QUESTIONS_MODULE has `answers(version) -> JSON value`, called once the engine is booted. Of several
+capabilities (8.6,9.0) the answers are a JSON object: a process for each has torch from one import.
 """
 
 from __future__ import annotations
@@ -11,7 +12,11 @@ import importlib
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
+from gateway.engines.inside import stubs
 from gateway.engines.sglang.inside import boot as sglang_boot
 from gateway.engines.vllm.inside import boot as vllm_boot
 
@@ -23,7 +28,9 @@ def main() -> None:
         "--sources", required=True, help="folder that holds the engine's Python package"
     )
     parser.add_argument("--version", required=True)
-    parser.add_argument("--capability", required=True, help="compute capability, e.g. 8.6")
+    parser.add_argument(
+        "--capability", required=True, help="compute capability, e.g. 8.6, or several: 8.6,9.0"
+    )
     parser.add_argument("--memory-gib", type=int, default=24, help="of each GPU")
     parser.add_argument(
         "--packages",
@@ -36,7 +43,21 @@ def main() -> None:
     # Engines print to standard output: that is ours alone.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    major, minor = map(int, args.capability.split("."))
+    capabilities = args.capability.split(",")
+    found = (
+        {capability: _ask_apart(args, capability) for capability in capabilities}
+        if len(capabilities) > 1
+        else _ask(args, args.capability)
+    )
+    json.dump(found, answers)
+    answers.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
+
+
+def _ask(args: argparse.Namespace, capability: str) -> Any:
+    """The answers of this process, which is then of no use for another capability."""
+    major, minor = map(int, capability.split("."))
     if args.engine == "sglang":
         sglang_boot.boot(args.sources, (major, minor), memory_bytes=args.memory_gib << 30)
     else:
@@ -46,11 +67,25 @@ def main() -> None:
             present=packages(args.sources, args.packages),
             memory_bytes=args.memory_gib << 30,
         )
-    module = importlib.import_module(args.questions)
-    json.dump(module.answers(args.version), answers)
-    answers.flush()
-    sys.stderr.flush()
-    os._exit(0)  # the engine's import leaves threads and half-made objects that need not end well
+    return importlib.import_module(args.questions).answers(args.version)
+
+
+def _ask_apart(args: argparse.Namespace, capability: str) -> Any:
+    """The answers of a forked process."""
+    stubs.import_torch()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "answers.json")
+        process = os.fork()
+        if not process:
+            status = 1
+            try:
+                file.write_text(json.dumps(_ask(args, capability)))
+                status = 0
+            finally:
+                os._exit(status)
+        if os.waitpid(process, 0)[1]:
+            sys.exit(f"The process for compute capability {capability} failed, as shown above.")
+        return json.loads(file.read_text())
 
 
 def packages(sources: str, which: str) -> set[str]:
