@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from gateway.domain.base import Field
 from gateway.domain.model import QuantPlace
@@ -132,14 +132,22 @@ class CacheDefault(Value):
 class KnownChoice(Value):
     """A choice of a version's own code that the rules of its file `of` do not make.
 
-    Either another version's `rules` make it, or it is `backend` (of experts: by `method`).
+    Either another version's `rules` make it, or the version refuses, or it is `backend` (of
+    experts: by `method`; of attention: for prefill, with `decode`). Of `memory` there are settings
+    and no conditions.
     """
 
-    of: Literal["attention_backends", "moe"]
-    where: dict[str, tuple[str, ...] | bool] = Field(description="conditions, as rules name them")
+    of: Literal["attention_backends", "linear", "memory", "moe"]
+    where: dict[str, tuple[str | int, ...] | bool | str] = Field(
+        {}, description="conditions, as rules name them"
+    )
     rules: str | None = Field(None, description='"kind==version" with rules')
     backend: str | None = None
+    decode: str | None = Field(None, description="the backend of decoding, if it differs")
     method: str = ""
+    refuses: bool = False
+    fields: tuple[str, ...] = Field((), description="settings that are as in `rules`")
+    values: dict[str, Any] = Field({}, description="setting -> value")
 
 
 class Engine(Value):

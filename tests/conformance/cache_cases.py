@@ -46,9 +46,10 @@ def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
     return found
 
 
-def keep_answers(version: str, capability: str, answers: Mapping[str, Any]) -> None:
+def keep_answers(version: str, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the answers of a version by capability beside those of the others."""
     kept = read_answers() if FILE.is_file() else {}
-    kept.setdefault(version, {})[capability] = dict(answers)
+    kept.setdefault(version, {}).update({gpu: dict(found) for gpu, found in answers.items()})
     rows = [
         f"  {json.dumps(one)}: {{\n"
         + ",\n".join(

@@ -1,5 +1,5 @@
 """What SGLang versions between those with rules are asked: one model for each architecture, experts
-of each family. The answers are kept in known_choices.json.
+of each family, dense layers and sizes of memory. known_choices.json keeps the answers.
 
 `answers` runs in the process that has booted the engine (`python -m tests.conformance.engine`).
 """
@@ -10,33 +10,48 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.engines.sglang.inside import attention as sglang_attention
-from tests.conformance import sglang_attention_questions, sglang_moe_questions
+from tests.conformance import (
+    sglang_attention_questions,
+    sglang_linear_questions,
+    sglang_memory_questions,
+    sglang_moe_questions,
+)
 from tests.support.paths import MODELS
 from tests.support.versions import order
 
 FILE = Path(__file__).parent / "known_choices.json"
 FAMILIES = Path(__file__).parent / "family_configs.json"
 REFUSED = "refused"
-# Schemes of experts that are asked for, by who quantized.
-_SCHEMES = (
+# Schemes of experts that are asked for, by the quantizer.
+_EXPERT_SCHEMES = (
+    ("none", "unquantized"),
+    ("fp8", "fp8_tensor"),
     ("fp8", "fp8_block"),
+    ("compressed-tensors", "fp8_token"),
     ("modelopt", "fp8_tensor"),
     ("modelopt", "nvfp4"),
-    ("none", "unquantized"),
+    ("compressed-tensors", "nvfp4"),
+    ("gptq", "wna16"),
+    ("awq", "wna16"),
+    ("compressed-tensors", "wna16"),
 )
+_GPT_OSS = "gpt-oss-20b"
+_MEMORY_MODEL = "llama-3.1-8b"
 
 
 class Case(NamedTuple):
     """One question. `of` is the file of rules that answers it."""
 
     of: str
-    model: str
+    model: str = ""
     origin: str = ""
     kind: str = ""
+    detail: str = ""  # the forced backend, the KV dtype, a scheme's form, or MiB and ranks
 
     @property
     def key(self) -> str:
@@ -44,18 +59,54 @@ class Case(NamedTuple):
 
 
 def cases() -> Iterator[Case]:
-    """One model for each architecture, then experts of each family."""
-    asked: set[str] = set()
+    """One model for each architecture, experts of each family, dense layers, sizes of memory."""
+    for name in first_models():
+        yield Case("attention_backends", name)
+    for name in sglang_attention_questions.KINDS:
+        for dtype in ("fp8_e4m3", "fp8_e5m2"):
+            yield Case("attention_backends", name, detail=f"kv={dtype}")
+        for backend in sglang_attention_questions.FORCED:
+            yield Case("attention_backends", name, detail=f"forced={backend}")
+    # Before experts, whose models have no quantized linear layer (inside/layers.py).
+    for scheme in linear_schemes():
+        yield Case("linear", "", scheme.origin, scheme.kind, form_of(scheme))
+    for name in sglang_moe_questions.NAMES:
+        for origin, kind in _EXPERT_SCHEMES:
+            if (name, origin) != ("mixtral-8x7b", "modelopt"):
+                yield Case("moe", name, origin, kind)
+    yield Case("moe", _GPT_OSS, "mxfp4", "mxfp4")
+    for name in first_models():
+        yield Case("memory", name)
+    for memory, tp in product(sglang_memory_questions.MEMORIES, (1, 4)):
+        yield Case("memory", _MEMORY_MODEL, detail=f"{memory} x{tp}")
+
+
+@cache
+def first_models() -> tuple[str, ...]:
+    """The first model of each architecture."""
+    found: dict[str, str] = {}
     names = [path.stem for path in sorted(MODELS.glob("*.json"))]
     for name in (*names, *json.loads(FAMILIES.read_text())):
         architecture = str((config_of(name).get("architectures") or [""])[0])
-        if architecture and architecture not in asked:
-            asked.add(architecture)
-            yield Case("attention_backends", name)
-    for name in sglang_moe_questions.NAMES:
-        for origin, kind in _SCHEMES:
-            if (name, origin) != ("mixtral-8x7b", "modelopt"):
-                yield Case("moe", name, origin, kind)
+        if architecture:
+            found.setdefault(architecture, name)
+    return tuple(found.values())
+
+
+@cache
+def linear_schemes() -> tuple[sglang_linear_questions.Question, ...]:
+    """Every scheme of dense layers, in a layer that every kernel takes."""
+    k, n, tp, cut = sglang_linear_questions.SIZES[0]
+    return tuple(
+        scheme._replace(k=k, n=n, tp=tp, cut=cut) for scheme in sglang_linear_questions.schemes()
+    )
+
+
+def form_of(scheme: sglang_linear_questions.Question) -> str:
+    """Bits, group and further properties of a scheme, as a key has them."""
+    switches = ("symmetric", "act_order", "static", "weight_only")
+    named = [name for name in switches if getattr(scheme, name)]
+    return ",".join([str(scheme.bits), str(scheme.group), *named])
 
 
 @cache
@@ -76,23 +127,42 @@ def question_of(case: Case) -> sglang_moe_questions.Question:
     return scheme._replace(model=case.model)
 
 
+@cache
 def read_answers() -> dict[str, dict[str, dict[str, Any]]]:
-    """Version -> capability -> key of a case -> [prefill, decode, page], [method, runner], or
-    `refused`."""
+    """Version -> capability -> key of a case -> answer.
+
+    Answers: [prefill, decode, page], [method, runner], a product's name, [prefill tokens, graphs,
+    share, states of a request], or `refused`. The file has what differs from the last version with
+    the capability, or from the capability before; null: no answer.
+    """
     kept: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    last: dict[str, dict[str, Any]] = {}
+    for by_capability in kept.values():
+        before: dict[str, Any] = {}
+        for capability, changes in by_capability.items():
+            both = last.get(capability, before) | changes
+            before = {key: value for key, value in both.items() if value is not None}
+            last[capability] = by_capability[capability] = before
     return kept
 
 
-def keep_answers(version: str, capability: str, answers: Mapping[str, Any]) -> None:
-    kept = read_answers()
-    kept.setdefault(version, {})[capability] = dict(sorted(answers.items()))
-    rows = [
-        f"  {json.dumps(one)}: {{\n"
-        + ",\n".join(f"    {json.dumps(gpu)}: {json.dumps(kept[one][gpu])}" for gpu in kept[one])
-        + "\n  }"
-        for one in sorted(kept, key=order)
-    ]
+def keep_answers(version: str, answers: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write the answers of a version by capability beside those of the others."""
+    kept = {name: dict(found) for name, found in read_answers().items()}
+    kept[version] = kept.get(version, {}) | {gpu: dict(found) for gpu, found in answers.items()}
+    last: dict[str, dict[str, Any]] = {}
+    rows = []
+    for one in sorted(kept, key=order):
+        lines, before = [], dict[str, Any]()
+        for gpu in sorted(kept[one], key=order):
+            base, said = last.get(gpu, before), kept[one][gpu]
+            changes = {key: said.get(key) for key in sorted({*base, *said})}
+            changes = {key: value for key, value in changes.items() if base.get(key) != value}
+            lines.append(f"    {json.dumps(gpu)}: {json.dumps(changes)}")
+            last[gpu] = before = said
+        rows.append(f"  {json.dumps(one)}: {{\n" + ",\n".join(lines) + "\n  }")
     FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+    read_answers.cache_clear()
 
 
 def answers(version: str) -> dict[str, Any]:
@@ -111,13 +181,49 @@ def answers(version: str) -> dict[str, Any]:
 
 
 def _answer(folder: Path, case: Case) -> Any:
+    if case.of == "memory":
+        return _memory_answer(folder, case)
+    if case.of == "linear":
+        scheme = next(one for one in linear_schemes() if case_of(one) == case)
+        said: Any = sglang_linear_questions.answer(scheme)
+        return REFUSED if said in ("method", "none") else said
     if case.of == "moe":
         said = sglang_moe_questions.answer(question_of(case))
         return REFUSED if isinstance(said, str) else said
-    model = folder / case.model
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(config_of(case.model)))
-    said = sglang_attention_questions.answer(
-        folder, sglang_attention_questions.Question(case.model)
-    )
+    _write_config(folder, case.model)
+    said = sglang_attention_questions.answer(folder, attention_question(case))
     return REFUSED if isinstance(said, str) else said[:3]
+
+
+def case_of(scheme: sglang_linear_questions.Question) -> Case:
+    return Case("linear", "", scheme.origin, scheme.kind, form_of(scheme))
+
+
+def attention_question(case: Case) -> sglang_attention_questions.Question:
+    name, _, value = case.detail.partition("=")
+    if name == "kv":
+        return sglang_attention_questions.Question(case.model, value)
+    return sglang_attention_questions.Question(case.model, attention=value or None)
+
+
+def memory_of(case: Case) -> tuple[int, int]:
+    """MiB of a GPU, and tensor parallel ranks."""
+    memory, _, tp = (case.detail or f"{sglang_attention_questions.MIB} x1").partition(" x")
+    return int(memory), int(tp)
+
+
+def _memory_answer(folder: Path, case: Case) -> Any:
+    _write_config(folder, case.model)
+    memory, tp = memory_of(case)
+    made, said = sglang_memory_questions.resolve_memory(folder / case.model, memory, tp)
+    if made:
+        return [*said, sglang_memory_questions.request_states(made)]
+    if said.startswith(("AssertionError", "ValueError")):
+        return REFUSED
+    raise LookupError(said)
+
+
+def _write_config(folder: Path, name: str) -> None:
+    model = folder / name
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(config_of(name)))

@@ -69,7 +69,7 @@ SIZES = (
 )
 
 
-def _schemes() -> Iterator[Question]:
+def schemes() -> Iterator[Question]:
     for bits, group, act_order in itertools.product((4, 8), (-1, 32, 128), (False, True)):
         yield Question("gptq", "wna16", bits, group, act_order=act_order)
     for bits, group, symmetric in (
@@ -114,7 +114,7 @@ def _schemes() -> Iterator[Question]:
 def questions(version: str) -> Iterator[Question]:
     """The same of every version."""
     del version
-    for scheme in _schemes():
+    for scheme in schemes():
         for k, n, tp, cut in SIZES:
             yield scheme._replace(k=k, n=n, tp=tp, cut=cut)
         for k, n, tp, cut in SIZES[:2]:
@@ -137,6 +137,15 @@ def answers(version: str) -> list[str]:
             continue
         found |= {question: _answer(question, config) for question in some}
     return [found[question] for question in asked_questions]
+
+
+def answer(q: Question) -> str:
+    """Ask the engine about one layer."""
+    try:
+        config = _configure(q)
+    except sglang_layers.REFUSALS as error:
+        return sglang_layers.refusal_text("method", error)
+    return _answer(q, config)
 
 
 def _configuration(q: Question) -> tuple[str, str, int]:

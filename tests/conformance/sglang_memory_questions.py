@@ -11,9 +11,11 @@ import importlib
 import json
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from gateway.engines.inside.meta import StandIn
 from gateway.engines.sglang.inside import boot as sglang_boot
 from gateway.engines.sglang.inside import model as sglang_model
 from tests.support.paths import MODELS
@@ -80,15 +82,23 @@ def _answer(folder: Path, question: Question) -> Any:
         model.mkdir()
         (model / "config.json").write_text(json.dumps(config_of(name)))
     arguments: Any = importlib.import_module("sglang.srt.server_args")
-    sglang_boot.state_memory(memory)
     given: dict[str, Any] = {"max_running_requests": seqs} if seqs else {}
     given |= {"disable_cuda_graph": True} if eager else {}
     if graphs is not None:
         known = getattr(arguments.ServerArgs, "__dataclass_fields__", {})
         flag = "cuda_graph_max_bs"
         given[flag if flag in known else f"{flag}_decode"] = graphs
+    made, said = resolve_memory(model, memory, tp, **given)
+    return said if made else str(said).replace(str(folder), "")
+
+
+def resolve_memory(model: Path, memory: int, tp: int, **given: Any) -> tuple[Any, Any]:
+    """(arguments as the engine resolves them, prefill tokens, graphs and share of memory), or
+    (None, the engine's error)."""
+    arguments: Any = importlib.import_module("sglang.srt.server_args")
+    sglang_boot.state_memory(memory)
     try:
-        resolved = arguments.ServerArgs(
+        made = arguments.ServerArgs(
             model_path=str(model),
             tp_size=tp,
             device="cuda",
@@ -96,15 +106,28 @@ def _answer(folder: Path, question: Question) -> Any:
             load_format="dummy",
             **given,
         )
-        if hasattr(resolved, "resolve_once"):
-            resolved.resolve_once()
-            batch = sglang_model.resolve_argument(resolved, "cuda_graph_config")["decode"]["max_bs"]
+        if hasattr(made, "resolve_once"):
+            made.resolve_once()
+            batch = sglang_model.resolve_argument(made, "cuda_graph_config")["decode"]["max_bs"]
         else:
-            batch = resolved.cuda_graph_max_bs
+            batch = made.cuda_graph_max_bs
         chunk, share = (
-            sglang_model.resolve_argument(resolved, name)
+            sglang_model.resolve_argument(made, name)
             for name in ("chunked_prefill_size", "mem_fraction_static")
         )
-        return [chunk, batch, round(share, 6)]
+        return made, [chunk, batch, round(share, 6)]
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[:200].replace(str(folder), "")
+        return None, f"{type(error).__name__}: {error}"[:200]
+
+
+def request_states(made: Any) -> int:
+    """States of recurrent layers for each running request, if the model has such layers."""
+    sglang_model.publish(made)
+    for name, kind in (
+        ("mem_cache.kv_cache_configurator", "KVCacheConfigurator"),
+        ("model_executor.model_runner_kv_cache_mixin", "ModelRunnerKVCacheMixin"),
+    ):
+        with suppress(ModuleNotFoundError):
+            module = importlib.import_module(f"sglang.srt.{name}")
+            return int(getattr(module, kind)._calculate_mamba_ratio(StandIn(server_args=made)))
+    raise LookupError("no class of this version counts states")

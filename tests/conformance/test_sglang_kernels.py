@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from gateway.domain import Engine, Quant
 from gateway.engines.common.kernels.expert_kernels import MoeChoice
 from gateway.engines.common.kernels.linear import choose
 from gateway.models.scheme import LinearShape
-from gateway.planner.quantization_methods import MethodRefused, check, resolve
 from tests.conformance import sglang_linear_questions, sglang_moe_questions
 from tests.conformance.golden import golden
+from tests.conformance.known_choices import refused_as_a_whole
 from tests.conformance.moe_blocks import block
 from tests.support.published import config
 from tests.support.versions import SGLANG, since
@@ -23,19 +22,6 @@ from tests.unit.engines.common.kernels.test_sglang_kernels import (
     moe_choice,
     scheme_of,
 )
-
-
-def refused_as_a_whole(engine: Engine, q: Any, capability: str, model_type: str = "llama") -> bool:
-    """The planner refuses such a checkpoint before it looks at any layer."""
-    config = block(q)  # None: the engine itself quantizes
-    quant, user = (
-        (Quant(method=config["quant_method"], config=config), "") if config else (None, "fp8")
-    )
-    try:
-        check(engine, resolve(engine, quant, user, model_type, capability), capability, q.dtype)
-    except MethodRefused:
-        return True
-    return False
 
 
 def known_from(table: dict[str, set[tuple[str, str]]], version: str) -> set[tuple[str, str]]:

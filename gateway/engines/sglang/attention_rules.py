@@ -130,7 +130,9 @@ class BackendRules(RuleFile):
             if choice.rules is not None:
                 loans.append(BackendLoan(where=where, rules=other_rules[choice.rules]))
             else:
-                steps.append(BackendStep(where=where, attention=choice.backend))
+                steps.append(
+                    BackendStep(where=where, attention=choice.backend, decode=choice.decode)
+                )
         return self.evolve(
             loans=tuple(loans),
             models=(*steps, *self.models),

@@ -11,10 +11,11 @@ srt/server_args.py:1141, 0.5.23: srt/arg_groups/memory_hook.py:46).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from typing import Any
 
-from gateway.domain import AttentionGroup, Value
+from gateway.domain import AttentionGroup, KnownChoice, Value
 from gateway.domain.base import Field
 from gateway.domain.units import MIB
 from gateway.engines.common.rules.check import Check
@@ -86,6 +87,27 @@ class MemoryRules(Value):
     )
     shares_index: bool = Field(
         False, description="layers that reuse the tokens chosen by another keep no keys of an index"
+    )
+
+    def with_choices(
+        self, choices: Iterable[KnownChoice], other_rules: Mapping[str, MemoryRules]
+    ) -> MemoryRules:
+        """These rules with settings of the version's own code. other_rules: by version."""
+        changes: dict[str, Any] = {}
+        for choice in choices:
+            if choice.rules is not None:
+                lender = other_rules[choice.rules]
+                changes |= {name: getattr(lender, name) for name in choice.fields}
+            changes |= {name: _setting(value) for name, value in choice.values.items()}
+        return self.evolve(**changes)
+
+
+def _setting(value: Any) -> Any:
+    """A setting as a profile has it: names, classes of GPUs, or one value."""
+    if not isinstance(value, list | tuple):
+        return value
+    return tuple(
+        MemoryClass.from_trusted_data(item) if isinstance(item, Mapping) else item for item in value
     )
 
 

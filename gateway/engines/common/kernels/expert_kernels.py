@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Self, get_args
 from gateway.domain import KnownChoice, Refusal, Value
 from gateway.domain.base import Field, model_validator
 from gateway.engines.common.kernels.preference import Move, sort_by_preference
-from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
+from gateway.engines.common.rules.check import CODE_REFUSAL, Check, RuleFile, first_refusal
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, MoeShape, round_up
@@ -118,11 +118,22 @@ class MoeRules(RuleFile):
             where = Check.from_valid(dict(choice.where))
             if choice.rules is not None:
                 loans.append(MoeLoan(where=where, rules=other_rules[choice.rules]))
+            elif choice.refuses:
+                methods.append(ExpertMethod(name="", match=where, refuses=CODE_REFUSAL))
             elif choice.backend is not None:
                 backends.setdefault(choice.backend, ExpertBackend())
                 named = (choice.backend,)
                 methods.append(ExpertMethod(name=choice.method, match=where, backends=named))
         return self.evolve(loans=tuple(loans), methods=(*methods, *self.methods), backends=backends)
+
+    @cached_property
+    def loans_of(self) -> Mapping[Kind, tuple[MoeLoan, ...]]:
+        """The loans that may match each kind of scheme."""
+        return {
+            kind: tuple([loan for loan in self.loans if loan.where.asks_for("schemes", kind)])
+            for kind in get_args(Kind)
+            if self.loans
+        }
 
     @cached_property
     def methods_of(self) -> Mapping[Kind, tuple[ExpertMethod, ...]]:
@@ -175,7 +186,7 @@ def choose_moe(
     subject = Subject(capability, installed, layer=shape.w13, experts=shape, variables=variables)
     if numbers(capability) is None:
         return _unknown_choice(f"{capability!r} is not a compute capability")
-    for loan in rules.loans:
+    for loan in rules.loans_of.get(shape.scheme.kind, ()):
         if loan.where.refusal(subject) is None:
             return choose_moe(loan.rules, shape, capability, packages, forced, variables)
     if forced and (why := first_refusal(rules.forced_requires.get(forced, ()), subject)):

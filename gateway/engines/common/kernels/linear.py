@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple, Self, get_args
 
-from gateway.domain import Refusal, Value
+from gateway.domain import KnownChoice, Refusal, Value
 from gateway.domain.base import Field, model_validator
 from gateway.engines.common.kernels.preference import Move, sort_by_preference
-from gateway.engines.common.rules.check import Check, RuleFile, first_refusal
+from gateway.engines.common.rules.check import CODE_REFUSAL, Check, RuleFile, first_refusal
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, LinearShape, round_up
@@ -74,6 +74,13 @@ class CodePath(Value):
     refuses: str = ""  # why the engine turns layers that match away before any kernel is asked
 
 
+class LinearLoan(Value):
+    """Layers that are as the rules of another version say."""
+
+    where: Check
+    rules: LinearRules
+
+
 class LinearRules(RuleFile):
     """profiles/engines/KIND/VERSION/linear.yaml. Sources are files of that version, with lines."""
 
@@ -85,6 +92,32 @@ class LinearRules(RuleFile):
     variables: tuple[VariableEffect, ...] = ()
     paths: tuple[CodePath, ...]
     kernels: dict[str, LinearKernel]
+    loans: tuple[LinearLoan, ...] = Field((), description="layers that other rules describe")
+
+    def with_choices(
+        self, choices: Iterable[KnownChoice], other_rules: Mapping[str, LinearRules]
+    ) -> LinearRules:
+        """These rules with choices of the version's own code. other_rules: by version."""
+        loans, paths, kernels = [], [], dict(self.kernels)
+        for choice in choices:
+            where = Check.from_valid(dict(choice.where))
+            if choice.rules is not None:
+                loans.append(LinearLoan(where=where, rules=other_rules[choice.rules]))
+            elif choice.refuses:
+                paths.append(CodePath(match=where, refuses=CODE_REFUSAL))
+            elif choice.backend is not None:
+                kernels.setdefault(choice.backend, LinearKernel())
+                paths.append(CodePath(match=where, kernels=(choice.backend,)))
+        return self.evolve(loans=tuple(loans), paths=(*paths, *self.paths), kernels=kernels)
+
+    @cached_property
+    def loans_of(self) -> Mapping[Kind, tuple[LinearLoan, ...]]:
+        """The loans that may match each kind of scheme."""
+        return {
+            kind: tuple([loan for loan in self.loans if loan.where.asks_for("schemes", kind)])
+            for kind in get_args(Kind)
+            if self.loans
+        }
 
     @cached_property
     def paths_of(self) -> Mapping[Kind, tuple[CodePath, ...]]:
@@ -147,6 +180,9 @@ def choose(
         return _unknown_choice("", f"{capability!r} is not a compute capability")
     if forced and forced not in rules.backends:
         return _unknown_choice("--linear-backend", f"this version has no backend {forced!r}")
+    for loan in rules.loans_of.get(shape.scheme.kind, ()):
+        if loan.where.refusal(subject) is None:
+            return choose(loan.rules, shape, capability, packages, variables, forced, refusals)
     paths = rules.paths_of.get(shape.scheme.kind, ())
     path = next(
         (p for p in paths if not (p.automatic and forced) and p.match.refusal(subject) is None),

@@ -25,7 +25,10 @@ from gateway.domain.value import TRUSTED_KEY
 from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
 from gateway.engines.common.rules.subject import Subject
 
-__all__ = ["TRUSTED_KEY", "Check", "RuleFile", "Undecided", "first_refusal"]
+# A refusal that only the version's own answers show (KnownChoice).
+CODE_REFUSAL = "the code of this version refuses such layers"
+
+__all__ = ["CODE_REFUSAL", "TRUSTED_KEY", "Check", "RuleFile", "Undecided", "first_refusal"]
 
 
 class RuleFile(Value):
