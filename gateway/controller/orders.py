@@ -62,10 +62,10 @@ class Orders:
     ) -> ManagedModel:
         """Record another wish for a model durably, then change its engines.
 
-        `old` is the wish that the new one was made from. `restarts`: other engines may be needed.
-        Raises NotFound, Conflict, StoreError.
+        `old` is the wish that the new one was made from. An equal wish is refused too while a
+        change to another one is under way. `restarts`: other engines may be needed. Raises
+        NotFound, Conflict, StoreError.
         """
-        self._store.changeable()
         name = model.wish.name
         async with self._wishing:
             if self._fleet.models.get(name) is not model or model.wish != old:
@@ -82,6 +82,9 @@ class Orders:
                 if model.stopped:
                     ends = f"Its owner stopped it. `fitserve start {name}` continues the change."
                 raise Conflict(f"The model {name} is being changed already.", hint=ends)
+            if wish == old:
+                return model
+            self._store.changeable()
             self._fleet.check_names(wish)
             if not restarts:
                 await self._wishes.enforce(model, wish, model.generation)

@@ -237,7 +237,7 @@ async def change_model(
             plan=diff_plans(running_plan, planned.plan),
             no_effect=why_no_effect(changed_fields, running_plan, planned.plan),
         )
-    if not dry_run and wish != old:
+    if not dry_run:
         await orders.change(model, old, wish, restarts=restarts)
     text = answer.model_dump_json(exclude={"decision"}).encode()
     decision = planned.decision if dry_run and planned is not None else b"null"
