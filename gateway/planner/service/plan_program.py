@@ -228,10 +228,18 @@ def _receive(requests: BinaryIO, received: queue.SimpleQueue[list[bytes]]) -> No
 
 
 def _frame(requests: BinaryIO) -> bytes:
-    head = requests.read(LENGTH.size)
-    if len(head) < LENGTH.size:
+    (size,) = LENGTH.unpack(_read(requests, LENGTH.size))
+    return _read(requests, size)
+
+
+def _read(requests: BinaryIO, size: int) -> bytes:
+    """So many bytes. The end of the gateway, a reset or half a message, ends the process."""
+    received = b""
+    with suppress(OSError):
+        received = requests.read(size)
+    if len(received) < size:
         os._exit(0)
-    return requests.read(LENGTH.unpack(head)[0])
+    return received
 
 
 def _limit_processor_time() -> None:

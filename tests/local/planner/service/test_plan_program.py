@@ -1,10 +1,15 @@
-"""Model folders of hostile authors, read and planned as the plan process does."""
+"""The plan process: model folders of hostile authors, and its end with the gateway."""
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
+import pytest
+
 from tests.hostile.folders import FolderJudge
+from tests.support.forked import Forked
 
 FOLDERS = 100
 
@@ -23,3 +28,17 @@ def test_the_judge_finds_words_of_another_file_and_errors_of_the_planner(tmp_pat
     assert any("another file" in problem for problem in judge.problems(request))
     judge.worker.plan = None  # type: ignore[assignment]
     assert any("NoneType" in problem for problem in judge.problems(request))
+
+
+@pytest.mark.parametrize("unread", [b"", b"an answer"])
+@pytest.mark.parametrize("begun", [b"", b"\0\0", b"\0\0\0\x09{"])
+def test_it_ends_with_the_gateway_whatever_was_under_way(unread: bytes, begun: bytes) -> None:
+    """A socket that is closed with an unread answer resets the connection."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = Forked(
+            "gateway.planner.service.plan_program", (), os.environ, (theirs.fileno(),) * 2 + (2,)
+        )
+        ours.sendall(begun)
+        theirs.sendall(unread)
+    assert process.wait() == 0
