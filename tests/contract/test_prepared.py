@@ -457,6 +457,46 @@ async def test_a_process_that_was_killed_during_its_imports_is_prepared_anew(
     assert await harness.prepared_pids(unlike=[first, *killed])
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_an_import_that_outlives_its_gateway_has_no_twin(
+    harness: PreparedHarness, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    """One that takes too long is killed, and another process prepared."""
+    begun, let_go = harness.data_dir / "begun", harness.data_dir / "go"
+    with (harness.packages / "described.py").open("a") as file:
+        file.write(
+            "import os, pathlib, time\n"
+            f"with pathlib.Path({str(begun)!r}).open('a') as file:\n"
+            "    file.write(f'{os.getpid()}\\n')\n"
+            f"while not pathlib.Path({str(let_go)!r}).exists(): time.sleep(0.01)\n"
+        )
+    await harness.host.expect(harness.make_spec("first"))
+
+    async def imports() -> bool:
+        await harness.host.list()
+        return begun.exists() and bool(begun.read_text())
+
+    await until("the prepared process imports", imports)
+    (first,) = map(int, begun.read_text().split())
+    for _ in range(3):
+        harness.restart()
+        for _ in range(3):
+            await harness.host.list()
+    assert set(harness.processes()) == {first}
+    if hangs:
+        monkeypatch.setattr(pool, "IMPORT_S", 0.0)
+        await until("its end", lambda: _has_ended(harness, first))
+        monkeypatch.setattr(pool, "IMPORT_S", HANG_S)
+    let_go.touch()
+    (pid,) = await harness.prepared_pids()
+    assert (pid == first) != hangs
+
+
+async def _has_ended(harness: PreparedHarness, pid: int) -> bool:
+    await harness.host.list()
+    return pid not in harness.processes()
+
+
 async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
     """Engines, prepared processes and gateways die at any time, in any order."""
     chance = random.Random(34)

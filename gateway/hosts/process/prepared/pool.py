@@ -274,8 +274,29 @@ class PreparedEngines:
                 and slot not in self._broken
                 and time.monotonic() - self._begun.get(slot, -RESTART_S) >= RESTART_S
             )
-            if is_due and is_calm and not self._importing and available_bytes() > FREE_TO_PREPARE:
+            if (
+                is_due
+                and is_calm
+                and not self._importing
+                and available_bytes() > FREE_TO_PREPARE
+                and not self._imports_elsewhere(slot)
+            ):
                 self._begin(slot)
+
+    def _imports_elsewhere(self, slot: str) -> bool:
+        """Whether the process of a killed gateway still imports for this slot, and is to be awaited
+        instead of a second one. A process that takes too long is killed."""
+        left = self._foreign_imports(slot)
+        for process in left:
+            if time.time() - procfs.began_at(process) > IMPORT_S:
+                procfs.send(process, signal.SIGKILL)
+        return bool(left)
+
+    def _foreign_imports(self, slot: str) -> list[procfs.ProcessStat]:
+        """Processes of other gateways that import for this slot: they have its log, and no
+        socket yet."""
+        folder = self._folder / slot
+        return [] if (folder / "socket").exists() else procfs.writers(folder / "log")
 
     def _slots(self) -> list[str]:
         """The slots, the last used one first."""
@@ -348,6 +369,8 @@ class PreparedEngines:
         if (process := self._importing.pop(slot, None)) is not None:
             process.kill()
             process.wait()
+        for left in self._foreign_imports(slot):
+            procfs.send(left, signal.SIGKILL)
         if (client := self._clients.pop(slot, None)) is not None:
             client.end()
 
