@@ -93,11 +93,11 @@ class AgentGateway(Gateway):
         """Leaves nothing: no agent, no container, no network."""
         if self.agent is not None:
             self.kill_agent(signal.SIGTERM)
-        for container in self.docker.containers(
-            all=True, filters={"label": f"fitserve.instance={self.installation}"}
-        ):
-            with contextlib.suppress(NotFound):
-                self.docker.remove_container(container["Id"], v=True, force=True)
+        labels = (f"fitserve.{of}={self.installation}" for of in ("instance", "inquiry"))
+        for label in labels:
+            for container in self.docker.containers(all=True, filters={"label": label}):
+                with contextlib.suppress(NotFound):
+                    self.docker.remove_container(container["Id"], v=True, force=True)
         with contextlib.suppress(NotFound):
             self.docker.remove_network(self.network)
         self.docker.close()
