@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import fcntl
 import re
+import select
 import socket
 import struct
 import termios
@@ -81,7 +82,6 @@ _READ = _SINGLE_HEADERS | {
     b"transfer-encoding",
     b"via",
 }
-_TCP_ESTABLISHED = 1
 _RESET_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -187,12 +187,14 @@ def _socket(transport: asyncio.BaseTransport) -> socket.socket | None:
 
 
 def has_peer_closed(transport: asyncio.BaseTransport) -> bool:
-    """Whether the peer has closed a connection that is not being read. Only the kernel knows."""
+    """Whether the peer has closed a connection that is not being read. Only the kernel knows. The
+    connection of a twin is a pair of sockets, which has no state of TCP."""
     connection = _socket(transport)
-    return (
-        connection is not None
-        and connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _TCP_ESTABLISHED
-    )
+    if connection is None:
+        return False
+    poller = select.poll()
+    poller.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poller.poll(0))
 
 
 def refusal_capacity(connections: int) -> int:

@@ -118,7 +118,7 @@ UNITS = "s ms"
 # A function may be named by a relation to its argument (`_with_config`).
 RELATIONS = "with without from on"
 # Terms of TCP, Python and the code's own subject, whose last word stands for a noun.
-TERMS = "_TCP_ESTABLISHED _RESERVE_PARTS_ELSEWHERE _MAX_PENDING"
+TERMS = "_RESERVE_PARTS_ELSEWHERE _MAX_PENDING"
 
 
 def holds_no_noun(name: str) -> bool:

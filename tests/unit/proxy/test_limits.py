@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -57,3 +59,37 @@ def test_a_connection_whose_socket_is_gone_is_no_error() -> None:
 
     assert not has_peer_closed(Lost())
     assert not Stall(Lost(), 0.0).is_over(2 * STALL_S)
+
+
+class Holder(asyncio.Transport):
+    """A transport of a socket that nobody reads."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__({"socket": connection})
+
+    def get_write_buffer_size(self) -> int:
+        return 1
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        return client, server.accept()[0]
+
+
+@pytest.mark.parametrize("pair", [tcp_pair, socket.socketpair], ids=["client", "twin"])
+def test_the_limits_hold_for_each_kind_of_connection(
+    pair: Callable[[], tuple[socket.socket, socket.socket]],
+) -> None:
+    """A request of Ollama's API has a twin on a pair of sockets, which knows no options of TCP."""
+    peer, ours = pair()
+    with ours, peer:
+        transport = Holder(ours)
+        assert not has_peer_closed(transport)
+        peer.sendall(b"unread")
+        assert not has_peer_closed(transport)
+        stall = Stall(transport, 0.0)
+        assert not stall.is_over(STALL_S)
+        assert stall.is_over(2 * STALL_S + 1)
+        peer.close()
+        assert has_peer_closed(transport)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from gateway.domain import LaunchSpec
+from gateway.proxy.limits import SWEEP_S
 from tests.support.running import Running, model_folder, running
 from tests.support.scripted_engine import EngineScript
 
@@ -223,3 +225,38 @@ async def test_a_client_that_leaves_ends_the_request_of_the_engine(tmp_path: Pat
                 break
         while (await gateway.client.get("/admin/requests")).json()["data"]:
             await asyncio.sleep(0.05)
+
+
+async def test_a_client_that_reads_nothing_is_held_to_the_limits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its call has no place for more of the engine's answer, and is checked twice a second."""
+    event = b'data: {"choices": [{"delta": {"content": "%b"}}]}\n\n' % (b"x" * 1000)
+    has_left = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await reader.readuntil(b"\r\n\r\n")
+        if request.startswith(b"GET"):
+            body = b'{"data": [{"id": "m"}]}'
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        else:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(event)
+                    await writer.drain()
+            has_left.set()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    async with server, running(tmp_path, healthy) as gateway:
+        wish = {"name": "m", "endpoint": f"http://127.0.0.1:{port}/v1"}
+        await gateway.client.post("/admin/models", json=wish)
+        await gateway.until("m", "ready")
+        body = {"model": "m", "messages": MESSAGES}
+        async with gateway.client.stream("POST", "/api/chat", json=body) as streamed:
+            assert streamed.status_code == 200
+            await asyncio.sleep(4 * SWEEP_S)
+        await has_left.wait()
+    assert "internal error" not in caplog.text
