@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
 import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.hostile.corpus import body_for, chunks, request
 from tests.hostile.engine import LoggedEngine, answer_to, whole_answer
@@ -294,14 +296,16 @@ class HostileEngine(LoggedEngine):
     scripts: deque[Script] = field(default_factory=deque)
 
     async def _answer(self, writer: asyncio.StreamWriter, body: bytes) -> bool:
-        if b'"token":"' not in body:
+        mark = MARKS.search(body)
+        if mark is None:
             return await super()._answer(writer, body)
         script = self.scripts.popleft() if self.scripts else Script(SMUGGLED, (), closes=False)
-        mark = MARKS.search(body)
-        data = script.data.replace(MARK, mark[0]) if mark else script.data
+        data = script.data.replace(MARK, mark[0])
         for start, end in itertools.pairwise((0, *script.cuts, len(data))):
             if start:
                 await asyncio.sleep(PAUSE_S)
+            if writer.is_closing():
+                return False
             writer.write(data[start:end])
         if not script.closes:
             asyncio.get_running_loop().call_later(CLOSES_S, writer.close)
@@ -322,6 +326,36 @@ class Received:
 
 class NotHttp(Exception):
     pass
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request of a conversation. own: the mark of a question to the hostile engine."""
+
+    body: bytes
+    path: bytes = b"/v1/chat/completions"
+    own: bytes = b""
+
+    @property
+    def data(self) -> bytes:
+        """The bytes of the request."""
+        return request(self.body, line=b"POST " + self.path + b" HTTP/1.1")
+
+
+def _prompts(mark: str) -> dict[str, dict[str, Any]]:
+    """Paths of endpoints whose answers the gateway reads or translates, and the fields of a request
+    with that mark."""
+    messages = {"messages": [{"role": "user", "content": mark}]}
+    return {
+        "/v1/completions": {"prompt": mark},
+        "/v1/responses": {"input": mark},
+        "/v1/embeddings": {"input": mark},
+        "/v1/messages": {**messages, "max_tokens": 5},
+        "/api/chat": messages,
+        "/api/generate": {"prompt": mark, "raw": True},
+        "/api/embed": {"input": mark},
+        "/api/embeddings": {"prompt": mark},
+    }
 
 
 async def receive(reader: asyncio.StreamReader) -> Received | None:
@@ -423,20 +457,19 @@ class Conversation:
 
     async def run(self, random_: random.Random, script: Script) -> list[str]:
         """What of `script` must not be."""
-        evil_bodies = [
-            self._evil_body(stream=random_.random() < 0.3)
-            for _ in range(random_.choice((1, 1, 2, 3)))
-        ]
-        bodies = [*evil_bodies, body_for(self._good.model, number=next(self._numbers))]
+        evil = [self._evil_question(random_) for _ in range(random_.choice((1, 1, 2, 3)))]
+        honest = Question(body_for(self._good.model, number=next(self._numbers)))
+        questions = [*evil, honest]
         at_once = random_.random() < 0.5
-        self._evil.scripts.extend([script] * len(evil_bodies))
+        self._evil.scripts.extend([script] * len(evil))
         # What comes on a connection once the next request was written to it, of this script or the
         # next, is the answer to that one: only of this model, and nobody can tell.
         before, self._lagging = self._lagging, bool(script.cuts) or len(script.data) > AT_ONCE_BYTES
         self._late = before or self._lagging
         found: list[str] = []
+        ask = self._all_at_once if at_once else self._one_by_one
         try:
-            await (self._all_at_once(bodies, found) if at_once else self._one_by_one(bodies, found))
+            await ask(questions, found)
         except NotHttp as error:
             found.append(str(error))
         except TimeoutError:
@@ -444,51 +477,57 @@ class Conversation:
         self._evil.scripts.clear()
         if found:
             self.close()  # what comes next on it is no fault of the next script
+            sources = [(question.path, question.body) for question in evil]
+            found = [f"{text}; at once {at_once}, asked {sources}" for text in found]
         return found
 
-    def _evil_body(self, *, stream: bool) -> bytes:
-        fields = {
-            "token": f"<<E{next(self._numbers):07d}>>",
-            **({"stream": True} if stream else {}),
-        }
-        return body_for(self._evil.model, **fields)
+    def _evil_question(self, random_: random.Random) -> Question:
+        mark = f"<<E{next(self._numbers):07d}>>"
+        streams = {"stream": True} if random_.random() < 0.3 else {}
+        if random_.random() < 0.5:
+            return Question(body_for(self._evil.model, token=mark, **streams), own=mark.encode())
+        path, fields = random_.choice([*_prompts(mark).items()])
+        body = json.dumps({"model": self._evil.model, **fields, **streams})
+        return Question(body.encode(), path.encode(), mark.encode())
 
-    async def _one_by_one(self, bodies: list[bytes], found: list[str]) -> None:
-        for body in bodies:
-            found += self._judge(body, await self._when_ready(body, await self._ask(body)))
+    async def _one_by_one(self, questions: list[Question], found: list[str]) -> None:
+        for question in questions:
+            received = await self._when_ready(question, await self._ask(question))
+            found += self._judge(question, received)
 
-    async def _all_at_once(self, bodies: list[bytes], found: list[str]) -> None:
+    async def _all_at_once(self, questions: list[Question], found: list[str]) -> None:
         """What is not answered because the connection had to end is asked no more, but for what the
         honest engine is asked."""
         reader, writer = await self._connection()
-        writer.write(b"".join(map(request, bodies)))
-        for body in bodies:
+        writer.write(b"".join(question.data for question in questions))
+        last = questions[-1]
+        for question in questions:
             received = await receive(reader)
             if received is not None:
-                found += self._judge(body, await self._when_ready(body, received))
+                found += self._judge(question, await self._when_ready(question, received))
             if received is None or received.closes:
                 self.close()
-                if received is None or body is not bodies[-1]:
-                    received = await self._ask(bodies[-1])
-                    found += self._judge(bodies[-1], await self._when_ready(bodies[-1], received))
+                if received is None or question is not last:
+                    received = await self._ask(last)
+                    found += self._judge(last, await self._when_ready(last, received))
                 break
 
-    async def _when_ready(self, body: bytes, received: Received | None) -> Received | None:
+    async def _when_ready(self, question: Question, received: Received | None) -> Received | None:
         """The answer; asked again while the gateway says that the honest engine is away. On a busy
         machine the engine, which is part of this process, misses a look at its health."""
         patience = Patience()
-        while is_away(received) and not MARKS.search(body) and not patience.is_over():
+        while is_away(received) and not question.own and not patience.is_over():
             await asyncio.sleep(1)
-            received = await self._ask(body)
+            received = await self._ask(question)
         return received
 
-    async def _ask(self, body: bytes) -> Received | None:
+    async def _ask(self, question: Question) -> Received | None:
         """The answer; asked again where the connection of the question before had ended by then."""
         received = None
         for _ in range(2):
             known = self._writer is not None
             reader, writer = await self._connection()
-            writer.write(request(body))
+            writer.write(question.data)
             received = await receive(reader)
             if received is None or received.closes:
                 self.close()
@@ -501,19 +540,20 @@ class Conversation:
             self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
         return self._reader, self._writer
 
-    def _judge(self, body: bytes, received: Received | None) -> Iterator[str]:
-        own = MARKS.findall(body)
+    def _judge(self, question: Question, received: Received | None) -> Iterator[str]:
         if received is None:
             yield "no answer"
-        elif not own:
-            if (
-                received.status != 200
-                or received.body != answer_to(body)
-                or not received.whole
-                or not FROM_ENGINE(received.head)
-            ):
+            return
+        is_from_engine = bool(FROM_ENGINE(received.head))
+        if not question.own:
+            whole = received.whole and received.body == answer_to(question.body)
+            if received.status != 200 or not whole or not is_from_engine:
                 yield f"the honest engine was asked, and the client got {received!r}"[:1000]
-        elif not self._late and (
-            others := set(MARKS.findall(received.head + received.body)) - set(own)
-        ):
+            return
+        marks = set(MARKS.findall(received.head + received.body))
+        if not self._late and (others := marks - {question.own}):
             yield f"words that were for another request: {others}, in {received!r}"[:1000]
+        # Ollama's API passes the engine's status on as an answer of the gateway.
+        own = not is_from_engine and not question.path.startswith(b"/api/")
+        if own and received.status >= 500 and received.status not in (502, 503):
+            yield f"an error of the gateway: {received!r}"[:1000]

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 from tests.hostile.corpus import body_for, request
 from tests.hostile.extensions import CHUNKED, WEBSOCKET
-from tests.hostile.forms import forms, mutated_form
+from tests.hostile.forms import FormMutator
 from tests.support.patience import hang_s
 
 ADDRESS = "127.0.0.2"
@@ -119,7 +119,7 @@ async def _trickle(
     )
 
 
-_forms = functools.cache(forms)
+_mutator = functools.cache(FormMutator)
 
 
 async def _form(
@@ -128,7 +128,7 @@ async def _form(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    head, _, rest = mutated_form(random_, _forms(target.model)).partition(b"\r\n")
+    head, _, rest = _mutator(target.model).mutate(random_).partition(b"\r\n")
     writer.write(head + b"\r\n" + target.authorization + b"\r\nconnection: close\r\n" + rest)
     await _note_answer(reader)
 

@@ -26,6 +26,7 @@ from gateway.planner.service.messages import WorkerConfig
 from gateway.planner.service.plan_program import PlanWorker, answer_frames
 from gateway.profiles.profiles import Profiles
 from gateway.secret import Secret
+from tests.hostile.json_values import changed_json
 from tests.support.makers import wish
 from tests.support.model_files import experts, model, sharded_model, write
 from tests.support.paths import ROOT
@@ -44,15 +45,7 @@ NAMES = (
     *("modules.json", "config_sentence_transformers.json", "preprocessor_config.json"),
     *("adapter_config.json", "special_tokens_map.json", "video_preprocessor_config.json"),
 )
-# JSON texts in the place of a value.
-VALUES = (
-    *("null", "true", "false", "0", "-1", "1", "7", "1e400", "-1e400", "NaN", "Infinity", "0.5"),
-    *(str(2**31), str(2**63), str(2**64), str(2**200), "9" * 5000, "1e-300", '""', '"0"', '" "'),
-    *("[]", "{}", "[[]]", '[{"a": []}]', '{"": null}', '"../../../etc/passwd"', '"/etc/hostname"'),
-    *('"\\ud800"', '"\\u0000"', '"\\u001b[2J"', '"\\u202e"', '"' + "x" * 100_000 + '"', '"NaN"'),
-    *("[" * 400 + "]" * 400, "[" * 200_000, '{"a":' * 400 + "1" + "}" * 400, "[1,2]" * 2, ""),
-    *("[" + "0," * 50_000 + "0]", "[" + "{}," * 20_000 + "{}]", '["bfloat16"]', '{"type": []}'),
-)
+_NEW_KEYS = ("", "\ud800", "a" * 10_000, "rope_scaling", "text_config")
 QUANTIZATION = (
     {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
     {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
@@ -132,27 +125,8 @@ def _files(folder: Path, *suffixes: str) -> list[Path]:
 def change_value(random_: random.Random, folder: Path, _: Path) -> None:
     """A value at any depth of a JSON file becomes another JSON text, or comes twice."""
     path = random_.choice(_files(folder, ".json"))
-    document, mark = json.loads(path.read_bytes()), "<<here>>"
-    place: dict[str, Any] | list[Any] | None = None
-    key: Any = None
-    inner: Any = document
-    while isinstance(inner, dict | list) and inner:
-        place, key = (
-            inner,
-            random_.choice([*inner] if isinstance(inner, dict) else range(len(inner))),
-        )
-        inner = inner[key]
-        if random_.random() < 0.4:
-            break
-    text = random_.choice(VALUES)
-    if place is None:
-        path.write_text(text)
-        return
-    if isinstance(place, dict) and random_.random() < 0.15:
-        place[random_.choice(["", "\ud800", "a" * 10_000, "rope_scaling", "text_config"])] = mark
-    else:
-        place[key] = mark
-    path.write_text(json.dumps(document).replace(f'"{mark}"', text), "utf-8", "surrogatepass")
+    text = changed_json(random_, json.loads(path.read_bytes()), new_keys=_NEW_KEYS)
+    path.write_text(text, "utf-8", "surrogatepass")
 
 
 def change_bytes(random_: random.Random, folder: Path, _: Path) -> None:

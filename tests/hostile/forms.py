@@ -251,30 +251,30 @@ def forms(model: str) -> list[Form]:
     ]
 
 
-def mutated_form(random_: random.Random, seeds: list[Form]) -> bytes:
-    """A request whose form, and now and then the type of it, was changed; its framing is good."""
-    seed = random_.choice(seeds)
-    others = [other.body for other in seeds if len(other.body) < 1000]
-    if (
-        random_.random() < 0.3
-    ):  # what few readers look at: the value of the plain form's file, which is its last
-        seed = seeds[0]
-        start = seed.body.rindex(b"\r\n\r\n") + 4
-        body = (
-            seed.body[:start]
-            + mutate_bytes(random_, seed.body[start : -len(END) - 2], others, TOKENS)
-            + b"\r\n"
-            + END
-        )
-    else:
-        body = mutate_bytes(random_, seed.body, others, TOKENS)
-    kind = (
-        mutate_bytes(random_, seed.kind, list(KINDS), TOKENS)
-        if random_.random() < 0.1
-        else seed.kind
-    )
-    kind = bytes(byte for byte in kind if 32 <= byte < 127)
-    return Form("", body, None, kind).data
+class FormMutator:
+    """Changes to the forms for a model."""
+
+    def __init__(self, model: str) -> None:
+        self._seeds = forms(model)
+        self._others = [seed.body for seed in self._seeds if len(seed.body) < 1000]
+
+    def mutate(self, random_: random.Random) -> bytes:
+        """A request whose form, and now and then the type of it, was changed; its framing is
+        good."""
+        if random_.random() < 0.3:
+            # The value of the plain form's file, which is its last: few readers look at it.
+            seed = self._seeds[0]
+            start = seed.body.rindex(b"\r\n\r\n") + 4
+            value = seed.body[start : -len(END) - 2]
+            value = mutate_bytes(random_, value, self._others, TOKENS)
+            body = seed.body[:start] + value + b"\r\n" + END
+        else:
+            seed = random_.choice(self._seeds)
+            body = mutate_bytes(random_, seed.body, self._others, TOKENS)
+        kind = seed.kind
+        if random_.random() < 0.1:
+            kind = mutate_bytes(random_, kind, list(KINDS), TOKENS)
+        return Form("", body, None, bytes(byte for byte in kind if 32 <= byte < 127)).data
 
 
 async def model_read_by_starlette(kind: bytes, body: bytes) -> tuple[bool, object]:

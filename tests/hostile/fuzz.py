@@ -9,15 +9,16 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.hostile.answers import PAUSE_S, Conversation, HostileEngine, answers, make_script
 from tests.hostile.corpus import Seed, corpus
+from tests.hostile.documents import changed_document, documents, plain
 from tests.hostile.engine import LoggedEngine
 from tests.hostile.extensions import pipelines, trailers, upgrades
-from tests.hostile.forms import forms, mutated_form
-from tests.hostile.mutation import mutate
+from tests.hostile.forms import FormMutator
+from tests.hostile.mutation import RequestMutator
 from tests.hostile.strict import count_requests
 from tests.support.patience import HANG_S
 
@@ -75,40 +76,76 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
     return found, b""
 
 
+class QuietClient(asyncio.Protocol):
+    """A connection that reads until the gateway closes. `quiet_s` after the last byte of either
+    side it ends its sending side, and HANG_S later it counts as hung."""
+
+    def __init__(self, quiet_s: float) -> None:
+        self.received = bytearray()
+        self.hung = False
+        self._quiet_s = quiet_s
+        self._loop = asyncio.get_running_loop()
+        self.closed = self._loop.create_future()
+        self._has_ended = False
+        self._timer: asyncio.TimerHandle
+        self._transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self._timer = self._loop.call_later(self._quiet_s, self._fall_quiet)
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(data)
+            self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        self._wait()
+
+    def eof_received(self) -> None:
+        self._close()
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._close()
+
+    def _wait(self) -> None:
+        self._timer.cancel()
+        wait_s = HANG_S if self._has_ended else self._quiet_s
+        self._timer = self._loop.call_later(wait_s, self._fall_quiet)
+
+    def _fall_quiet(self) -> None:
+        if self._has_ended:
+            self.hung = True
+            self._close()
+        elif not self._transport.is_closing():
+            self._has_ended = True
+            self._transport.write_eof()
+            self._wait()
+
+    def _close(self) -> None:
+        self._timer.cancel()
+        self._transport.abort()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+
 async def send(
     port: int, data: bytes, *, quiet_s: float = QUIET_S, cuts: Sequence[int] = ()
 ) -> Reply:
     """Send `data`, with a pause at each of `cuts`, and read until the gateway closes; when nothing
-    comes for `quiet_s`, say that no more
-    will be sent."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    began, received, ended = time.monotonic(), bytearray(), False
-    hung = False
-    try:
-        for start, end in itertools.pairwise((0, *cuts, len(data))):
-            if start:
-                await asyncio.sleep(PAUSE_S)
-            writer.write(data[start:end])
-        while True:
-            try:
-                async with asyncio.timeout(HANG_S if ended else quiet_s):
-                    piece = await reader.read(65536)
-            except TimeoutError:
-                if ended:
-                    hung = True
-                    break
-                ended = True
-                writer.write_eof()
-                continue
-            if not piece:
-                break
-            received += piece
-    except (ConnectionError, OSError):
-        pass  # refused in the middle: what was answered until then counts
-    finally:
-        writer.transport.abort()
-    answers, rest = read_answers(bytes(received))
-    return Reply(answers, rest, time.monotonic() - began, hung)
+    comes for `quiet_s`, say that no more will be sent."""
+    began = time.monotonic()
+    _, client = await asyncio.get_running_loop().create_connection(
+        lambda: QuietClient(quiet_s), "127.0.0.1", port
+    )
+    for start, end in itertools.pairwise((0, *cuts, len(data))):
+        if start:
+            await asyncio.sleep(PAUSE_S)
+        client.write(data[start:end])
+    await client.closed
+    answers, rest = read_answers(bytes(client.received))
+    return Reply(answers, rest, time.monotonic() - began, client.hung)
 
 
 def violations(data: bytes, reply: Reply, engine: LoggedEngine, asked: int) -> Iterator[str]:
@@ -201,15 +238,22 @@ def models_of(lanes: list[Lane]) -> dict[str, list[str]]:
 
 
 async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tally) -> None:
-    """Send mutated requests and forms, and answer with mutated answers."""
+    """Send mutated requests, documents and forms, and answer with mutated answers."""
+    said = answers()
 
     async def run(number: int, lane: Lane) -> None:
         random_ = random.Random(seed * 1000 + number)
         model = lane.engine.model
-        requests, seeds, said = every_request(model), forms(model), answers()
+        requests, forms_ = RequestMutator(every_request(model)), FormMutator(model)
+        whole = documents(model)
+        make: dict[str, Callable[[], bytes]] = {
+            "request": lambda: requests.mutate(random_),
+            "document": lambda: changed_document(random_, whole),
+            "form": lambda: forms_.mutate(random_),
+        }
         conversation = Conversation(port, lane.evil, lane.engine, number * MARKS_PER_LANE)
         for _ in range(inputs // len(lanes) + (number < inputs % len(lanes))):
-            kind = random_.choices(("request", "form", "answer"), (6, 2, 2))[0]
+            kind = random_.choices(("request", "document", "form", "answer"), (4, 3, 1, 2))[0]
             tally.inputs[kind] += 1
             if kind == "answer":
                 script = make_script(random_, said)
@@ -218,21 +262,7 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
                     for text in await conversation.run(random_, script)
                 ]
             else:
-                data = (
-                    mutate(random_, requests) if kind == "request" else mutated_form(random_, seeds)
-                )
-                data += SENTINEL if random_.random() < 0.9 else b""
-                slow = random_.random() < 0.15
-                cuts = (
-                    sorted({random_.randrange(1, len(data)) for _ in range(random_.randint(1, 6))})
-                    if slow and data[1:]
-                    else ()
-                )
-                reply, found = await judge(port, data, lane.engine, cuts=cuts)
-                tally.answered[kind] += reply.from_engine
-                tally.slowest = max(tally.slowest, (reply.seconds, data))
-                tally.statuses.update(status for status, _ in reply.answers)
-                tally.violations += [(text, data) for text in found]
+                await _judge_one(port, lane, random_, kind, make[kind](), tally)
             if len(tally.violations) > 50:
                 break
         conversation.close()
@@ -240,8 +270,29 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
     await asyncio.gather(*(run(number, lane) for number, lane in enumerate(lanes)))
 
 
+async def _judge_one(
+    port: int, lane: Lane, random_: random.Random, kind: str, data: bytes, tally: Tally
+) -> None:
+    """One input, whole or in pieces, and mostly with a last request behind it."""
+    data += SENTINEL if random_.random() < 0.9 else b""
+    cuts: Sequence[int] = ()
+    if random_.random() < 0.15 and data[1:]:
+        cuts = sorted({random_.randrange(1, len(data)) for _ in range(random_.randint(1, 6))})
+    reply, found = await judge(port, data, lane.engine, cuts=cuts)
+    tally.answered[kind] += reply.from_engine
+    tally.slowest = max(tally.slowest, (reply.seconds, data))
+    tally.statuses.update(status for status, _ in reply.answers)
+    tally.violations += [(text, data) for text in found]
+
+
 def every_request(model: str) -> list[Seed]:
-    return [*corpus(model), *upgrades(model), *trailers(model), *pipelines(model)]
+    return [
+        *corpus(model),
+        *upgrades(model),
+        *trailers(model),
+        *pipelines(model),
+        *plain(model),
+    ]
 
 
 def lane_name(number: int) -> str:

@@ -80,18 +80,22 @@ TOKENS = (
 )
 
 
-def mutate(random_: random.Random, seeds: list[Seed]) -> bytes:
-    """One to four changes to one of `seeds`, or now and then to several in a pipeline. What was
-    good is what a change can turn bad."""
-    good = [seed.data for seed in seeds if seed.asks != 0 and len(seed.data) <= SHORT]
-    every = [seed.data for seed in seeds if len(seed.data) <= SHORT]
-    data = mutate_bytes(
-        random_, random_.choice(good if random_.random() < 0.7 else every), every, TOKENS
-    )
-    if random_.random() < 0.1:
-        before = b"".join(random_.choices(good, k=random_.randint(1, 6)))
-        data = before + data + b"".join(random_.choices(good, k=random_.randint(0, 3)))
-    return data
+class RequestMutator:
+    """Changes to requests of `seeds`. The good ones are what a change can turn bad."""
+
+    def __init__(self, seeds: list[Seed]) -> None:
+        short = [seed for seed in seeds if len(seed.data) <= SHORT]
+        self._good = [seed.data for seed in short if seed.asks != 0]
+        self._every = [seed.data for seed in short]
+
+    def mutate(self, random_: random.Random) -> bytes:
+        """One to four changes to one request, or now and then to several in a pipeline."""
+        seeds = self._good if random_.random() < 0.7 else self._every
+        data = mutate_bytes(random_, random_.choice(seeds), self._every, TOKENS)
+        if random_.random() < 0.1:
+            before = b"".join(random_.choices(self._good, k=random_.randint(1, 6)))
+            data = before + data + b"".join(random_.choices(self._good, k=random_.randint(0, 3)))
+        return data
 
 
 def mutate_bytes(
