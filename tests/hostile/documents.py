@@ -198,10 +198,10 @@ def changed_document(random_: random.Random, whole: list[Document]) -> bytes:
     """A request of one of `whole` with changed values, framed well in one of several ways."""
     seed = random_.choice(whole)
     text = changed_json(random_, copy.deepcopy(seed.fields), _VALUES)
-    return _framed(random_, seed, text.encode("utf-8", "surrogatepass"))
+    return _frame(random_, seed, text.encode("utf-8", "surrogatepass"))
 
 
-def _framed(random_: random.Random, seed: Document, body: bytes) -> bytes:
+def _frame(random_: random.Random, seed: Document, body: bytes) -> bytes:
     version = b"1.0" if random_.random() < 0.15 else b"1.1"
     line = b"%b %b HTTP/%b" % (seed.method.encode(), seed.target.encode(), version)
     lines = random_.sample(_LINES, random_.choice((0, 0, 1, 2, 5)))
@@ -217,7 +217,7 @@ def plain(model: str) -> list[Seed]:
     """The good requests to engines and of Ollama's API, for changes to bytes."""
     random_ = random.Random(1)
     return [
-        Seed(one.target, _framed(random_, one, json.dumps(one.fields).encode()), None)
+        Seed(one.target, _frame(random_, one, json.dumps(one.fields).encode()), None)
         for one in documents(model)
         if not one.target.startswith(("/admin", "/version", "/readyz"))
     ]

@@ -27,8 +27,9 @@ from gateway.planner.service.plan_program import PlanWorker, answer_frames
 from gateway.profiles.profiles import Profiles
 from gateway.secret import Secret
 from tests.hostile.json_values import changed_json
+from tests.support.adapters import adapter_config, shapes
 from tests.support.makers import wish
-from tests.support.model_files import experts, model, sharded_model, write
+from tests.support.model_files import experts, model, safetensors, sharded_model, write
 from tests.support.paths import ROOT
 from tests.support.versions import NEWEST_SGLANG, NEWEST_VLLM
 
@@ -46,6 +47,44 @@ NAMES = (
     *("adapter_config.json", "special_tokens_map.json", "video_preprocessor_config.json"),
 )
 _NEW_KEYS = ("", "\ud800", "a" * 10_000, "rope_scaling", "text_config")
+# None takes long to run: those of a wish are compiled, which runs their constants.
+TEMPLATES = (
+    *("{{ messages }}", "{%" * 5000, "{% if a %}" * 5000, "{{ " + "(" * 5000, "{#" * 9000, "\x00"),
+    *(
+        "<think>" * 20_000,
+        "{{ a" + ".b" * 20_000 + " }}",
+        "{{ [" + "1," * 20_000 + "] }}",
+        "\ud800",
+    ),
+    *(
+        "{% generation %}" * 300,
+        "{% for a in range(10) %}" * 300,
+        "{{ 'a' * 10 ** 6 }}",
+        "{{ 1 / 0 }}",
+    ),
+    *(
+        "{% include '/etc/hostname' %}",
+        "{% extends a %}",
+        "{{ ''.__class__ }}",
+        " " * 200_000,
+        "\n" * 99_999,
+    ),
+    *(
+        "{{ a|" + "b|" * 5000 + "c }}",
+        "tool_call" * 20_000,
+        "{%- macro a(b) -%}" * 200,
+        "{{'" + "\\" * 20_001,
+    ),
+)
+OTHER_WEIGHTS = (
+    *("model.gguf", "model-00001-of-00002.gguf", "pytorch_model.bin", "model.pt", "model.ckpt"),
+    *(
+        "consolidated.00.pth",
+        "adapter_model.bin",
+        "tf_model.h5",
+        "original/consolidated.safetensors",
+    ),
+)
 QUANTIZATION = (
     {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False},
     {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
@@ -85,11 +124,43 @@ def seeds() -> list[dict[str, bytes]]:
     return found + [model(**one) for one in block]
 
 
-def hostile_folder(random_: random.Random, root: Path, outside: Path) -> Path:
+def adapters() -> list[dict[str, bytes]]:
+    """File name -> content of good adapters."""
+    config = adapter_config(rank_pattern={"a.b": 4}, modules_to_save=None, use_dora=False)
+    weights = safetensors(shapes(hidden=64, inner=128), "F32")
+    return [
+        {"adapter_config.json": json.dumps(config).encode(), "adapter_model.safetensors": weights}
+    ]
+
+
+def drafters() -> list[dict[str, bytes]]:
+    """File name -> content of good drafters."""
+    layer = json.loads(model()["config.json"])
+    eagle = layer | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 128}
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    speculators = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {"algorithm": "eagle3", "proposal_methods": methods},
+        "transformer_layer_config": layer,
+        "draft_vocab_size": 128,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]},
+    }
+    weights = safetensors({"fc.weight": (64, 192), "lm_head.weight": (128, 64), "d2t": (128,)})
+    return [
+        model(),
+        *(
+            {"config.json": json.dumps(config).encode(), "model.safetensors": weights}
+            for config in (eagle, speculators)
+        ),
+    ]
+
+
+def hostile_folder(random_: random.Random, root: Path, outside: Path, role: str = "source") -> Path:
     """A new folder in `root`; links of it lead to `outside`, whose files have the canary."""
     folder = root / "model"
     shutil.rmtree(folder, ignore_errors=True)
-    write(folder, random_.choice(_SEEDS))
+    write(folder, random_.choice(_SEEDS[role]))
     if random_.random() < 0.5:
         for name in random_.sample(NAMES, random_.randint(1, 4)):
             if not (folder / name).exists():
@@ -120,6 +191,18 @@ def _files(folder: Path, *suffixes: str) -> list[Path]:
         for path in folder.iterdir()
         if path.suffix in suffixes and path.is_file() and not path.is_symlink()
     )
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """Writes a new file: a pipe in its place would wait for a reader, and a link leads outside."""
+    _remove(path)
+    path.write_bytes(data)
 
 
 def change_value(random_: random.Random, folder: Path, _: Path) -> None:
@@ -191,9 +274,7 @@ def replace_file(random_: random.Random, folder: Path, outside: Path) -> None:
     """Something else in the place of a file, or beside the files."""
     names = [path.name for path in folder.iterdir()] + [random_.choice(NAMES)]
     path = folder / random_.choice(names)
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)
+    _remove(path)
     targets = ("secret.json", "secret.safetensors", "folder", "pipe", "nothing", ".")
     match random_.randrange(8):
         case 0 | 1:
@@ -238,11 +319,7 @@ def name_shards(random_: random.Random, folder: Path, _: Path) -> None:
     document = random_.choice(
         ({"weight_map": weight_map}, {"weight_map": names}, {"metadata": 1}, weight_map, [names])
     )
-    path = folder / "model.safetensors.index.json"
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    path.unlink(missing_ok=True)  # a pipe would wait for a reader
-    path.write_text(json.dumps(document))
+    _write_new(folder / "model.safetensors.index.json", json.dumps(document).encode())
 
 
 def add_odd_names(random_: random.Random, folder: Path, _: Path) -> None:
@@ -254,8 +331,42 @@ def add_odd_names(random_: random.Random, folder: Path, _: Path) -> None:
         (folder / os.fsdecode(b"%d" % number + name[:240])).write_bytes(random_.randbytes(20))
 
 
+def write_template(random_: random.Random, folder: Path, _: Path) -> None:
+    """A chat template that takes long to read, in each place of one."""
+    text = random_.choice(TEMPLATES)
+    named = [{"name": "default", "template": text}, {"name": "tool_use", "template": 1}]
+    kept = random_.choice((text, named, {"default": text}))
+    texts = {
+        "chat_template.jinja": text,
+        "chat_template.json": json.dumps({"chat_template": kept}),
+        "tokenizer_config.json": json.dumps({"chat_template": kept}),
+    }
+    name = random_.choice([*texts])
+    _write_new(folder / name, texts[name].encode("utf-8", "surrogatepass"))
+
+
+def add_other_weights(random_: random.Random, folder: Path, _: Path) -> None:
+    """Weights in another form, with the beginning of one, beside or instead of safetensors."""
+    if random_.random() < 0.5:
+        for path in _files(folder, ".safetensors"):
+            path.unlink()
+    huge = (2**63).to_bytes(8, "little")
+    contents = (
+        b"",
+        b"GGUF" + b"\xff" * 60,
+        b"GGUF\x03\0\0\0" + huge * 2,
+        b"PK\x03\x04",
+        b"\x80\x04.",
+    )
+    for name in random_.sample(OTHER_WEIGHTS, random_.randint(1, 4)):
+        (folder / name).parent.mkdir(exist_ok=True)
+        _write_new(folder / name, random_.choice(contents))
+
+
 _CHANGES: tuple[Change, ...] = (
     *(change_value,) * 8,
+    write_template,
+    add_other_weights,
     change_bytes,
     change_header,
     replace_file,
@@ -263,7 +374,9 @@ _CHANGES: tuple[Change, ...] = (
     name_shards,
     add_odd_names,
 )
-_SEEDS = seeds()
+_SEEDS = {"source": seeds(), "adapter": adapters(), "drafter": drafters(), "template": [model()]}
+# A hostile folder is the model, its adapter or its drafter, or has a template beside it.
+_ROLES = ("source", "source", "source", "source", "source", "adapter", "drafter", "template")
 
 
 class FolderJudge:
@@ -274,6 +387,7 @@ class FolderJudge:
         self.outside = root / "outside"
         self.tally = FolderTally()
         (self.outside / "folder").mkdir(parents=True)
+        self.good = write(root / "good", model())
         secret = json.dumps({**json.loads(model()["config.json"]), "model_type": CANARY})
         (self.outside / "secret.json").write_text(secret)
         (self.outside / "folder/config.json").write_text(secret)
@@ -284,21 +398,38 @@ class FolderJudge:
             WorkerConfig(roots, str(root / "data"), Secret("http://127.0.0.1:9"), None, False)
         )
 
-    def run(self, count: int, seed: int) -> FolderTally:
-        """Judge so many folders."""
-        for number in range(count):
+    def run(self, count: int, seed: int, first: int = 0) -> FolderTally:
+        """Judge so many folders of a seed, from the first one on."""
+        for number in range(first, first + count):
             random_ = random.Random(f"{seed} {number}")
-            folder = hostile_folder(random_, self.root, self.outside)
+            role = random_.choice(_ROLES)
+            folder = hostile_folder(random_, self.root, self.outside, role)
             request = self.request(
                 folder,
                 random_.choice(ENGINES),
                 random_.choice(MACHINES),
                 include_uninstalled=random_.random() < 0.8,
+                **self.wish_fields(random_, role, folder),
             )
             for problem in self.problems(request):
                 self.tally.violations.append(f"seed {seed}, folder {number}: {problem}")
             self.tally.folders += 1
         return self.tally
+
+    def wish_fields(self, random_: random.Random, role: str, folder: Path) -> dict[str, Any]:
+        """The fields of a wish in which the folder has that role."""
+        good = {"source": str(self.good)}
+        match role:
+            case "adapter":
+                return {**good, "loras": {"l": str(folder)}}
+            case "drafter":
+                return {**good, "drafter": str(folder)}
+            case "template":
+                # The API refuses a lone surrogate before.
+                texts = [text for text in TEMPLATES if text.isascii()]
+                return {"chat_template": {"text": random_.choice(texts)}}
+            case _:
+                return {}
 
     def request(
         self,
@@ -307,10 +438,11 @@ class FolderJudge:
         machine: str = MACHINES[0],
         *,
         include_uninstalled: bool = True,
+        **fields: Any,
     ) -> PlanRequest:
-        """The request for a plan of a folder, with its files."""
+        """The request for a plan of a folder, with its files. fields: of the wish."""
         return PlanRequest(
-            wish(source=str(folder), engines=[engine]),
+            wish(**{"source": str(folder), "engines": [engine], **fields}),
             machine_name=machine,
             include_uninstalled=include_uninstalled,
             # Most folders lack weights: a plan for show reads the rest of them.

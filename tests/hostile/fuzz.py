@@ -9,7 +9,7 @@ import random
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.hostile.answers import PAUSE_S, Conversation, HostileEngine, answers, make_script
@@ -32,6 +32,7 @@ SENTINEL = b"GET /v1/models HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n
 """Sent after a request: its answer ends the connection, so that nobody has to wait for what never
 comes."""
 MARKS_PER_LANE = 380_000
+KINDS, SHARES = ("request", "document", "form", "answer"), (4, 3, 1, 2)
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n((?:[^\r\n]+\r\n)*)\r\n")
 
 
@@ -202,7 +203,7 @@ async def judge(
 class Tally:
     """What a run of many inputs found."""
 
-    inputs: Counter[str] = field(default_factory=Counter)  # by kind: request, form, answer
+    inputs: Counter[str] = field(default_factory=Counter)  # by kind
     answered: Counter[str] = field(default_factory=Counter)  # answers of engines, by kind
     statuses: Counter[int] = field(default_factory=Counter)
     slowest: tuple[float, bytes] = (
@@ -237,23 +238,34 @@ def models_of(lanes: list[Lane]) -> dict[str, list[str]]:
     return {engine.model: [engine.url] for lane in lanes for engine in (lane.engine, lane.evil)}
 
 
+class Inputs:
+    """Mutated inputs for one model."""
+
+    def __init__(self, model: str) -> None:
+        self._requests = RequestMutator(every_request(model))
+        self._documents = documents(model)
+        self._forms = FormMutator(model)
+
+    def make(self, kind: str, random_: random.Random) -> bytes:
+        """The bytes of a request of that kind."""
+        if kind == "request":
+            return self._requests.mutate(random_)
+        if kind == "document":
+            return changed_document(random_, self._documents)
+        return self._forms.mutate(random_)
+
+
 async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tally) -> None:
     """Send mutated requests, documents and forms, and answer with mutated answers."""
+    # Made before the first connection: the gateway closes one that is silent for long.
+    prepared = [(lane, Inputs(lane.engine.model)) for lane in lanes]
     said = answers()
 
-    async def run(number: int, lane: Lane) -> None:
+    async def run(number: int, lane: Lane, made: Inputs) -> None:
         random_ = random.Random(seed * 1000 + number)
-        model = lane.engine.model
-        requests, forms_ = RequestMutator(every_request(model)), FormMutator(model)
-        whole = documents(model)
-        make: dict[str, Callable[[], bytes]] = {
-            "request": lambda: requests.mutate(random_),
-            "document": lambda: changed_document(random_, whole),
-            "form": lambda: forms_.mutate(random_),
-        }
         conversation = Conversation(port, lane.evil, lane.engine, number * MARKS_PER_LANE)
         for _ in range(inputs // len(lanes) + (number < inputs % len(lanes))):
-            kind = random_.choices(("request", "document", "form", "answer"), (4, 3, 1, 2))[0]
+            kind = random_.choices(KINDS, SHARES)[0]
             tally.inputs[kind] += 1
             if kind == "answer":
                 script = make_script(random_, said)
@@ -262,12 +274,12 @@ async def fuzz(port: int, lanes: list[Lane], inputs: int, seed: int, tally: Tall
                     for text in await conversation.run(random_, script)
                 ]
             else:
-                await _judge_one(port, lane, random_, kind, make[kind](), tally)
+                await _judge_one(port, lane, random_, kind, made.make(kind, random_), tally)
             if len(tally.violations) > 50:
                 break
         conversation.close()
 
-    await asyncio.gather(*(run(number, lane) for number, lane in enumerate(lanes)))
+    await asyncio.gather(*(run(number, *each) for number, each in enumerate(prepared)))
 
 
 async def _judge_one(
