@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.errors import SettingsError
 
 
@@ -27,7 +28,7 @@ class Documents:
         self._parsed: dict[str, msgspec.Raw] = {}
         self._has_news = False
         if cache is not None:
-            with suppress(OSError, msgspec.DecodeError, RecursionError):
+            with suppress(OSError, *DECODE_ERRORS):
                 self._parsed = msgspec.msgpack.decode(
                     cache.read_bytes(), type=dict[str, msgspec.Raw]
                 )
@@ -51,7 +52,7 @@ class Documents:
         state = path.stat()
         stamp = [state.st_mtime_ns, state.st_size]
         if name in self._parsed:
-            with suppress(msgspec.DecodeError, RecursionError):
+            with suppress(*DECODE_ERRORS):
                 match msgspec.msgpack.decode(self._parsed[name]):
                     case [mtime, size, list(documents)] if [mtime, size] == stamp:
                         return documents

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.errors import FitserveError, UpstreamError
 from gateway.proxy.access.rate_limits import Permit
 from gateway.proxy.api.endpoints import Shape
@@ -50,7 +51,7 @@ class BufferedAnswer:
             return named_event(anthropic_error(status, self.data), shape)
         try:
             return named_event(dump(msgspec.json.decode(self.data)), shape)
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             return error_event(
                 UpstreamError(
                     "The engine's answer is not an event stream.", hint="See the engine's log."

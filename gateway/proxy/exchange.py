@@ -599,15 +599,24 @@ class Exchange:
         if self.state == "queued":
             self.plane.routes.forget(self._wait)
         self.outcome = outcome
-        if self.state != "reading":
-            self.plane.meter.count_completion(self)
+        tokens = self._count()
         self.state = "done"
         if self.upload.in_budget:
             self.upload.release_body()
         self._release()
         if self.answer.permit is not None:
-            permit = self.answer.permit
-            permit.end(self._tokens(permit), self.plane.loop.time())
+            self.answer.permit.end(tokens, self.plane.loop.time())
+
+    def _count(self) -> int:
+        """Counts the end, and returns the tokens that the request costs its key. An error in
+        reading an engine's figures ends no request, and keeps no connection."""
+        try:
+            if self.state != "reading":
+                self.plane.meter.count_completion(self)
+            return self._tokens(self.answer.permit) if self.answer.permit is not None else 0
+        except Exception:
+            log.exception("%s: internal error in counting the request", self.id)
+            return 0
 
     def _tokens(self, permit: rate_limits.Permit) -> int:
         """The tokens that the request costs its key."""

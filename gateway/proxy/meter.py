@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.errors import FitserveError
 from gateway.proxy.api.usage_block import RestOfAnswer, structured_usage
 
@@ -63,7 +64,7 @@ def usage(tail: Sequence[bytes]) -> TokenUsage:
     # other objects follow.
     try:
         block = _REST.decode(b"{" + data[start : end if end > 0 else None]).usage
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return structured_usage(data)
     details = block.prompt_tokens_details
     cached = details.cached_tokens if details is not None else None

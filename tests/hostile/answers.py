@@ -267,6 +267,15 @@ def answers() -> list[bytes]:
             JSON,
             body=b'{"usage":{"prompt_tokens":-1e999,"completion_tokens":' + b"9" * 400 + b"}}",
         ),
+        *(
+            answer(ok, kind, body=body)
+            for kind in (JSON, EVENTS)
+            for body in (
+                b'{"choices":[],"error":"%b","usage":{"prompt_tokens\xd3":"\\udfff"}}' % MARK,
+                b'data: {"error":{"\xd3":1},"a":"%b"}\n\ndata: [DONE]\n\n' % MARK,
+                b'{"usage":{"prompt_tokens":1,"completion_tokens":1},"a":' + b"[" * 15_000,
+            )
+        ),
         answer(
             ok,
             EVENTS,

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import httptools
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.diagnosis.lines.log_lines import clean
 from gateway.errors import short_reason
 from gateway.secret import Secret, bearer_line
@@ -64,7 +65,7 @@ class EngineResponse:
                 if len(self.body) <= _INLINE_DECODE_BYTES
                 else await asyncio.to_thread(decode)
             )
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             raise NoAnswerError(
                 f"gives an unexpected answer ({str(error)[:_EXCERPT_CHARACTERS]})"
             ) from None

@@ -17,6 +17,7 @@ import msgspec
 from starlette.types import Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.errors import BadRequest, FitserveError, TooLarge
 from gateway.proxy.api.endpoints import Shape
 from gateway.proxy.api.request_fields import RequestFields, UsualFields
@@ -70,7 +71,7 @@ def read_usual_fields(body: bytes | bytearray) -> UsualFields | None:
         if not body.isascii():
             body.decode()
         return _USUAL_FIELDS.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
 
 
@@ -100,10 +101,10 @@ def _read(body: bytes | bytearray, decoder: msgspec.json.Decoder[Any]) -> Any:
         raise BadRequest(
             "The request body is JSON, but not an object.", hint=_OBJECT_HINT
         ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"The request body is not JSON ({error}).", hint=_OBJECT_HINT) from None
     except RecursionError:
         raise BadRequest("The request body is nested too deeply.", hint=_OBJECT_HINT) from None
+    except DECODE_ERRORS as error:
+        raise BadRequest(f"The request body is not JSON ({error}).", hint=_OBJECT_HINT) from None
 
 
 def with_model(fields: Mapping[str, msgspec.Raw], name: str) -> bytes:
@@ -143,7 +144,7 @@ def anthropic_error(status: int, body: bytes | bytearray) -> bytes:
     framework."""
     try:
         content = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         content = bytes(body[:_EXCERPT_BYTES]).decode(errors="replace")
     if isinstance(content, dict):
         inner = content.get("error")

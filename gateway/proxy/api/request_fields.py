@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.errors import BadRequest
 
 _NAME = msgspec.json.Decoder(str)
@@ -39,7 +40,7 @@ class RequestFields(msgspec.Struct):
             raise no_model()
         try:
             return _NAME.decode(self.model)
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             raise BadRequest("`model` is not a string.", hint=_MODELS_HINT, param="model") from None
 
     def streams(self) -> bool:
@@ -51,7 +52,7 @@ class RequestFields(msgspec.Struct):
             return None
         try:
             return _NAME.decode(self.previous_response_id)
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             return None
 
     def stores(self) -> bool:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
+
 # Text of models cannot match: JSON escapes its quotes and line ends.
 _CHOICES = rb'"finish_reason"\s*:\s*"|'
 _END_EVENT = rb"(?:^|[\r\n])data:\s*\[DONE\]"
@@ -89,7 +91,7 @@ def _error(text: bytes) -> int:
             continue
         try:
             data = msgspec.json.decode(b"\n".join(_DATA.findall(event)))
-        except (msgspec.DecodeError, RecursionError):
+        except DECODE_ERRORS:
             continue
         if isinstance(data, dict) and (error := _error_of(data)):
             return _status(error)

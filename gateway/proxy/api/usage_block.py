@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
+
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=10**12)]
 
 
@@ -51,7 +53,7 @@ def structured_usage(data: bytes) -> tuple[int | None, int | None, int | None]:
             rest = data[place : end.start() if end else len(data)]
             try:
                 answer = msgspec.json.decode(before + rest)
-            except (msgspec.DecodeError, RecursionError):
+            except DECODE_ERRORS:
                 continue
             holder = answer if before == b"{" else answer.get("response")
             block = holder.get("usage") if isinstance(holder, dict) else None

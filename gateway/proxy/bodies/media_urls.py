@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.errors import BadRequest
 
 # A body with neither has no media to fetch. Of texts without such a slash SGLang opens at most
@@ -102,7 +103,7 @@ def _decode_fields(body: bytes | bytearray) -> Any:
     """The values of a body whose fields alone were read so far. Raises BadRequest."""
     try:
         return msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except DECODE_ERRORS as error:
         raise BadRequest(
             f"A value of the request body cannot be read ({str(error)[:_EXCERPT]}).",
             hint="Send JSON with numbers of at most 64 bits and a depth of at most 900.",

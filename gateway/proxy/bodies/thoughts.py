@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.proxy.api.protocol import read_fields
 
 OTHER_NAME = "reasoning_content"
@@ -42,7 +43,7 @@ def for_engine(body: bytes | bytearray) -> bytes | bytearray:
     fields = read_fields(body)
     try:
         messages = msgspec.json.decode(fields.get("messages", b"null"))
-    except (msgspec.DecodeError, RecursionError):
+    except DECODE_ERRORS:
         return body
     changed = [_rename(message) for message in messages] if isinstance(messages, list) else []
     if not any(changed):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.errors import (
     BadRequest,
     FitserveError,
@@ -64,7 +65,6 @@ _COMMANDS = {
     "delete": "fitserve rm",
     "blobs": "fitserve add",
 }
-_UNREADABLE = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 # Headers of an answer of /v1 that the caller gets too.
 _ANSWER_HEADERS = (
     *(b"access-control-", b"x-ratelimit-", b"retry-after", b"x-request-id", b"vary"),
@@ -198,7 +198,9 @@ class _OllamaCall:
                 if await self._pass_on(event, answer):
                     return
         times = AnswerTimes(self._begun, self._first or time.time(), time.time())
-        await self._write(_lines(answer.last_lines(times)), more=False)
+        with _readable_answer():
+            lines = answer.last_lines(times)
+        await self._write(_lines(lines), more=False)
 
     async def _pass_on(self, line: bytes, answer: StreamedAnswer) -> bool:
         """Writes the lines for a line of the event stream; whether it was an error."""
@@ -273,7 +275,7 @@ class _OllamaCall:
                 break
         try:
             body = msgspec.json.decode(data)
-        except _UNREADABLE:
+        except DECODE_ERRORS:
             raise BadRequest("This is no JSON.", hint="Send a JSON object.") from None
         if not isinstance(body, dict) or not isinstance(_model_name(body), str):
             raise BadRequest("The body needs a `model`.", hint="See /api/tags.", param="model")
@@ -308,7 +310,7 @@ def _answer_event(data: bytes) -> Any:
     """The JSON of an answer of /v1. Raises UpstreamError."""
     try:
         return msgspec.json.decode(data)
-    except _UNREADABLE:
+    except DECODE_ERRORS:
         raise _unreadable() from None
 
 

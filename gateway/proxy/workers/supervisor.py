@@ -27,8 +27,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
+from gateway.decoding import DECODE_ERRORS
 from gateway.logging import Logger
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.limits import Limits
@@ -344,7 +343,7 @@ class Workers:
             while True:
                 try:
                     report = await worker.channel.from_worker()
-                except msgspec.MsgspecError as error:
+                except DECODE_ERRORS as error:
                     log.error(  # noqa: TRY400
                         "a worker has another version", worker=worker.index, error=str(error)
                     )

@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import uvicorn
 
+from gateway.decoding import DECODE_ERRORS
 from gateway.logging import configure_logging
 from gateway.proxy.access.auth import Keys
 from gateway.proxy.access.failed_logins import FailedLogins
@@ -212,7 +212,7 @@ def main() -> None:
         begin = receive_begin(end)
     except EOFError:
         return  # the control process died first
-    except msgspec.MsgspecError as error:
+    except DECODE_ERRORS as error:
         sys.exit(f"fitserve: worker and control process have different versions: {error}")
     configure_logging(begin.log_level)
     worker = Worker(index, begin, memory)

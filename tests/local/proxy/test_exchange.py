@@ -836,3 +836,33 @@ async def test_a_request_that_is_ended_as_its_turn_comes_is_asked_of_no_engine()
             assert re.findall(rb"x-request-id: (\d)", told) == [b"0", b"1", b"2"]
             assert len(upstream.requests) == 2
             writer.close()
+
+
+class Broken(Meter):
+    """Counts nothing, as no meter may."""
+
+    def count_completion(self, exchange: Exchange) -> None:
+        raise UnicodeDecodeError("utf-8", b"", 0, 1, exchange.outcome)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_an_answer_ends_where_it_cannot_be_counted(
+    chunked: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next request of the connection is served, and nothing stays in flight."""
+
+    async def script(call: Call) -> None:
+        if chunked:
+            await call.start("application/json")
+            await call.chunk(b"{}")
+            await call.end()
+        else:
+            await call.reply(b"{}")
+
+    with Gateway(meter=Broken()) as gateway:
+        async with stage(gateway, script), http_client(gateway) as client:
+            for _ in range(2):
+                assert (await client.post(CHAT, json=ASK)).content == b"{}"
+            gateway.catch_up()
+            assert gateway.routes.in_flight("m-0") == 0
+    assert "internal error in counting" in caplog.text
