@@ -78,8 +78,8 @@ def read_answers(data: bytes) -> tuple[list[tuple[int, bool]], bytes]:
 
 
 class QuietClient(asyncio.Protocol):
-    """A connection that reads until the gateway closes. `quiet_s` after the last byte of either
-    side it ends its sending side, and HANG_S later it counts as hung."""
+    """A connection that reads until the gateway closes. All being sent, it ends its sending side
+    where nothing comes for `quiet_s`, and counts as hung after HANG_S more."""
 
     def __init__(self, quiet_s: float) -> None:
         self.received = bytearray()
@@ -88,21 +88,22 @@ class QuietClient(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.closed = self._loop.create_future()
         self._has_ended = False
-        self._timer: asyncio.TimerHandle
+        self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
-        self._timer = self._loop.call_later(self._quiet_s, self._fall_quiet)
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes, *, last: bool) -> None:
         if not self._transport.is_closing():
             self._transport.write(data)
-            self._wait()
+            if last:
+                self._wait()
 
     def data_received(self, data: bytes) -> None:
         self.received += data
-        self._wait()
+        if self._timer is not None:
+            self._wait()
 
     def eof_received(self) -> None:
         self._close()
@@ -111,7 +112,8 @@ class QuietClient(asyncio.Protocol):
         self._close()
 
     def _wait(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         wait_s = HANG_S if self._has_ended else self._quiet_s
         self._timer = self._loop.call_later(wait_s, self._fall_quiet)
 
@@ -125,7 +127,8 @@ class QuietClient(asyncio.Protocol):
             self._wait()
 
     def _close(self) -> None:
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._transport.abort()
         if not self.closed.done():
             self.closed.set_result(None)
@@ -143,7 +146,7 @@ async def send(
     for start, end in itertools.pairwise((0, *cuts, len(data))):
         if start:
             await asyncio.sleep(PAUSE_S)
-        client.write(data[start:end])
+        client.write(data[start:end], last=end == len(data))
     await client.closed
     answers, rest = read_answers(bytes(client.received))
     return Reply(answers, rest, time.monotonic() - began, client.hung)
