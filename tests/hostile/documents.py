@@ -176,6 +176,12 @@ class Document:
     fields: dict[str, Any]
 
 
+def _document(line: str, fields: dict[str, Any]) -> Document:
+    """A document by "METHOD TARGET"."""
+    method, _, target = line.partition(" ")
+    return Document(method, target, fields)
+
+
 def documents(model: str) -> list[Document]:
     """One of each endpoint of each API, for `model`."""
     inference = [
@@ -189,8 +195,8 @@ def documents(model: str) -> list[Document]:
     ]
     ollama = [Document("POST", path, {"model": model, **_OLLAMA[path]}) for path in _OLLAMA]
     lists = [Document("GET", path, {}) for path in ("/api/tags", "/api/ps", "/api/version")]
-    others = [Document(*line.split(" "), {}) for line in _RESPONSES]
-    admin = [Document(*line.split(" "), fields) for line, fields in _ADMIN.items()]
+    others = [_document(line, {}) for line in _RESPONSES]
+    admin = [_document(line, fields) for line, fields in _ADMIN.items()]
     return [*inference * 2, *ollama * 3, *lists, *others, *admin]
 
 
