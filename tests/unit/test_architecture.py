@@ -37,6 +37,7 @@ ARROWS = {
 }
 BASE = frozenset(
     [
+        "decoding",
         "disk_fault",
         "errors",
         "file_reading",

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from operator import itemgetter
 
 from gateway.domain import AskedCache
 from gateway.domain.record import FrozenRecord
 from gateway.engines.common.memory.kv_cache import longest
 from gateway.models.scheme import round_up
-
-_tokens = itemgetter(0)
-
 
 class CountedCache(FrozenRecord, frozen=True):
     """A `KvCache` of the engine's own answer: exact for the lengths in it, linear between them, in
@@ -75,3 +71,7 @@ class CountedCache(FrozenRecord, frozen=True):
 
     def _blocks(self, kv_bytes: int) -> int:
         return max(0, kv_bytes - self.answer.fixed) // self.answer.block_bytes
+
+
+def _tokens(point: tuple[int, int]) -> int:
+    return point[0]
