@@ -132,17 +132,18 @@ def _parse_container(words: Sequence[str]) -> tuple[list[str], int | None]:
 def engine_command(command: Sequence[str]) -> EngineCommand | None:
     """The start of an engine in a command line; None: the command starts no engine of ours."""
     words = _script_words(command)
+    _, place = _parse_container(words) if "run" in words[:4] else ([], None)
+    image = "" if place is None else words[place]
     for kind, start in _STARTS:
         for index in range(len(words) - len(start) + 1):
             part = tuple(word.rpartition("/")[2] for word in words[index : index + len(start)])
             if part == start:
                 flags = _until_next_command(words[index + len(start) :])
-                return EngineCommand(kind, "", tuple(words[:index]), flags)
-    _, image = _parse_container(words) if "run" in words[:4] else ([], None)
-    if image is None or not (kind := image_kind(words[image])):
+                return EngineCommand(kind, image, tuple(words[:index]), flags)
+    if place is None or not (kind := image_kind(image)):
         return None
-    flags = _until_next_command(words[image + 1 :])
-    return EngineCommand(kind, words[image], tuple(words[:image]), flags)
+    flags = _until_next_command(words[place + 1 :])
+    return EngineCommand(kind, image, tuple(words[:place]), flags)
 
 
 def image_kind(image: str) -> str:

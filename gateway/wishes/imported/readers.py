@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gateway.domain import Engine
 from gateway.domain.base import ValidationError
+from gateway.domain.endpoint_url import endpoint_url
 from gateway.domain.value import first_problem
 from gateway.domain.wish import NAME_PATTERN
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotFound
 from gateway.wishes.document import Document, read
+from gateway.wishes.imported.container import HostPaths, image_version, volume_mounts
 from gateway.wishes.imported.engine_command import (
     ClosingReason,
     EngineCommand,
@@ -41,9 +43,15 @@ _COMPOSE_KEYS = ("image", "entrypoint", "command", "environment", "deploy", "vol
 _READ_OPTIONS = ("-e", "--env", "--gpus", "--rm", "-i", "-t", "-d", "--init", "--name")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _ENV_OPTIONS = ("-e", "--env")
+_OWN_STARTS = "the gateway starts its engines by itself"
+_VOLUME_OPTIONS = ("-v", "--volume", "--mount")
+_VOLUMES = (
+    "the weights are in the gateway's cache (FITSERVE_MODELS_DIR), or in the folder that `source`"
+    " names"
+)
 # Keys of llama-swap for work that the gateway does itself.
 _SWAP_KEYS_OF_GATEWAY = {
-    "proxy": "the gateway chooses the port of an engine",
+    "proxy": "the gateway chooses the port of an engine; `endpoints` names one that runs elsewhere",
     "checkEndpoint": "the gateway checks that an engine answers",
     "useModelName": "clients may use `aliases`",
     "unlisted": "each model is listed",
@@ -53,6 +61,7 @@ _SWAP_KEYS_OF_GATEWAY = {
     "healthCheckTimeout": "each start has as much time as its phases take",
     "logLevel": "FITSERVE_LOG_LEVEL is a setting of the gateway",
     "startPort": "the gateway chooses the ports of engines",
+    "peers": "write a model with `endpoints` for each model of a peer",
     "hooks": "`policy: {pinned: true}` keeps a model loaded",
 }
 _GROUPS = (
@@ -84,11 +93,28 @@ class ImportedModels(NamedTuple):
     notices: list[Notice]
 
 
+class _Problem(NamedTuple):
+    """A part of one model, or of the file (model ""), without an equal. text: `PART: REASON`."""
+
+    line: int
+    model: str
+    text: str
+
+
+class _ReadModels(NamedTuple):
+    """Models and problems before problems with one reason become one notice."""
+
+    models: dict[str, dict[str, Any]]
+    problems: list[_Problem]
+
+
 class EngineKnowledge(NamedTuple):
-    """engines: a version by kind. closing_reason: of flags that users may not give."""
+    """engines: the newest version by kind. closing_reason: of flags that users may not give.
+    engine_of: the engine `kind==version`; raises NotFound."""
 
     engines: Mapping[str, Engine]
     closing_reason: ClosingReason
+    engine_of: Callable[[str], Engine]
 
 
 def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModels | None:
@@ -100,11 +126,11 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
     document = read(text)
     data = document.data if isinstance(document.data, dict) else {}
     if isinstance(data.get("models"), dict):
-        return _drop_refused_fields(_read_llama_swap(document, knowledge))
+        return _accepted_models(_read_llama_swap(document, knowledge))
     if isinstance(data.get("services"), dict):
-        return _drop_refused_fields(_read_compose(document, knowledge))
+        return _accepted_models(_read_compose(document, knowledge))
     if any(instruction == "from" and value for _, instruction, value in _instructions(text)):
-        return _drop_refused_fields(_read_modelfile(text, name))
+        return _accepted_models(_read_modelfile(text, name))
     if document.mistakes and re.search(r"^(models|services):", text, re.MULTILINE):
         place, why = document.mistakes[0]
         raise BadRequest(
@@ -113,45 +139,104 @@ def read_file(text: str, name: str, knowledge: EngineKnowledge) -> ImportedModel
     return None
 
 
-def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> ImportedModels:
+def _read_llama_swap(document: Document, knowledge: EngineKnowledge) -> _ReadModels:
     models: dict[str, dict[str, Any]] = {}
-    notices: list[Notice] = []
+    problems: list[_Problem] = []
     data = document.data
+    pinned, is_group_lost = _persistent_members(data.get("groups"))
     for key in data:
-        if key == "groups":
-            notices.append(Notice(document.place((key,)).line, f"groups: {_GROUPS}."))
-        elif key not in ("models", "macros", "globalTTL"):
+        if key == "groups" and is_group_lost:
+            problems.append(_Problem(document.place((key,)).line, "", f"groups: {_GROUPS}."))
+        elif key not in ("models", "macros", "globalTTL", "groups"):
             why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
-            notices.append(Notice(document.place((str(key),)).line, f"{key}: {why}."))
+            problems.append(_Problem(document.place((str(key),)).line, "", f"{key}: {why}."))
     macros = _texts(data.get("macros"))
     for name, entry in data["models"].items():
         line = document.place(("models", str(name))).line
         entry_fields = entry if isinstance(entry, dict) else {}
         texts = macros | _texts(entry_fields.get("macros")) | {"MODEL_ID": str(name)}
-        words = split_words(_expand_macros(str(entry_fields.get("cmd") or ""), texts))
-        fields, problems = _start(words, _pairs(entry_fields.get("env")), knowledge)
-        ttl = entry_fields.get("ttl", -1)
+        fields, texts_of_problems = _swap_model(entry_fields, texts, knowledge)
         # -1 is the value of the whole file.
+        ttl = entry_fields.get("ttl", -1)
         ttl = data.get("globalTTL") if ttl == -1 else ttl
-        if type(ttl) in (int, float) and ttl >= 0:
-            fields.setdefault("policy", {})["keep_alive"] = f"{ttl}s" if ttl else "-1"
-        elif ttl is not None:
-            problems.append("ttl: it is no number of seconds. Write `policy: {keep_alive: 300s}`.")
-        for key, value in entry_fields.items():
-            if key == "aliases" and isinstance(value, list):
-                ids = [alias.get("id") if isinstance(alias, dict) else alias for alias in value]
-                fields["aliases"] = [*fields.get("aliases", ()), *map(str, ids)]
-            elif key not in ("cmd", "env", "macros", "name", "description", "ttl"):
-                why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
-                problems.append(f"{key}: {why}.")
-        notices += [Notice(line, f"{name}: {problem}") for problem in problems]
-        _keep(models, str(name), fields, notices, line)
-    return ImportedModels(models, notices)
+        texts_of_problems += _set_stay(fields, ttl, is_pinned=str(name) in pinned)
+        problems += [_Problem(line, str(name), text) for text in texts_of_problems]
+        _keep(models, str(name), fields, problems, line)
+    return _ReadModels(models, problems)
 
 
-def _read_compose(document: Document, knowledge: EngineKnowledge) -> ImportedModels:
+def _persistent_members(groups: object) -> tuple[set[str], bool]:
+    """The members of llama-swap's persistent groups, and whether groups say more than that."""
+    pinned: set[str] = set()
+    is_more = not isinstance(groups, dict)
+    for group in groups.values() if isinstance(groups, dict) else ():
+        group_fields = group if isinstance(group, dict) else {}
+        members = group_fields.get("members")
+        names = [str(name) for name in members] if isinstance(members, list) else []
+        is_persistent = group_fields.get("persistent") is True
+        swaps = group_fields.get("swap") is not False and len(names) > 1
+        excludes = group_fields.get("exclusive") is not False and not is_persistent
+        pinned |= {*names} if is_persistent else set()
+        is_more = is_more or swaps or excludes
+    return pinned, is_more
+
+
+def _swap_model(
+    entry: Mapping[str, Any], macros: Mapping[str, str], knowledge: EngineKnowledge
+) -> tuple[dict[str, Any], list[str]]:
+    """The fields and problems of a model of llama-swap, without the time that it stays."""
+    words = split_words(_expand_macros(str(entry.get("cmd") or ""), macros))
+    proxy = _expand_macros(str(entry.get("proxy") or ""), macros)
+    if endpoint := _remote_endpoint(proxy, words):
+        fields: dict[str, Any] = {"endpoints": [endpoint]}
+        problems = ["cmd: the engine of an endpoint is started where it runs."] if words else []
+    else:
+        fields, problems = _start(words, _pairs(entry.get("env")), knowledge)
+    read_keys = {"cmd", "env", "macros", "name", "description", "ttl"}
+    for key, value in entry.items():
+        if key == "aliases" and isinstance(value, list):
+            ids = [alias.get("id") if isinstance(alias, dict) else alias for alias in value]
+            fields["aliases"] = [*fields.get("aliases", ()), *map(str, ids)]
+        elif key not in read_keys and not (key == "proxy" and endpoint):
+            why = _SWAP_KEYS_OF_GATEWAY.get(str(key), "it has no equal here; leave it out")
+            problems.append(f"{key}: {why}.")
+    return fields, problems
+
+
+def _remote_endpoint(proxy: str, words: Sequence[str]) -> str:
+    """The base URL of an engine that runs on another machine; "": the command starts one here.
+
+    A container of this machine may have a name of its own in the URL.
+    """
+    is_here = "run" in words[:4] or (engine_command(words) is not None and words[0] != "ssh")
+    is_local = re.match(r"https?://(localhost|127\.|\[::1\]|0\.0\.0\.0)", proxy)
+    if is_here or is_local or not proxy:
+        return ""
+    try:
+        return endpoint_url(proxy)
+    except ValueError:
+        return ""
+
+
+def _set_stay(fields: dict[str, Any], ttl: object, *, is_pinned: bool) -> list[str]:
+    """Set how long a model stays loaded; problems. ttl: seconds; 0: for ever."""
+    if not fields or "endpoints" in fields:
+        return []
+    policy = fields.setdefault("policy", {})
+    if is_pinned:
+        policy["pinned"] = True
+    if type(ttl) in (int, float) and ttl >= 0:  # type: ignore[operator]
+        if is_pinned and ttl:
+            return ["ttl: a model of a persistent group is pinned, so it stays loaded."]
+        policy["keep_alive"] = f"{ttl}s" if ttl else "-1"
+    elif ttl is not None:
+        return ["ttl: it is no number of seconds. Write `policy: {keep_alive: 300s}`."]
+    return []
+
+
+def _read_compose(document: Document, knowledge: EngineKnowledge) -> _ReadModels:
     models: dict[str, dict[str, Any]] = {}
-    notices: list[Notice] = []
+    problems: list[_Problem] = []
     for service, entry in document.data["services"].items():
         line = document.place(("services", str(service))).line
         entry_fields = entry if isinstance(entry, dict) else {}
@@ -160,57 +245,72 @@ def _read_compose(document: Document, knowledge: EngineKnowledge) -> ImportedMod
             for key in ("entrypoint", "command")
             for word in split_words(entry_fields.get(key))
         ]
-        image = str(entry_fields.get("image") or "")
-        kind = image_kind(image)
-        if engine_command(words) is None and kind:
+        image = _interpolate(str(entry_fields.get("image") or ""))
+        if engine_command(words) is not None or image_kind(image):
+            # `docker run` has the same parts.
             words = ["docker", "run", image, *words]
         if engine_command(words) is None:
-            notices.append(Notice(line, f"{service}: it starts no vLLM or SGLang. Keep it there."))
+            text = "it starts no vLLM or SGLang. Keep it there."
+            problems.append(_Problem(line, str(service), text))
             continue
-        fields, problems = _start(words, _pairs(entry_fields.get("environment")), knowledge)
+        variables = _pairs(entry_fields.get("environment"))
+        volumes = entry_fields.get("volumes")
+        mounts = [
+            {key: _interpolate(str(value)) for key, value in volume.items()}
+            if isinstance(volume, dict)
+            else _interpolate(str(volume))
+            for volume in (volumes if isinstance(volumes, list) else ())
+        ]
+        fields, texts = _start(words, variables, knowledge, mounts)
         if devices := _devices(entry_fields):
             fields["gpus"] = devices
-        if entry_fields.get("volumes"):
-            problems.append(
-                "volumes: the weights are in the gateway's cache (FITSERVE_MODELS_DIR), or in the"
-                " folder that `source` names."
-            )
-        if entry_fields.get("ports"):
-            problems.append("ports: clients reach all models at the gateway's port.")
-        if entry_fields.get("env_file"):
-            problems.append("env_file: write the engine's variables under `env`.")
-        if keys := sorted({*map(str, entry_fields)} - {*_COMPOSE_KEYS, "env_file"}):
-            problems.append(f"{', '.join(keys)}: the gateway starts its engines by itself.")
-        notices += [Notice(line, f"{service}: {problem}") for problem in problems]
-        _keep(models, str(service), fields, notices, line)
-    return ImportedModels(models, notices)
+        texts += _compose_problems(entry_fields)
+        problems += [_Problem(line, str(service), text) for text in texts]
+        _keep(models, str(service), fields, problems, line)
+    return _ReadModels(models, problems)
 
 
-def _read_modelfile(text: str, name: str) -> ImportedModels:
+def _compose_problems(entry: Mapping[Any, Any]) -> list[str]:
+    """The keys of a service that have no equal here."""
+    problems: list[str] = []
+    if entry.get("ports"):
+        problems.append("ports: clients reach all models at the gateway's port.")
+    if entry.get("env_file"):
+        problems.append("env_file: write the engine's variables under `env`.")
+    if keys := sorted({*map(str, entry)} - {*_COMPOSE_KEYS, "env_file"}):
+        problems.append(f"{', '.join(keys)}: {_OWN_STARTS}.")
+    return problems
+
+
+def _read_modelfile(text: str, name: str) -> _ReadModels:
     fields: dict[str, Any] = {}
-    notices: list[Notice] = []
+    problems: list[_Problem] = []
     first_line = 1
     for line, instruction, value in _instructions(text):
         if instruction == "from":
             source = re.sub(r"^(https?://)?(hf\.co|huggingface\.co)/", "", value)
             fields["source"], first_line = source, line
         elif instruction == "adapter":
-            fields["loras"] = {"adapter": value}
+            adapters = fields.setdefault("loras", {})
+            number = len(adapters) + 1
+            adapters["adapter" if number == 1 else f"adapter-{number}"] = value
         elif instruction == "parameter":
             key, *numbers = value.split() or [""]
-            number = whole_number(numbers[0]) if numbers else None
-            if key == "num_ctx" and number is not None:
-                fields["context"] = number
+            number_of_tokens = whole_number(numbers[0]) if numbers else None
+            if key == "num_ctx" and number_of_tokens is not None:
+                fields["context"] = number_of_tokens
             elif key == "num_ctx":
-                notices.append(Notice(line, "PARAMETER num_ctx: it is no number of tokens."))
+                why = "it is no number of tokens"
+                problems.append(_Problem(line, "", f"PARAMETER num_ctx: {why}."))
             else:
-                notices.append(Notice(line, f"PARAMETER {key}: clients send it with each request."))
+                why = "clients send it with each request"
+                problems.append(_Problem(line, "", f"PARAMETER {key}: {why}."))
         else:
             why = _OWN_INSTRUCTIONS.get(instruction, "it has no equal here; leave it out")
-            notices.append(Notice(line, f"{instruction.upper()}: {why}."))
+            problems.append(_Problem(line, "", f"{instruction.upper()}: {why}."))
     models: dict[str, dict[str, Any]] = {}
-    _keep(models, name, fields, notices, first_line)
-    return ImportedModels(models, notices)
+    _keep(models, name, fields, problems, first_line)
+    return _ReadModels(models, problems)
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
@@ -235,9 +335,12 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _start(
-    words: Sequence[str], variables: Mapping[str, str], knowledge: EngineKnowledge
+    words: Sequence[str],
+    variables: Mapping[str, str],
+    knowledge: EngineKnowledge,
+    volumes: Iterable[object] = (),
 ) -> tuple[dict[str, Any], list[str]]:
-    """The fields and notices of a command that starts an engine."""
+    """The fields and problems of a command that starts an engine. volumes: of a service."""
     command = engine_command(words)
     if command is None:
         source = _option(words, ("-hf", "-hfr", "--hf-repo", "-m", "--model"))
@@ -245,22 +348,54 @@ def _start(
         # `python -m` names no model.
         is_model = "/" in source or "gguf" in source.lower()
         return {"source": source} if is_model else {}, [f"{program} starts no vLLM or SGLang."]
-    engine = knowledge.engines[command.kind]
+    engine, engine_name, problems = _named_engine(command, knowledge)
     result = FlagReader(engine, knowledge.closing_reason).read(command.flags)
-    fields, problems = result.fields, result.notices
+    fields = result.fields | {"engines": [engine_name]}
+    problems += result.notices
     names = fields.pop("names", [])
     if names:
         fields["aliases"] = names
     passed = dict(variables) | _pairs(_options(command, _ENV_OPTIONS))
-    if "run" not in command.words:
-        passed |= _pairs([word for word in command.words if _ASSIGNMENT.fullmatch(word)])
+    inside = command.words
+    if "run" in inside[:4]:
+        inside = inside[inside.index(command.image) + 1 :] if command.image in inside else ()
+    passed |= _pairs([word for word in inside if _ASSIGNMENT.fullmatch(word)])
     more, notices = environment(passed, engine)
     fields |= more
     if gpus := _gpus_text(next(iter(_options(command, ("--gpus",))), "")):
         fields["gpus"] = gpus
-    if options := sorted({*container_options(command.words)} - {*_READ_OPTIONS}):
-        problems.append(f"{', '.join(options)}: the gateway starts its engines by itself.")
+    options = {*container_options(command.words)}
+    if "run" in command.words[:4]:
+        problems += _use_host_paths(fields, [*volumes, *_options(command, _VOLUME_OPTIONS)])
+    if options := options - {*_READ_OPTIONS, *_VOLUME_OPTIONS}:
+        problems.append(f"{', '.join(sorted(options))}: {_OWN_STARTS}.")
     return fields, [*problems, *notices]
+
+
+def _named_engine(
+    command: EngineCommand, knowledge: EngineKnowledge
+) -> tuple[Engine, str, list[str]]:
+    """The engine of a command, its name in `engines`, and problems with the tag of its image."""
+    newest = knowledge.engines[command.kind]
+    if not command.image:
+        return newest, command.kind, []
+    version, problem = image_version(command.image, newest.image)
+    if not version:
+        return newest, command.kind, [problem] if problem else []
+    try:
+        engine = knowledge.engine_of(f"{command.kind}=={version}")
+    except NotFound as error:
+        return newest, command.kind, [f"image {command.image[:200]}: {error}"]
+    return engine, engine.ref, []
+
+
+def _use_host_paths(fields: dict[str, Any], volumes: Iterable[object]) -> list[str]:
+    """Replace paths of the container by those of the host; problems."""
+    mounts = volume_mounts(volumes)
+    paths = HostPaths(mounts)
+    paths.translate(fields)
+    unused = [mount.target[:100] for mount in mounts if mount not in paths.used]
+    return [*paths.notices, *([f"volume {', '.join(unused)}: {_VOLUMES}."] if unused else [])]
 
 
 def _interpolate(word: str) -> str:
@@ -333,34 +468,16 @@ def _keep(
     models: dict[str, dict[str, Any]],
     name: str,
     fields: dict[str, Any],
-    notices: list[Notice],
+    problems: list[_Problem],
     line: int,
 ) -> None:
     """Add a model, or say why its weights cannot be served."""
     source = str(fields.get("source") or "")
-    if "gguf" in source.lower():
-        words = _GGUF.sub("", source.rstrip("/").rpartition("/")[2].partition(":")[0])
-        notices.append(
-            Notice(
-                line,
-                f"{name}: {source} is GGUF, which is not planned here. `fitserve"
-                f" search {words}` finds the model in another form.",
-            )
-        )
-    elif "/" not in source:
-        problem = "no model"
-        if source and "engines" in fields:
-            problem = f"{source!r} is no folder and no repository as ORGANIZATION/NAME"
-        elif source:
-            problem = f"names of Ollama's library, as {source}, are not known"
-        notices.append(
-            Notice(line, f"{name}: {problem}. `fitserve search WORDS` finds the repository.")
-        )
-    elif "$" in (unknown := re.sub(r"\$\{env:\w+\}", "", source)):
-        problem = f"the value of {unknown[unknown.index('$') :][:80]} is not in the file"
-        notices.append(Notice(line, f"{name}: {problem}. Write `source` yourself."))
+    if problem := "" if "endpoints" in fields else _source_problem(source, fields):
+        problems.append(_Problem(line, name, problem))
     elif not re.fullmatch(NAME_PATTERN, name):
-        notices.append(Notice(line, f"{name!r} cannot be a model's name. Choose another one."))
+        text = f"{name!r} cannot be a model's name. Choose another one."
+        problems.append(_Problem(line, "", text))
     else:
         fields["aliases"] = [alias for alias in fields.get("aliases", ()) if alias != name]
         models[name] = {
@@ -368,11 +485,32 @@ def _keep(
         }
 
 
-def _drop_refused_fields(imported: ImportedModels) -> ImportedModels:
-    """The models without fields that a wish does not take, each with a notice."""
-    notices = list(imported.notices)
+def _source_problem(source: str, fields: Mapping[str, Any]) -> str:
+    """The reason why this source cannot be served; "": it can."""
+    if "gguf" in source.lower():
+        words = _GGUF.sub("", source.rstrip("/").rpartition("/")[2].partition(":")[0])
+        return (
+            f"{source} is GGUF, which is not planned here. `fitserve search {words}` finds the"
+            " model in another form."
+        )
+    if "/" not in source:
+        problem = "no model"
+        if source and "engines" in fields:
+            problem = f"{source!r} is no folder and no repository as ORGANIZATION/NAME"
+        elif source:
+            problem = f"names of Ollama's library, as {source}, are not known"
+        return f"{problem}. `fitserve search WORDS` finds the repository."
+    if "$" in (unknown := re.sub(r"\$\{env:\w+\}", "", source)):
+        problem = f"the value of {unknown[unknown.index('$') :][:80]} is not in the file"
+        return f"{problem}. Write `source` yourself."
+    return ""
+
+
+def _accepted_models(models_read: _ReadModels) -> ImportedModels:
+    """The models without fields that a wish does not take, and a notice for each reason."""
+    problems = list(models_read.problems)
     models: dict[str, dict[str, Any]] = {}
-    for name, fields in imported.models.items():
+    for name, fields in models_read.models.items():
         remaining = dict(fields)
         for _ in range(len(fields)):
             try:
@@ -382,6 +520,34 @@ def _drop_refused_fields(imported: ImportedModels) -> ImportedModels:
                 field = str(error.errors()[0]["loc"][0]) if error.errors()[0]["loc"] else ""
                 if remaining.pop(field, None) is None:
                     break
-                notices.append(Notice(1, f"{name}: {first_problem(error)}. It is left out."))
+                text = f"{first_problem(error)}. It is left out."
+                problems.append(_Problem(1, name, text))
         models[name] = remaining
-    return ImportedModels(models, sorted(notices))
+    return ImportedModels(models, _fold(problems))
+
+
+def _fold(problems: Iterable[_Problem]) -> list[Notice]:
+    """One notice for each reason, with its parts and models, at the first line."""
+    by_reason: dict[str, dict[str, list[_Problem]]] = {}
+    for problem in sorted(problems):
+        _, reason = _part_and_reason(problem.text)
+        by_reason.setdefault(reason, {}).setdefault(problem.model, []).append(problem)
+    notices: list[Notice] = []
+    for reason, by_model in by_reason.items():
+        models_by_parts: dict[str, list[str]] = {}
+        for model, of_model in by_model.items():
+            parts = dict.fromkeys(_part_and_reason(problem.text)[0] for problem in of_model)
+            models_by_parts.setdefault(", ".join(parts), []).append(model)
+        subjects = [
+            ": ".join(filter(None, (", ".join(filter(None, models)), parts)))
+            for parts, models in models_by_parts.items()
+        ]
+        line = min(problem.line for of_model in by_model.values() for problem in of_model)
+        notices.append(Notice(line, ": ".join(filter(None, ("; ".join(subjects), reason)))))
+    return sorted(notices)
+
+
+def _part_and_reason(text: str) -> tuple[str, str]:
+    """The part of a problem's text before its reason; "": the text names no part."""
+    part, colon, reason = text.partition(": ")
+    return (part, reason) if colon and "`" not in part else ("", text)

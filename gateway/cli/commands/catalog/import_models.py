@@ -63,7 +63,8 @@ def _read_models(file: Path) -> Any:
     profiles = Profiles(load_settings().profiles_dir)
     engines = {engine.kind: engine for engine in reversed(profiles.engines(device="cuda"))}
     name = file.stem if file.stem.lower() != "modelfile" else file.absolute().parent.name
-    imported = read_file(text, name, EngineKnowledge(engines, closing_reason))
+    knowledge = EngineKnowledge(engines, closing_reason, profiles.engine)
+    imported = read_file(text, name, knowledge)
     if imported is None:
         raise BadRequest(
             f"{file} is no config of llama-swap, no Modelfile and no compose file.",

@@ -18,7 +18,9 @@ from tests.support.versions import SGLANG_REF, VLLM_REF
 
 PROFILES = Profiles()
 KNOWLEDGE = EngineKnowledge(
-    {"vllm": PROFILES.engine(VLLM_REF), "sglang": PROFILES.engine(SGLANG_REF)}, closing_reason
+    {"vllm": PROFILES.engine(VLLM_REF), "sglang": PROFILES.engine(SGLANG_REF)},
+    closing_reason,
+    PROFILES.engine,
 )
 
 SWAP = """\
@@ -316,7 +318,178 @@ def test_parts_of_a_container_are_told_without_their_values() -> None:
         "m: env_file: write the engine's variables under `env`.",
         "m: healthcheck, restart: the gateway starts its engines by itself.",
     }
-    assert notices(docker).keys() == {"m: --ipc, -v: the gateway starts its engines by itself."}
+    assert notices(docker).keys() == {
+        "m: --ipc: the gateway starts its engines by itself.",
+        "m: volume /c: the weights are in the gateway's cache (FITSERVE_MODELS_DIR), or in the"
+        " folder that `source` names.",
+    }
+
+
+DOCKER = "docker run --rm --gpus all"
+OPENAI = "vllm/vllm-openai"
+
+
+@pytest.mark.parametrize(
+    ("image", "engine", "notice"),
+    [
+        (f"{OPENAI}:v0.26.0", "vllm==0.26.0", ""),
+        (f"{OPENAI}:v0.19.1-cu130", "vllm==0.19.1", ""),
+        (f"docker.io/{OPENAI}:v0.26.0", "vllm==0.26.0", ""),
+        ("lmsysorg/sglang:v0.5.23-cu129", "sglang==0.5.23", ""),
+        (f"{OPENAI}:v0.20.0", "vllm==0.20.0", ""),
+        (f"{OPENAI}:latest", "vllm", ""),
+        (OPENAI, "vllm", ""),
+        (f"{OPENAI}:nightly", "vllm", f"m: image {OPENAI}:nightly: its tag names no version."),
+        (f"{OPENAI}@sha256:12", "vllm", f"m: image {OPENAI}@sha256:12: its tag names no version."),
+        ("me/vllm:2.1", "vllm", "m: image me/vllm:2.1: its publisher is not the engine's."),
+    ],
+)
+def test_the_tag_of_an_image_is_the_version_of_the_engine(
+    image: str, engine: str, notice: str
+) -> None:
+    swap = read_models(
+        yaml.safe_dump({"models": {"m": {"cmd": f"{DOCKER} {image} --model org/name"}}})
+    )
+    compose = read_models(
+        yaml.safe_dump({"services": {"m": {"image": image, "command": "--model org/name"}}})
+    )
+    for result in (swap, compose):
+        assert result.models == {"m": {"engines": [engine], "source": "org/name"}}
+        texts = [found.text for found in result.notices]
+        assert (len(texts), "".join(texts).startswith(notice)) == (bool(notice), True)
+
+
+def test_flags_are_those_of_the_version_in_the_tag() -> None:
+    flags = "--model org/name --swap-space 4"
+    old = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.18.0 {flags}}}\n")
+    new = read_models(f"models:\n  m: {{cmd: {DOCKER} {OPENAI}:v0.33.0 {flags}}}\n")
+    told = [
+        "swap-space" in PROFILES.engine(f"vllm=={version}").flags
+        for version in ("0.18.0", "0.33.0")
+    ]
+    assert ["args" in result.models["m"] for result in (old, new)] == told
+
+
+@pytest.mark.parametrize(
+    "mount",
+    [
+        "-v /srv/models:/models:ro",
+        "--volume=/srv/models/:/models/",
+        "--mount type=bind,src=/srv/models,dst=/models",
+    ],
+)
+def test_paths_of_a_container_become_paths_of_the_host(mount: str) -> None:
+    flags = (
+        "--model /models/a/b --lora-modules x=/models/x y=org/y --chat-template /models/t.jinja"
+        """ --speculative-config '{"model": "/models/draft"}'"""
+    )
+    result = read_models(
+        yaml.safe_dump({"models": {"m": {"cmd": f"{DOCKER} {mount} {OPENAI} {flags}"}}})
+    )
+    assert result.models["m"] == {
+        "engines": ["vllm"],
+        "source": "/srv/models/a/b",
+        "loras": {"x": "/srv/models/x", "y": "org/y"},
+        "chat_template": {"text": "${file:/srv/models/t.jinja}"},
+        "drafter": "/srv/models/draft",
+    }
+    assert not result.notices
+
+
+@pytest.mark.parametrize(
+    ("volume", "source"),
+    [
+        ("/srv:/models", "/srv/m"),
+        ("./weights:/models:ro", "./weights/m"),
+        ("${WEIGHTS}:/models", "${env:WEIGHTS}/m"),
+        ({"type": "bind", "source": "${W:-/srv}", "target": "/models"}, "/srv/m"),
+    ],
+)
+def test_volumes_of_a_service_are_folders_of_the_host(volume: Any, source: str) -> None:
+    service = {"image": OPENAI, "command": "--model /models/m", "volumes": [volume]}
+    result = read_models(yaml.safe_dump({"services": {"m": service}}))
+    assert (result.models["m"]["source"], result.notices) == (source, [])
+
+
+@pytest.mark.parametrize(
+    ("mount", "place"),
+    [
+        ("", "the container"),
+        ("-v weights:/models", "the volume weights"),
+        ("-v /a:/mod", "the container"),
+    ],
+)
+def test_a_path_that_the_host_does_not_have_is_told(mount: str, place: str) -> None:
+    result = read_models(f"models:\n  m: {{cmd: {DOCKER} {mount} {OPENAI} --model /models/m}}\n")
+    expected = f"m: source: /models/m is a path in {place}. Write the host's path."
+    assert expected in notices(result)
+
+
+def test_a_folder_in_a_folder_is_the_nearest_one() -> None:
+    volumes = ["/all:/data", "/one:/data/models", "~/cache:/root/.cache"]
+    service = {"image": OPENAI, "command": "vllm serve /data/models/m", "volumes": volumes}
+    result = read_models(yaml.safe_dump({"services": {"m": service}}))
+    assert result.models["m"]["source"] == "/one/m"
+    (notice,) = result.notices
+    assert notice.text.startswith("m: volume /data, /root/.cache: the weights are in")
+
+
+def test_members_of_a_persistent_group_are_pinned() -> None:
+    result = read_models(
+        "groups: {g: {persistent: true, swap: false, members: [a]}}\nmodels:\n"
+        "  a: {cmd: vllm serve org/a, ttl: 5}\n  b: {cmd: vllm serve org/b, ttl: 5}\n"
+    )
+    assert [result.models[name]["policy"] for name in "ab"] == [
+        {"pinned": True},
+        {"keep_alive": "5s"},
+    ]
+    assert notices(result).keys() == {
+        "a: ttl: a model of a persistent group is pinned, so it stays loaded."
+    }
+    more = read_models("groups: {g: {members: [a, b]}}\nmodels: {a: {cmd: vllm serve org/a}}\n")
+    assert [notice.text[:7] for notice in more.notices] == ["groups:"]
+
+
+@pytest.mark.parametrize(
+    ("command", "proxy", "endpoints"),
+    [
+        ("ssh gpu2 start-it", "http://gpu2:8000", ["http://gpu2:8000/v1"]),
+        ("ssh gpu2 vllm serve org/m", "http://gpu2:${p}/v1", ["http://gpu2:8000/v1"]),
+        ("vllm serve org/m", "http://127.0.0.1:${PORT}", None),
+        (f"{DOCKER} --name m {OPENAI} org/m", "http://m:8000", None),
+    ],
+)
+def test_a_proxy_to_another_machine_is_an_endpoint(
+    command: str, proxy: str, endpoints: list[str] | None
+) -> None:
+    entry = {"cmd": command, "proxy": proxy}
+    result = read_models(yaml.safe_dump({"macros": {"p": "8000"}, "models": {"m": entry}}))
+    assert result.models["m"].get("endpoints") == endpoints
+    is_told = any("proxy" in notice.text for notice in result.notices)
+    assert is_told == (endpoints is None)
+
+
+def test_one_reason_is_told_once() -> None:
+    swap = read_models(
+        "models:\n  a: {cmd: vllm serve org/a --host x --port 1}\n"
+        "  b: {cmd: vllm serve org/b --host x --port 1}\n  c: {cmd: vllm serve org/c --port 1}\n"
+    )
+    (notice,) = swap.notices
+    assert notice.text.startswith("a, b: --host, --port; c: --port: the gateway sets it")
+    assert notice.line == 2
+    modelfile = read_models(
+        "FROM org/name\nPARAMETER top_p 1\nPARAMETER top_k 1\nADAPTER ./a\nADAPTER ./b\n"
+    )
+    (notice,) = modelfile.notices
+    assert notice.text.startswith("PARAMETER top_p, PARAMETER top_k: clients send it")
+    (model,) = modelfile.models.values()
+    assert model["loras"] == {"adapter": "./a", "adapter-2": "./b"}
+
+
+def test_variables_before_the_command_of_a_service_count() -> None:
+    service = {"image": OPENAI, "command": "env NCCL_DEBUG=INFO vllm serve org/name"}
+    result = read_models(yaml.safe_dump({"services": {"m": service}}))
+    assert result.models["m"]["env"] == {"NCCL_DEBUG": "INFO"}
 
 
 @pytest.mark.parametrize("text", ["services:\n  a: {image: x\n", "models:\n  a: 1\n  a: 2\n"])
