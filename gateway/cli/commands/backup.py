@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -21,38 +25,47 @@ from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady
 from gateway.version import __version__
 
+_STANDARD_STREAM = Path("-")
+
 
 def backup(
     file: Annotated[
         Path | None,
-        typer.Argument(help="Output file; default: fitserve-TIME.tar.gz in this folder."),
+        typer.Argument(
+            help="Output file, or - for the standard output; default: fitserve-TIME.tar.gz here."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Write models, facts, measurements and key digests to one file. Weights and engines are not
     included. Without a running gateway, the data folder of this shell's settings is read."""
+    if file == _STANDARD_STREAM:
+        if sys.stdout.isatty():
+            raise BadRequest(
+                "A terminal cannot show a backup.",
+                hint="Write it to a file: `fitserve backup - > fitserve.tar.gz`.",
+            )
+        if as_json:
+            raise BadRequest(
+                "The standard output can hold the backup or JSON, not both.",
+                hint="Leave --json out, or name a file.",
+            )
+        _write_to_standard_output()
+        return
     path = file or Path(f"fitserve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.tar.gz")
     if path.exists():
         raise BadRequest(f"{path} exists already.", hint="Choose another name.")
     draft = path.with_name(f"{path.name}.part")
     try:
-        try:
-            # Other users may write in this folder too: an existing link must not be followed.
-            draft.unlink(missing_ok=True)
-            with draft.open("xb") as output:
-                output.writelines(stream("/admin/backup", {}))
-        except NotReady:
-            if os.environ.get("FITSERVE_URL"):
-                raise
-            from gateway.settings import load_settings
-            from gateway.store.backup import write_backup
-
-            with draft.open("wb") as output:
-                write_backup(load_settings().data, output, __version__)
+        # Other users may write in this folder too: an existing link must not be followed.
+        draft.unlink(missing_ok=True)
+        with draft.open("xb") as output:
+            _write_backup(output)
         draft.replace(path)
     except OSError as error:
         raise BadRequest(
-            f"{path} cannot be written: {error.strerror}.", hint="Choose another path."
+            f"{path} cannot be written: {error.strerror}.",
+            hint="Choose another path, or `-` for the standard output.",
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -65,8 +78,45 @@ def backup(
     )
 
 
+def _write_to_standard_output() -> None:
+    """Write the backup once it is whole, so that a failed one leaves the output empty. Raises
+    BadRequest."""
+    with tempfile.TemporaryFile() as whole:
+        try:
+            _write_backup(whole)
+            whole.seek(0)
+            shutil.copyfileobj(whole, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise BadRequest(
+                f"The backup cannot be written: {error.strerror}.",
+                hint="Make room in the folder for temporary files and at the output.",
+            ) from None
+
+
+def _write_backup(output: IO[bytes]) -> None:
+    """Write the backup of the running gateway, or of this shell's data folder without one. Raises
+    NotReady, StoreError, OSError."""
+    try:
+        output.writelines(stream("/admin/backup", {}))
+    except NotReady:
+        if os.environ.get("FITSERVE_URL"):
+            raise
+        from gateway.settings import load_settings
+        from gateway.store.backup import write_backup
+
+        # A gateway that ended in between has left a part.
+        output.seek(0)
+        output.truncate()
+        write_backup(load_settings().data, output, __version__)
+
+
 def restore(
-    file: Annotated[Path, typer.Argument(help="File written by `fitserve backup`.")],
+    file: Annotated[
+        Path, typer.Argument(help="File written by `fitserve backup`, or - for the standard input.")
+    ],
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Replace existing data without asking.")
     ] = False,
@@ -86,11 +136,17 @@ def restore(
     lock_fd = lock(data)
 
     def confirm_replacement() -> None:
+        if file == _STANDARD_STREAM and (data / "fitserve.db").exists() and not yes:
+            raise BadRequest(
+                f"There is data in {data}, and the standard input cannot be asked.",
+                hint="Give --yes to replace it. The existing data is kept beside it.",
+            )
         if (data / "fitserve.db").exists() and not yes:
             typer.confirm(f"Replace the data in {data}?", abort=True)
 
     try:
-        restored = restore_backup(data, file, confirm_replacement)
+        with _archive_file(file) as archive:
+            restored = restore_backup(data, archive, confirm_replacement)
     finally:
         os.close(lock_fd)
     if as_json:
@@ -104,3 +160,22 @@ def restore(
     )
     if restored.aside is not None:
         print_paragraph(f"The earlier data is in {restored.aside}")
+
+
+@contextlib.contextmanager
+def _archive_file(file: Path) -> Iterator[Path]:
+    """The path of the backup; of the standard input, a copy as long as the context lasts. Raises
+    BadRequest."""
+    if file != _STANDARD_STREAM:
+        yield file
+        return
+    with tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, copy)
+            copy.flush()
+        except OSError as error:
+            raise BadRequest(
+                f"The standard input cannot be kept: {error.strerror}.",
+                hint="Make room in the folder for temporary files.",
+            ) from None
+        yield Path(copy.name)

@@ -7,16 +7,44 @@ import asyncio
 import gc
 import json
 import os
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 
 from gateway.store.data_folder import lock
+from gateway.store.database import Database
 from tests.local.cli.commands.test_run import script
 from tests.local.cli.test_main import fitserve
+from tests.support.patience import hang_s
 from tests.support.running import model_folder, running
 
 pytestmark = pytest.mark.anyio
+
+
+def standard_streams(
+    data: Path, *arguments: str, archive: Path | None = None, output: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command without a gateway, with files as its standard input and output."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")
+    }
+    with (
+        (archive or Path(os.devnull)).open("rb") as read,
+        (output or Path(os.devnull)).open("wb") as written,
+    ):
+        return subprocess.run(
+            [sys.executable, "-m", "gateway", *arguments],
+            env={**environment, "FITSERVE_DATA_DIR": str(data), "FITSERVE_PORT": "9"},
+            stdin=read,
+            stdout=written,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=hang_s(),
+            check=False,
+        )
 
 
 async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> None:
@@ -67,3 +95,28 @@ async def test_what_a_gateway_knows_goes_to_another_folder(tmp_path: Path) -> No
         FITSERVE_PORT="9",
     )
     assert alone.returncode == 0, alone.stderr
+
+
+def test_a_backup_goes_through_standard_streams(tmp_path: Path) -> None:
+    """Without a gateway, from one data folder into another."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    Database(first / "fitserve.db").close()
+    archive = tmp_path / "a.tar.gz"
+    done = standard_streams(first, "backup", "-", output=archive)
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(archive) as members:
+        assert {"manifest.json", "fitserve.db"} <= {*members.getnames()}
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["a.tar.gz"]
+    for arguments, code in ((["-"], 0), (["-"], 2), (["-", "--yes"], 0)):
+        done = standard_streams(second, "restore", *arguments, archive=archive)
+        assert done.returncode == code, done.stderr
+        assert ("the standard input cannot be asked" in done.stderr) == (code == 2)
+
+
+def test_a_backup_that_fails_leaves_the_standard_output_empty(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    done = standard_streams(tmp_path / "none", "backup", "-", output=output)
+    assert (done.returncode != 0, output.read_bytes()) == (True, b""), done.stderr
+    done = standard_streams(tmp_path / "none", "backup", "-", "--json", output=output)
+    assert (done.returncode, "not both" in done.stderr) == (2, True), done.stderr
