@@ -81,6 +81,9 @@ class Settings(BaseModel):
             "volume or host folder behind models_dir, when the gateway itself runs in a container"
         ),
     )
+    models_volume: str | None = Field(
+        None, description="the volume behind models_dir, where models_source is empty"
+    )
     models_file: Path | None = Field(
         None,
         description=(
@@ -471,8 +474,10 @@ class Settings(BaseModel):
     @property
     def shared_models(self) -> str | None:
         """The volume that engines in containers mount at `models`; None: each model's folder."""
-        return self.models_source or (
-            str(self.models) if self.host_kind in ("agent", "cluster") else None
+        return (
+            self.models_source
+            or self.models_volume
+            or (str(self.models) if self.host_kind in ("agent", "cluster") else None)
         )
 
     @property

@@ -19,6 +19,7 @@ import yaml
 
 from gateway.domain import Mount
 from gateway.domain.units import GIB
+from gateway.settings import load_settings
 from gateway.wishes.export.engine_start import EngineStart
 from gateway.wishes.export.kubernetes import kubernetes
 from gateway.wishes.models_file import load
@@ -195,6 +196,67 @@ def test_the_example_of_env_has_every_variable_of_compose_with_its_default() -> 
         ["git", "check-ignore", "-q", ".env"], cwd=ROOT, check=False
     ).returncode in (0, 128)
     assert ".env" in (ROOT / ".dockerignore").read_text().split()
+
+
+def test_every_name_that_compose_gives_is_one_of_the_installation() -> None:
+    """A fixed name would be that of another installation on the machine too."""
+    composition = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    names = {
+        f"{kind} {key}": entry["name"]
+        for kind in ("volumes", "networks")
+        for key, entry in composition.get(kind, {}).items()
+        if entry and "name" in entry
+    }
+    assert {"volumes fitserve-data", "volumes fitserve-models"} <= {*names}
+    for key, name in names.items():
+        assert re.fullmatch(r"\$\{FITSERVE_[A-Z]+_VOLUME:-[a-z-]+\}", name), (key, name)
+    assert not [key for key, entry in composition["services"].items() if "container_name" in entry]
+
+
+def test_documented_filters_name_one_installation() -> None:
+    filters = [
+        (path.name, label)
+        for path in (ROOT / "docs").glob("*.md")
+        for label in re.findall(r"label=fitserve\.\w+\S*", path.read_text())
+    ]
+    assert len(filters) >= 3
+    assert not [(page, label) for page, label in filters if "=$ID" not in label]
+
+
+@pytest.mark.parametrize(
+    ("variables", "source"),
+    [
+        ({}, "fitserve-models"),
+        ({"FITSERVE_MODELS_VOLUME": "second"}, "second"),
+        ({"FITSERVE_MODELS_VOLUME": "second", "FITSERVE_MODELS": "/data"}, "/data"),
+    ],
+)
+@pytest.mark.skipif(COMPOSE is None, reason="Docker Compose is not installed")
+def test_engines_get_the_models_of_their_gateway(
+    variables: dict[str, str], source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert COMPOSE is not None
+    shown = subprocess.run(
+        [*COMPOSE, "-f", "compose.yaml", "config"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        timeout=hang_s(),
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    composition = yaml.safe_load(shown.stdout)
+    assert composition["volumes"]["fitserve-models"]["name"] == variables.get(
+        "FITSERVE_MODELS_VOLUME", "fitserve-models"
+    )
+    for service in ("gateway", "agent"):
+        for name in [name for name in os.environ if name.startswith("FITSERVE_")]:
+            monkeypatch.delenv(name)
+        for name, value in composition["services"][service]["environment"].items():
+            if name.startswith("FITSERVE_MODELS"):
+                monkeypatch.setenv(name, str(value))
+        assert load_settings().shared_models == source
 
 
 @pytest.mark.skipif(COMPOSE is None, reason="Docker Compose is not installed")

@@ -242,6 +242,7 @@ _NO_ADDRESSES = {
     "host": "the gateway listens there, so it names no user",
     "docker_network": "a name of Docker",
     "models_source": "a volume or a folder",
+    "models_volume": "a name of Docker",
     "allowed_images": "patterns of names of images, which have no user",
     "gpus": "indices and UUIDs",
     "failpoint": "a name of the code",

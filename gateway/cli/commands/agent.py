@@ -33,7 +33,7 @@ def run(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     profiles = Profiles(settings.profiles_dir)
     models = Mount(
-        source=settings.models_source or str(settings.models), target=str(settings.models)
+        source=settings.shared_models or str(settings.models), target=str(settings.models)
     )
     stopped = stop_event()
     host = DockerHost(settings.docker_network, _installation_id(settings.data))
