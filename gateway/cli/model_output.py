@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.cli.present import show_plan
+from gateway.cli.present import SHORT_DETAIL, Detail, show_plan
 from gateway.cli.tables import print_paragraph, print_table, show_changes
 from gateway.cli.terminal import say
 from gateway.domain.phases import phase_label
@@ -125,8 +125,8 @@ def keep_alive_text(view: Any, now_s: float) -> str:
     )
 
 
-def show_model(view: Any, numbers: dict[str, int]) -> None:
-    """Print everything about a model. numbers: of GPUs in nvidia-smi, by UUID."""
+def show_model(view: Any, numbers: dict[str, int], detail: Detail = SHORT_DETAIL) -> None:
+    """Print the state of a model. numbers: of GPUs in nvidia-smi, by UUID. detail: of its plan."""
     import time
 
     from gateway.domain import ExpectedStart, Plan
@@ -145,7 +145,7 @@ def show_model(view: Any, numbers: dict[str, int]) -> None:
         print_paragraph(f"stays loaded: {keep_alive}{suffix}")
     if view["plan"]:
         start = ExpectedStart.model_validate(view["start"])
-        show_plan(Plan.model_validate(view["plan"]), start=start)
+        show_plan(Plan.model_validate(view["plan"]), start=start, detail=detail)
     if view["abilities"]:
         say("\nFor apps")
         rows = [

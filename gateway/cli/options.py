@@ -10,7 +10,7 @@ from copy import copy
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, get_args, get_type_hints
 
 import msgspec
 import typer
@@ -20,8 +20,15 @@ from gateway.domain.record import FrozenRecord
 from gateway.domain.units import token_count
 from gateway.errors import BadRequest, near_name_hint
 
+if TYPE_CHECKING:
+    from gateway.domain import Wish
+
 ModelName = Annotated[str, typer.Argument(help="Name of the model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AllRows = Annotated[
+    bool,
+    typer.Option("--all", help="Print defaults, each layer's kernel and all rejections too."),
+]
 Engines = Annotated[
     list[str] | None,
     typer.Option("--engine", help="Engine to allow, KIND or KIND==VERSION; repeatable."),
@@ -349,14 +356,14 @@ def absolute_source(source: str | None) -> str | None:
     return source
 
 
-def read_wish(**fields: Any) -> Any:
+def read_wish(**fields: object) -> Wish:
     """The Wish with these fields. Raises BadRequest."""
     from gateway.domain import Wish
     from gateway.domain.base import ValidationError
     from gateway.domain.value import first_problem
 
     try:
-        return Wish(name="plan", **fields)
+        return Wish.model_validate({"name": "plan", **fields})
     except ValidationError as error:
         raise BadRequest(
             f"{first_problem(error)}.", hint="`fitserve plan --help` lists the options."

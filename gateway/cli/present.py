@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.cli.tables import print_paragraph, print_table
 from gateway.cli.terminal import line_width as _width
@@ -18,7 +18,19 @@ if TYPE_CHECKING:
 CHECK_OMISSION = "The check before the start leaves out"
 
 
-def show_decision(decision: Any, *, as_json: bool) -> None:
+class Detail(NamedTuple):
+    """The rows of a plan to print. is_full: defaults, layers and limits too. option: of the command
+    line that prints them."""
+
+    is_full: bool
+    option: str = "--all"
+
+
+SHORT_DETAIL, FULL_DETAIL = Detail(is_full=False), Detail(is_full=True)
+
+
+def show_decision(decision: Any, *, as_json: bool, detail: Detail = SHORT_DETAIL) -> None:
+    """Print a decision: as JSON, or its first plan, other shapes and rejected candidates."""
     from gateway.planner import explain
 
     if as_json:
@@ -32,7 +44,7 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
     if decision.gpu_choice:
         print_paragraph(decision.gpu_choice)
     if decision.plans:
-        show_plan(decision.plans[0], decision.why_gpus, decision.start)
+        show_plan(decision.plans[0], decision.why_gpus, decision.start, detail)
         _show_nodes(decision)
     else:
         for line in decision.refusal:
@@ -43,17 +55,27 @@ def show_decision(decision: Any, *, as_json: bool) -> None:
             print_paragraph(line, indent=4, first="  ")
     if len(decision.plans) > 1:
         rows = explain.shapes(decision.plans)
-        rest = f" (the first {_MAX_SHAPES} of {len(rows)})" if len(rows) > _MAX_SHAPES else ""
-        say(f"\nPlans by shape{rest}")
+        rest = f", the first {_MAX_SHAPES} of {len(rows)}" if len(rows) > _MAX_SHAPES else ""
+        say(f"\nPlans by shape (RANK: the best plan of the shape{rest})")
         head = ("RANK", "GPUS", "LAYOUT", "CONTEXT", "TOK/S", "IN ALL", "ENGINES")
         print_table(head, rows[:_MAX_SHAPES])
-    if decision.rejected:
-        say("\nRejected")
-        for rejection in explain.rejections(decision.rejected):
-            print_paragraph(f"{rejection.verdict}: {rejection.candidates}", indent=4, first="  ")
-            for line in rejection.lines:
-                inner = "      " if line.startswith(" ") else "    "
-                print_paragraph(line.strip(), indent=len(inner) + 2, first=inner)
+    if decision.rejected and decision.plans and not detail.is_full:
+        counts = explain.rejected_counts(decision.rejected)
+        say("")
+        print_paragraph(f"Rejected: {counts}. `{detail.option}` shows the reasons.")
+    elif decision.rejected:
+        _show_rejections(decision.rejected)
+
+
+def _show_rejections(rejected: Any) -> None:
+    from gateway.planner import explain
+
+    say("\nRejected")
+    for rejection in explain.rejections(rejected):
+        print_paragraph(f"{rejection.verdict}: {rejection.candidates}", indent=4, first="  ")
+        for line in rejection.lines:
+            inner = "      " if line.startswith(" ") else "    "
+            print_paragraph(line.strip(), indent=len(inner) + 2, first=inner)
 
 
 _MAX_SHAPES = 8
@@ -143,37 +165,15 @@ def _short_name(model: str, models: list[str]) -> str:
     )
 
 
-def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
-    """Print a plan. why_gpus, start: of its decision."""
-    from gateway.planner import explain, layer_tables
+def show_plan(
+    plan: Any, why_gpus: str = "", start: Any = None, detail: Detail = SHORT_DETAIL
+) -> None:
+    """Print a plan: speed, memory, choices, flags. why_gpus, start: of its decision."""
+    _show_speed(plan)
+    _show_memory(plan.memory, detail)
+    _show_choices(plan, why_gpus, start.conditions.origin if start is not None else None, detail)
+    from gateway.planner import explain
 
-    say("")
-    origin = start.conditions.origin if start is not None else None
-    print_table(("CHOICE", "VALUE", "WHY"), explain.choices(plan, why_gpus, origin))
-    if plan.kernels:
-        _show_layers(
-            "Kernels per rank",
-            ("LAYER", "K x N", "SCHEME", "KERNEL"),
-            layer_tables.kernel_table(plan.kernels),
-        )
-    if plan.attention:
-        _show_layers(
-            "Attention",
-            ("LAYERS", "HEAD SIZE", "BACKEND"),
-            layer_tables.attention_table(plan.attention),
-        )
-    say("\nMemory per device\n" + explain.memory_bar(plan.memory, min(60, (_width() or 80) - 16)))
-    print_table(("", "", ""), explain.memory_rows(plan.memory))
-    if plan.speed:
-        say(
-            "\nMeasured speed"
-            if plan.speed.grade == "measured"
-            else f"\nExpected speed ({plan.speed.grade})"
-        )
-        print_table(("", ""), [*explain.speed_rows(plan.speed), ("by", plan.speed.source)])
-    elif unknown := explain.why_no_speed(plan):
-        say("")
-        print_paragraph(unknown, indent=4)
     if start is not None:
         grade = f" ({start.time.grade})" if start.time else ": unknown"
         say(f"\nExpected start{grade}")
@@ -196,6 +196,59 @@ def show_plan(plan: Any, why_gpus: str = "", start: Any = None) -> None:
     say("\nEngine flags")
     # Never wrapped, so that users can copy the line.
     say(visible_line(" ".join(words)))
+
+
+def _show_speed(plan: Any) -> None:
+    from gateway.planner import explain
+
+    if plan.speed:
+        say(
+            "\nMeasured speed"
+            if plan.speed.grade == "measured"
+            else f"\nExpected speed ({plan.speed.grade})"
+        )
+        print_table(("", ""), [*explain.speed_rows(plan.speed), ("by", plan.speed.source)])
+    elif unknown := explain.why_no_speed(plan):
+        say("")
+        print_paragraph(unknown, indent=4)
+
+
+def _show_memory(memory: Any, detail: Detail) -> None:
+    from gateway.planner import explain
+
+    say("\nMemory per device\n" + explain.memory_bar(memory, min(60, (_width() or 80) - 16)))
+    rows = explain.memory_rows(memory)
+    print_table(("", "", ""), rows if detail.is_full else rows[: -explain.BUDGET_ROWS])
+
+
+def _show_choices(plan: Any, why_gpus: str, origin: Any, detail: Detail) -> None:
+    """Print the choices and the kernels of layers. origin: of the plan's starts."""
+    from gateway.planner import explain, layer_tables
+
+    say("")
+    rows = explain.choices(plan, why_gpus, origin)
+    visible_rows = [row[:3] for row in rows if detail.is_full or not row.is_default]
+    print_table(("CHOICE", "VALUE", "WHY"), visible_rows)
+    if not detail.is_full:
+        if words := layer_tables.kernel_words(plan.kernels, plan.attention):
+            print_paragraph(words)
+        print_paragraph(
+            f"{len(rows) - len(visible_rows)} of {len(rows)} choices are defaults."
+            f" `{detail.option}` shows them, the kernel of each layer and the memory budget."
+        )
+        return
+    if plan.kernels:
+        _show_layers(
+            "Kernels per rank",
+            ("LAYER", "K x N", "SCHEME", "KERNEL"),
+            layer_tables.kernel_table(plan.kernels),
+        )
+    if plan.attention:
+        _show_layers(
+            "Attention",
+            ("LAYERS", "HEAD SIZE", "BACKEND"),
+            layer_tables.attention_table(plan.attention),
+        )
 
 
 def _show_layers(title: str, head: tuple[str, ...], layers: Any) -> None:

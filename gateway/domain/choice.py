@@ -7,6 +7,14 @@ from typing import Generic
 
 from gateway.domain.value import T, Value
 
+# Reasons of choices that leave a value to the engine or to the model.
+ENGINE_DEFAULT = "the engine's default"
+WEIGHTS_DTYPE = "the dtype of the weights"
+GRAPHS_ARE_FASTER = "CUDA graphs are faster"
+NEVER_SLEEPS = "the model never has to leave its GPUs"
+NO_SPECULATION = "it was not requested; its gain depends on the prompts, so measure it"
+NO_TEMPLATE = "the model has no chat template"
+
 
 class Choice(Value, Generic[T]):
     """A decided value with its reason. source: of the rule: `user`, a profile, a fact."""

@@ -11,8 +11,9 @@ from gateway.domain.units import plural
 def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
     """The reason for the number of GPUs of the first plan; "": there is no plan on GPUs.
 
-    plans: best first. Each number of GPUs is told by its best plan, and the first plan's number by
-    another layout too: `4 rather than 2: +38% alone, +37% with 32 at once`.
+    plans: best first. The first plan is compared with the best plan of the neighbouring numbers,
+    and with another layout on as many GPUs. The figures are always its gains over the other plan:
+    `4 over 2: +38% alone, +37% with 32 at once; 4 over 8: -8% alone, -13% with 32 at once`.
     """
     if not plans or not plans[0].gpus:
         return ""
@@ -24,26 +25,25 @@ def gpu_comparison(plans: Sequence[Plan], rejected: Sequence[Rejected]) -> str:
     larger = min((count for count in best if count > chosen), default=None)
     parts = []
     if fewer is not None:
-        parts.append(f"{chosen} rather than {fewer}: {gains(first, best[fewer])}")
+        parts.append(f"{chosen} over {fewer}: {gains(first, best[fewer])}")
     elif refused := _refused_below(chosen, first, rejected):
         parts.append(refused)
     if larger is not None:
-        parts.append(f"{larger} rather than {chosen}: {gains(best[larger], first)}")
+        parts.append(f"{chosen} over {larger}: {gains(first, best[larger])}")
     other_layout = next(
         (plan for plan in plans if gpus_of(plan) == chosen and layout_of(plan) != layout_of(first)),
         None,
     )
     if other_layout is not None:
         parts.append(
-            f"{layout_of(other_layout)} rather than {layout_of(first)}:"
-            f" {gains(other_layout, first)}"
+            f"{layout_of(first)} over {layout_of(other_layout)}: {gains(first, other_layout)}"
         )
     return "; ".join(parts) or _figures(first)
 
 
 def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Plan]) -> str:
-    """The GPUs that the first plan takes and leaves, and the plans with fewer and more; "": the
-    machine has one GPU or none.
+    """The GPUs that the first plan takes and leaves, and its gains over the plans with fewer and
+    more; "": the machine has one GPU or none.
 
     plans_by_option: by the value of `--gpus`, its best plan.
     """
@@ -56,7 +56,7 @@ def gpu_choice(first: Plan, machine_gpus: int, plans_by_option: Mapping[str, Pla
         + (f" and leaves {rest}." if rest > 0 else ".")
     ]
     sentences += [
-        f"`--gpus {value}` takes {gpus_of(plan)}: {gains(plan, first)}."
+        f"{count} over {gpus_of(plan)} (`--gpus {value}`): {gains(first, plan)}."
         for value, plan in plans_by_option.items()
         if gpus_of(plan) != count
     ]

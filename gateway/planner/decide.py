@@ -134,7 +134,7 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
 
 
 def engine_order(engines: Sequence[Engine]) -> dict[str, tuple[bool, int]]:
-    """By engine version: published weaknesses, and the place in the list, newest first."""
+    """Per engine version: published weaknesses, and the place in the list, newest first."""
     return {engine.ref: (bool(engine.advisories), index) for index, engine in enumerate(engines)}
 
 

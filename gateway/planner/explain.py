@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from gateway.diagnosis.facts.peers import P2P_SWITCH
@@ -25,6 +27,7 @@ from gateway.domain.units import GIB, gib, plural
 from gateway.domain.wish import Goal
 from gateway.planner.comparison import gpus_of, layout_of
 from gateway.planner.layer_tables import passed_over
+from gateway.planner.proposal.default_choices import is_default
 
 
 class Row(NamedTuple):
@@ -34,19 +37,26 @@ class Row(NamedTuple):
     source: str
 
 
-def choices(
-    plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None
-) -> list[tuple[str, str, str]]:
+class ChoiceRow(NamedTuple):
+    """A decided value in words. is_default: the engine's own value, for the usual reason."""
+
+    name: str
+    value: str
+    why: str
+    is_default: bool = False
+
+
+def choices(plan: Plan, why_gpus: str = "", origin: StartOrigin | None = None) -> list[ChoiceRow]:
     """Every decided value, with its reason and source. why_gpus: of the decision. origin: of its
     starts; None: unknown."""
     rows = [
-        (
+        ChoiceRow(
             "engine",
             str(plan.engine),
             image(plan.engine) if origin in (None, "container") else _ORIGINS[origin],
         )
     ]
-    rows += [("GPUs", str(gpus_of(plan)), why_gpus)] if why_gpus else []
+    rows += [ChoiceRow("GPUs", str(gpus_of(plan)), why_gpus)] if why_gpus else []
     for name in Plan.model_fields:
         choice = getattr(plan, name)
         if isinstance(choice, Choice) and not (
@@ -57,9 +67,11 @@ def choices(
                 if isinstance(choice.value, bool)
                 else str(choice.value)
             )
-            rows.append((name.replace("_", " "), value, f"{choice.reason} ({choice.source})"))
+            why = f"{choice.reason} ({choice.source})"
+            row = ChoiceRow(name.replace("_", " "), value, why, is_default(name, choice))
+            rows.append(row)
     return rows + [
-        (name, choice.value, f"{choice.reason} ({choice.source})")
+        ChoiceRow(name, choice.value, f"{choice.reason} ({choice.source})")
         for name, choice in plan.variables.items()
     ]
 
@@ -75,13 +87,14 @@ def image(engine: EngineRef) -> str:
 
 
 def short(digest: str) -> str:
-    """As much of a digest as Docker shows."""
+    """The part of a digest that Docker shows."""
     _, mark, digits = digest.partition("sha256:")
     return mark + digits[:12]
 
 
 def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
-    """The parts of a device's memory, in the order of the bar, with the letters of the bar."""
+    """The parts of a device's memory, in the order of the bar, with the letters of the bar. The
+    last `BUDGET_ROWS` rows are no parts, but limits."""
     rows = [("W weights", gib(memory.weights_bytes), "")]
     for letter, name in (("a", "activations"), ("g", "graphs"), ("o", "overhead")):
         count = getattr(memory, _PARTS[letter])
@@ -102,7 +115,9 @@ def memory_rows(memory: Memory) -> list[tuple[str, str, str]]:
     return rows
 
 
-# Of the memory bar: letter -> field.
+BUDGET_ROWS = 2
+
+# The field of each letter of the memory bar.
 _PARTS = {
     "W": "weights_bytes",
     "a": "activation_bytes",
@@ -130,6 +145,12 @@ def speed_rows(speed: Speed) -> list[tuple[str, str]]:
     ]
     long = speed.first_token_32k_s
     return [*rows, ("first token, 32k", f"{_estimate_text(long)} s")] if long else rows
+
+
+def rejected_counts(rejected: Sequence[Rejected]) -> str:
+    """`illegal_parallelism 16, text_only 2`: rejected candidates by verdict, most first."""
+    counts = Counter(rejection.verdict for rejection in rejected)
+    return ", ".join(f"{verdict} {count}" for verdict, count in counts.most_common())
 
 
 def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:

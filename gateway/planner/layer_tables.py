@@ -56,10 +56,31 @@ def attention_table(rows: tuple[LayerAttention, ...]) -> LayerTable:
     notes: list[str] = []
     display: list[tuple[str, ...]] = []
     for row in rows:
-        name = f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
-        cell = f"{name}{_note_reference(passed_over(row.refused), notes)}"
+        cell = f"{_backend_name(row)}{_note_reference(passed_over(row.refused), notes)}"
         display.append((f"{row.kind} x{row.layers}", str(row.head_dim), cell))
     return LayerTable("", display, notes)
+
+
+def kernel_words(kernels: tuple[LayerKernel, ...], attention: tuple[LayerAttention, ...]) -> str:
+    """`Kernels: Marlin x240, torch x91. Attention: FLASH_ATTN 2 x36.`: layers by kernel; "" without
+    any."""
+    groups = {
+        "Kernels": [(_short_name(row.kernel or _STATUS[row.status]), row.count) for row in kernels],
+        "Attention": [(_backend_name(row), row.layers) for row in attention],
+    }
+    sentences = []
+    for title, pairs in groups.items():
+        counts: dict[str, int] = {}
+        for name, count in pairs:
+            counts[name] = counts.get(name, 0) + count
+        if counts:
+            names = ", ".join(f"{name} x{count}" for name, count in counts.items())
+            sentences.append(f"{title}: {names}.")
+    return " ".join(sentences)
+
+
+def _backend_name(row: LayerAttention) -> str:
+    return f"{row.backend} {row.version or ''}".strip() if row.backend else _STATUS[row.status]
 
 
 def passed_over(refused: tuple[Refusal, ...]) -> list[str]:

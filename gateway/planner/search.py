@@ -79,7 +79,7 @@ class _VariantQueue:
 class Search:
     """The search of one engine version: `run` fills `plans`, `rejected` and `gaps`.
 
-    inputs: with the variables of this engine (`PlanningInput.under`). args: the user's checked
+    inputs: with the variables of this engine (`PlanningInput.with_env`). args: the user's checked
     flags by this engine's names; `canonical` has them by the planner's names.
     """
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from gateway.diagnosis.facts.scope import batch_scope
 from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
+from gateway.domain.choice import GRAPHS_ARE_FASTER
 from gateway.domain.units import MIB, gib
 from gateway.engines.common.candidate import Budget, Candidate, Footprint
 from gateway.engines.common.refusal import Refused, VariantEvidence
@@ -34,7 +35,7 @@ _NOISE_BYTES = 64 * MIB
 # No plan goes lower by itself: blocks of some KV caches are as long as this, and have to fit into a
 # batch.
 _MIN_TOKENS = 2048
-_GRAPHS = bool_choice(False, "CUDA graphs are faster", "planner")
+_GRAPHS = bool_choice(False, GRAPHS_ARE_FASTER, "planner")
 # Of a plan that is short of memory.
 _FEW_SEQS = 16
 # The planner's name of the flag for an engine's share of a GPU.
@@ -471,7 +472,7 @@ def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
             f"; decoding gets them for the {size} planned requests at once (--{flag}={size})"
         )
     return (
-        bool_choice(False, f"CUDA graphs are faster{small_batch}", "planner")
+        bool_choice(False, f"{GRAPHS_ARE_FASTER}{small_batch}", "planner")
         if small_batch
         else _GRAPHS
     )

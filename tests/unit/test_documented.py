@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import typer
@@ -110,21 +111,29 @@ def is_printed(line: str, output: list[str]) -> bool:
 
 @pytest.mark.parametrize("block", blocks_with_output(), ids=lambda block: block.splitlines()[0])
 def test_the_output_in_a_page_is_what_the_command_prints(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    folder = tmp_path / "Qwen3-8B"
+    # About as long as SOURCE, so that lines wrap at the same words.
+    parent = TemporaryDirectory(dir="/tmp")
+    request.addfinalizer(parent.cleanup)
+    folder = Path(parent.name) / "Qwen3-8B"
     folder.mkdir()
     shutil.copy(MODELS / "qwen3-8b.json", folder / "config.json")
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.chdir(ROOT)
     command, *lines = block.splitlines()
     assert program()
-    result = CliRunner().invoke(app, command.replace(SOURCE, str(folder)).split())
-    # 1: the log shows a failure.
-    assert result.exit_code == (1 if command.startswith("diagnose ") else 0)
-    output = result.output.replace(str(folder), SOURCE).splitlines()
     assert len(lines) > 5
-    assert [line for line in lines if not is_printed(line, output)] == []
+    lines_not_printed = []
+    # Whole lines as in a pipe, or lines as wide as a page.
+    for columns in ("", "100"):
+        monkeypatch.setenv("COLUMNS", columns)
+        result = CliRunner().invoke(app, command.replace(SOURCE, str(folder)).split())
+        # 1: the log shows a failure.
+        assert result.exit_code == (1 if command.startswith("diagnose ") else 0)
+        output = result.output.replace(str(folder), SOURCE).splitlines()
+        lines_not_printed.append([line for line in lines if not is_printed(line, output)])
+    assert [] in lines_not_printed
 
 
 def test_pages_show_outputs() -> None:

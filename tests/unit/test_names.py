@@ -44,8 +44,10 @@ unit/planner/test_public_cases.py
 unit/planner/test_reported_failures.py
 unit/planner/test_sources.py
 unit/test_architecture.py
+unit/test_compared.py
 unit/test_contributing.py
 unit/test_docs_style.py
+unit/test_docstring_names.py
 unit/test_yaml_style.py
 unit/test_documented.py
 unit/test_forge.py

@@ -20,7 +20,7 @@ from gateway.cli.options import (
     with_option_groups,
     without_none,
 )
-from gateway.cli.present import CHECK_OMISSION, show_decision
+from gateway.cli.present import CHECK_OMISSION, Detail, show_decision
 from gateway.cli.tables import print_paragraph
 from gateway.domain.record import FrozenRecord
 
@@ -125,6 +125,7 @@ def _show_plan(body: dict[str, Any], *, as_json: bool) -> None:
     from gateway.domain import Decision
 
     decision = Decision.model_validate(call("POST", "/admin/models?dry_run=true", body))
-    show_decision(decision, as_json=as_json)
+    detail = Detail(is_full=False, option="fitserve plan --all")
+    show_decision(decision, as_json=as_json, detail=detail)
     if not decision.plans:
         raise typer.Exit(3)

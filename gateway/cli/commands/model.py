@@ -10,7 +10,8 @@ import typer
 from gateway.cli.client import call, model_path, stream
 from gateway.cli.disk_output import removal_text
 from gateway.cli.model_output import show_model, start_text, status_text
-from gateway.cli.options import Json, ModelName, without_none
+from gateway.cli.options import AllRows, Json, ModelName, without_none
+from gateway.cli.present import FULL_DETAIL, SHORT_DETAIL
 from gateway.cli.tables import print_paragraph
 from gateway.cli.terminal import print_bytes, print_message, say
 from gateway.visible import visible_line
@@ -20,7 +21,7 @@ _REPEAT_S = 15.0
 _FINAL_STATES = ("no_plan", "quarantined", "stopped", "stopping")
 
 
-def show(name: ModelName, as_json: Json = False) -> None:
+def show(name: ModelName, full: AllRows = False, as_json: Json = False) -> None:
     """Show a model's state, plan and attempts, with reasons. Exit code 3 unless it is ready."""
     view = call("GET", model_path(name))
     if as_json:
@@ -28,7 +29,9 @@ def show(name: ModelName, as_json: Json = False) -> None:
     else:
         has_gpus = view["plan"] or view["wish"]["gpus"]
         gpus = call("GET", "/admin/hardware")["gpus"] if has_gpus else []
-        show_model(view, {gpu["uuid"]: gpu["index"] for gpu in gpus})
+        show_model(
+            view, {gpu["uuid"]: gpu["index"] for gpu in gpus}, FULL_DETAIL if full else SHORT_DETAIL
+        )
     if view["state"] != "ready":
         raise typer.Exit(3)
 

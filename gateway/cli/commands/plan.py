@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gateway.cli.client import call
 from gateway.cli.options import (
+    AllRows,
     Engines,
     Hardwares,
     Json,
@@ -20,9 +21,14 @@ from gateway.cli.options import (
     usage_error,
     with_option_groups,
 )
-from gateway.cli.present import show_decision, show_matrix
+from gateway.cli.present import FULL_DETAIL, SHORT_DETAIL, show_decision, show_matrix
 from gateway.cli.terminal import print_message
 from gateway.errors import BadModel, FitserveError, NeedsRemoteCode
+
+if TYPE_CHECKING:
+    from gateway.domain import Decision, MeasuredStart, Wish
+    from gateway.planner.service.startable import Startable
+    from gateway.profiles.profiles import Profiles
 
 
 def _list_hardware(value: str | None) -> str | None:
@@ -60,6 +66,7 @@ def plan(
             "--check/--no-check", help="Ask the code of installed engines; takes about 20 s."
         ),
     ] = False,
+    full: AllRows = False,
     as_json: Json = False,
 ) -> None:
     """Show the plan for MODEL with its reasons, and start nothing. Exit code 3 without a plan."""
@@ -77,12 +84,12 @@ def plan(
             decision = _plan_here(wish)
         else:
             decision = _plan_for_snapshot(wish, hardware)
-    show_decision(decision, as_json=as_json)
+    show_decision(decision, as_json=as_json, detail=FULL_DETAIL if full else SHORT_DETAIL)
     if not decision.plans:
         raise typer.Exit(3)
 
 
-def _ask_gateway(wish: Any) -> Any | None:
+def _ask_gateway(wish: Wish) -> Decision | None:
     """The decision of the running gateway, which knows its engines and facts. None without one."""
     import os
 
@@ -106,7 +113,7 @@ def _ask_gateway(wish: Any) -> Any | None:
         return None
 
 
-def _plan_here(wish: Any) -> Any:
+def _plan_here(wish: Wish) -> Decision:
     """The decision for this machine, with the engines and facts of this data folder."""
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.store.recovery import records_at_rest
@@ -119,7 +126,7 @@ def _plan_here(wish: Any) -> Any:
     return _with_start(decision, starts)
 
 
-def _with_start(decision: Any, starts: Any) -> Any:
+def _with_start(decision: Decision, starts: list[MeasuredStart]) -> Decision:
     """The decision with the expected start of its first plan, by the record of a gateway."""
     from gateway.diagnosis.start_times import expected_start
     from gateway.diagnosis.starts_elsewhere import start_elsewhere
@@ -133,7 +140,9 @@ def _with_start(decision: Any, starts: Any) -> Any:
     return decision.evolve(start=ExpectedStart(conditions=conditions, time=time))
 
 
-def _plan_for_cluster(wish: Any, hardware: str, network: str | None, *, check: bool) -> Any | None:
+def _plan_for_cluster(
+    wish: Wish, hardware: str, network: str | None, *, check: bool
+) -> Decision | None:
     """The decision for several machines; None: `hardware` is one machine."""
     from gateway.planner.service.offline import OfflinePlanner
     from gateway.profiles.cluster_forms import network_of
@@ -149,7 +158,7 @@ def _plan_for_cluster(wish: Any, hardware: str, network: str | None, *, check: b
     return decision
 
 
-def _plan_for_snapshot(wish: Any, hardware: str) -> Any:
+def _plan_for_snapshot(wish: Wish, hardware: str) -> Decision:
     """The decision for a machine by its name or file."""
     from gateway.domain.hardware import ASSUMED_CARD
     from gateway.planner.service.offline import OfflinePlanner
@@ -164,7 +173,7 @@ def _plan_for_snapshot(wish: Any, hardware: str) -> Any:
     return decision
 
 
-def _startable(wish: Any, profiles: Any) -> Any:
+def _startable(wish: Wish, profiles: Profiles) -> Startable:
     """The engines that a gateway with these settings could start. `server/host_choice.py` chooses
     the host in the same way."""
     from gateway.hosts.docker.client import listening
@@ -220,7 +229,7 @@ def matrix(
         raise typer.Exit(3)
 
 
-def _with_engine_of_image(wish: Any) -> Any:
+def _with_engine_of_image(wish: Wish) -> Wish:
     """The wish with the engine of its image, which is asked if the wish names no engine."""
     if wish.image is None:
         return wish
@@ -240,7 +249,7 @@ def _with_engine_of_image(wish: Any) -> Any:
     )
 
 
-def _plan_with_check(wish: Any, hardware: str | None) -> Any:
+def _plan_with_check(wish: Wish, hardware: str | None) -> Decision:
     """The decision after an inquiry to the installed engines. Failed inquiries are printed to
     standard error."""
     import asyncio
@@ -260,8 +269,8 @@ def _plan_with_check(wish: Any, hardware: str | None) -> Any:
 
 
 def _decisions(
-    wish: Any, models: list[str], machines: list[str | None]
-) -> list[tuple[list[str], Any]]:
+    wish: Wish, models: list[str], machines: list[str | None]
+) -> list[tuple[list[str], Decision]]:
     """The considered engines and the decision for each model and machine (None: this one)."""
     from gateway.planner.service.offline import OfflinePlanner
 

@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.sleep import sleep_scope
 from gateway.domain import BoolChoice, Choice, Engine, Memory, Scalar
+from gateway.domain.choice import NEVER_SLEEPS
 from gateway.domain.units import gib
 from gateway.engines.common.resources import free_ram_beside
 
 FLAG = "enable-sleep-mode"
 # The user's flags beside which sleep is untested: they move weights or the KV cache themselves.
 _OFFLOAD_FLAGS = ("cpu-offload", "offload", "kv-offloading")
-_NO_SLEEP = BoolChoice(
-    value=False, reason="the model never has to leave its GPUs", source="planner"
-)
+_NO_SLEEP = BoolChoice(value=False, reason=NEVER_SLEEPS, source="planner")
 _SEGMENTS = "expandable_segments:True"
 
 

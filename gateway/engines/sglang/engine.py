@@ -19,6 +19,7 @@ from gateway.domain import (
     Scalar,
     Value,
 )
+from gateway.domain.choice import ENGINE_DEFAULT
 from gateway.domain.units import MIB
 from gateway.engines.common.candidate import (
     Budget,
@@ -179,7 +180,7 @@ class SglangRules(SglangKind):
     # --- batch ---
 
     def default_seqs(self, candidate: Candidate) -> Default:
-        return candidate.engine.default_seqs, "the engine's default", candidate.source
+        return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
         model, gpu_mib = model_of(candidate.inputs.spec), candidate.devices.least / MIB
@@ -188,7 +189,7 @@ class SglangRules(SglangKind):
         )
         return (
             max(1, chosen.chunked_prefill // candidate.variant.dp),
-            "the engine's default for GPUs of this size",
+            f"{ENGINE_DEFAULT} for GPUs of this size",
             candidate.source,
         )
 

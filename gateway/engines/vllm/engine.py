@@ -18,6 +18,7 @@ from gateway.domain import (
     Scalar,
     Value,
 )
+from gateway.domain.choice import ENGINE_DEFAULT
 from gateway.domain.units import GIB, MIB, gib
 from gateway.engines.common.candidate import (
     Budget,
@@ -152,7 +153,7 @@ class VllmRules(VllmKind):
         return False
 
     def unfollowed_variables(self, names: Collection[str]) -> list[str]:
-        """Those of these variables that may change kernels or memory, and that no rule follows."""
+        """The variables among these that may change kernels or memory, and that no rule follows."""
         effects = [
             effect for rules in (self.linear, self.moe) if rules for effect in rules.variables
         ]
@@ -238,8 +239,8 @@ class VllmRules(VllmKind):
 
     def default_seqs(self, candidate: Candidate) -> Default:
         if _is_big(candidate, 70):
-            return 1024, "the engine's default for GPUs of 70 GiB and more", _DEFAULTS
-        return candidate.engine.default_seqs, "the engine's default", candidate.source
+            return 1024, f"{ENGINE_DEFAULT} for GPUs of 70 GiB and more", _DEFAULTS
+        return candidate.engine.default_seqs, ENGINE_DEFAULT, candidate.source
 
     def default_tokens(self, candidate: Candidate) -> Default:
         engine, inputs = candidate.engine, candidate.inputs
@@ -248,10 +249,10 @@ class VllmRules(VllmKind):
                 engine.default_batched_tokens, inputs.wish.most_context or inputs.spec.max_position
             )
             return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
-        usual: Default = engine.default_batched_tokens, "the engine's default", candidate.source
+        usual: Default = engine.default_batched_tokens, ENGINE_DEFAULT, candidate.source
         for least_gib, tokens in ((160, 16384), (70, 8192)):
             if _is_big(candidate, least_gib):
-                reason = f"the engine's default for GPUs of {least_gib} GiB and more"
+                reason = f"{ENGINE_DEFAULT} for GPUs of {least_gib} GiB and more"
                 usual = tokens, reason, _DEFAULTS
                 break
         frames = inputs.spec.config.get("max_source_positions")
@@ -401,7 +402,7 @@ class VllmRules(VllmKind):
 
     def _share(self, footprint: Footprint, limit: float) -> float:
         """The part of each GPU that is free beside the engine's memory outside its share, in
-        hundredths; `most` at most."""
+        hundredths; `limit` at most."""
         candidate, beside_bytes = footprint.candidate, _beside_bytes(footprint)
         room = min((free - beside_bytes) * 100 // total for free, total in candidate.devices.room)
         spared = math.ceil(_spare_bytes(candidate) * 100 / max(1, candidate.devices.visible_bytes))

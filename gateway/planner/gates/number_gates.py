@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.domain import Choice, Engine, Gpu, ModelSpec, Scalar, str_choice
+from gateway.domain.choice import WEIGHTS_DTYPE
 from gateway.engines.common.candidate import EngineRules
 from gateway.engines.common.planning_input import PlanningInput
 from gateway.engines.common.refusal import Refused
@@ -134,7 +135,7 @@ def gate_dtype(
             reason, source = without["float16"]
             reason += "; it takes twice the memory and time" if preferred == "float32" else ""
         return str_choice(preferred, reason, source)
-    return str_choice(stored, "the dtype of the weights", inputs.spec.sources.get("dtype", ""))
+    return str_choice(stored, WEIGHTS_DTYPE, inputs.spec.sources.get("dtype", ""))
 
 
 def _impossible_dtypes(

@@ -36,10 +36,10 @@ def test_the_first_plan_is_compared_with_the_neighbouring_numbers_of_gpus() -> N
     fewer = max(count for count in by_count if count < chosen)
     more = min(count for count in by_count if count > chosen)
     parts = words.split("; ")
-    assert parts[0] == f"{chosen} rather than {fewer}: {gains(best, by_count[fewer])}"
-    assert parts[1] == f"{more} rather than {chosen}: {gains(by_count[more], best)}"
-    row = next(row for row in explain.choices(best, words) if row[0] == "GPUs")
-    assert row == ("GPUs", str(chosen), words)
+    assert parts[0] == f"{chosen} over {fewer}: {gains(best, by_count[fewer])}"
+    assert parts[1] == f"{chosen} over {more}: {gains(best, by_count[more])}"
+    row = next(row for row in explain.choices(best, words) if row.name == "GPUs")
+    assert row == ("GPUs", str(chosen), words, False)
 
 
 def test_gains_are_parts_of_speed_and_numbers_of_room_and_context() -> None:
@@ -73,10 +73,12 @@ def test_an_8b_model_leaves_half_of_eight_h100_and_says_how_to_take_less_or_more
     assert (gpus_of(few), gpus_of(everything)) == (1, 8)
     words = gpu_choice(best, 8, {"few": few, "all": everything})
     assert words == (
-        f"Takes 4 of 8 GPUs and leaves 4. `--gpus few` takes 1: {gains(few, best)}."
-        f" `--gpus all` takes 8: {gains(everything, best)}."
+        f"Takes 4 of 8 GPUs and leaves 4. 4 over 1 (`--gpus few`): {gains(best, few)}."
+        f" 4 over 8 (`--gpus all`): {gains(best, everything)}."
     )
-    assert gpu_choice(everything, 8, {"few": few}).startswith("Takes 8 of 8 GPUs. `--gpus few`")
+    assert gpu_choice(everything, 8, {"few": few}).startswith(
+        "Takes 8 of 8 GPUs. 8 over 1 (`--gpus few`): "
+    )
     assert gpu_choice(few, 8, {"few": few}) == "Takes 1 of 8 GPUs and leaves 7."
     assert gpu_choice(few, 1, {}) == ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def wide(result: Result, columns: int) -> list[str]:
 
 
 def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
-    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1")
+    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", "--all")
     assert shown.exit_code == 0, shown.output
     assert not wide(shown, 80)
     text = shown.stdout
@@ -88,7 +89,7 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
     assert "\n  no_kernel: vllm==0.19.1 TP=2\n" in text
     assert "\n      Marlin: N=32 is not a multiple of 64 (32 over)\n" in text
     assert "\x1b" not in text
-    all_gpus = ("--gpus", "all")
+    all_gpus = ("--gpus", "all", "--all")
     roomy = run("plan", qwen, "--hardware", "2x5090", "--engine", "vllm==0.19.1", *all_gpus).stdout
     assert "2 copies of vllm==0.19.1 on 1 GPU each, 32,768 tokens of context" in " ".join(
         roomy.split()
@@ -97,18 +98,78 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
 
 @pytest.mark.parametrize("columns", [40, 56, 120])
 def test_every_width_is_kept(run: Run, qwen: Path, columns: int) -> None:
-    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm", columns=columns)
-    assert not [line for line in wide(shown, columns) if " " in line.strip() and columns > 56]
-    assert max(len(line) for line in shown.stdout.splitlines() if line.startswith("[W")) <= max(
-        columns, 40
-    )
+    arguments = ("plan", qwen, "--hardware", "2x3090", "--engine", "vllm")
+    for shown in (run(*arguments, columns=columns), run(*arguments, "--all", columns=columns)):
+        assert not [line for line in wide(shown, columns) if " " in line.strip() and columns > 56]
+        assert max(len(line) for line in shown.stdout.splitlines() if line.startswith("[W")) <= max(
+            columns, 40
+        )
 
 
 def test_a_pipe_has_a_line_for_each_row(run: Run, qwen: Path) -> None:
-    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", columns=0)
+    arguments = ("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", "--all")
+    shown = run(*arguments, columns=0)
     lines = shown.stdout.splitlines()
     assert any(line.startswith("speculation") and "measure it (planner)" in line for line in lines)
     assert not any(line.endswith(" ") for line in lines)
+
+
+def test_the_short_plan_has_speed_and_memory_before_choices_and_counts_the_defaults(
+    run: Run, qwen: Path
+) -> None:
+    arguments = ("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1")
+    short = run(*arguments, columns=0).stdout.splitlines()
+    full = run(*arguments, "--all", columns=0).stdout.splitlines()
+    places = [
+        next(number for number, line in enumerate(short) if line.startswith(title))
+        for title in ("Expected speed", "Memory per device", "CHOICE", "Engine flags", "Plans by")
+    ]
+    assert places == sorted(places)
+    rows, all_rows = choice_rows(short), choice_rows(full)
+    assert set(rows) < set(all_rows)
+    (count,) = [line for line in short if "choices are defaults" in line]
+    assert count.startswith(f"{len(all_rows) - len(rows)} of {len(all_rows)} choices")
+    assert "`--all` shows them" in count
+    assert {"engine", "max model len", "quantization"} <= {line.split("  ")[0] for line in rows}
+    assert "Kernels: " in "\n".join(short)
+    assert "Kernels per rank" not in "\n".join(short)
+    counts: dict[str, int] = {}
+    for rejection in json.loads(run(*arguments, "--json").stdout)["rejected"]:
+        counts[rejection["verdict"]] = counts.get(rejection["verdict"], 0) + 1
+    (rejected,) = [line for line in short if line.startswith("Rejected: ")]
+    assert all(f"{verdict} {count}" in rejected for verdict, count in counts.items())
+
+
+def choice_rows(lines: list[str]) -> list[str]:
+    """The rows of the table of choices."""
+    ends = ("Kernels: ", "Attention: ")
+    begin = next(number for number, line in enumerate(lines) if line.startswith("CHOICE")) + 1
+    rows = takewhile(lambda line: line and not line.startswith(ends), lines[begin:])
+    return list(rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (("--tp", "1"), "tensor parallel"),
+        (("--arg", "max-num-seqs=256"), "max num seqs"),
+        (("--arg", "dtype=bfloat16"), "dtype"),
+        (("--speculative", "off"), "speculation"),
+        (("--arg", "kv-cache-dtype=auto"), "kv cache dtype"),
+        (("--arg", "enforce-eager=false"), "enforce eager"),
+    ],
+)
+def test_a_value_that_the_user_set_is_shown_even_where_it_is_the_default(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], name: str
+) -> None:
+    folder = model(tmp_path / "llama", "llama-3.2-1b")
+    common = ("plan", folder, "--hardware", "3090", "--engine", VLLM_REF)
+    assert name not in names_of(run(*common, columns=0))
+    assert name in names_of(run(*common, *arguments, columns=0))
+
+
+def names_of(shown: Result) -> set[str]:
+    return {line.split("  ")[0] for line in choice_rows(shown.stdout.splitlines())}
 
 
 def test_no_plan_is_exit_code_3_with_the_rejected_list_and_what_to_do(run: Run, qwen: Path) -> None:

@@ -29,8 +29,8 @@ _CLAIM = re.compile(r"(\w+) in config\.json")
 
 def texts(decision: Decision) -> Iterator[str]:
     for plan in decision.plans:
-        for _, _, why in explain.choices(plan):
-            yield why
+        for row in explain.choices(plan):
+            yield row.why
         yield from plan.warnings
     for refused in decision.rejected:
         yield from refused.reasons

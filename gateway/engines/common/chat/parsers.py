@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.domain import Choice, Engine, ModelSpec, StrChoice, Value
 from gateway.domain.base import Field
+from gateway.domain.choice import NO_TEMPLATE
 from gateway.domain.record import FrozenRecord, field
 from gateway.engines.common.chat.repair import Repair
 
@@ -99,9 +100,7 @@ class Writing(FrozenRecord, frozen=True, eq=False):
                 source=spec.sources.get("task", "not known"),
             )
         if spec.chat_template is None:
-            return StrChoice(
-                value=NO_PARSER, reason="the model has no chat template", source="chat template"
-            )
+            return StrChoice(value=NO_PARSER, reason=NO_TEMPLATE, source="chat template")
         if dialect is None:
             reason = f"the chat template has no form of {subject} that is known"
             return StrChoice(value=NO_PARSER, reason=reason, source="chat template")

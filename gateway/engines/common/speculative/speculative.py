@@ -23,6 +23,7 @@ from gateway.domain import (
     StrChoice,
     Wish,
 )
+from gateway.domain.choice import NO_SPECULATION
 from gateway.engines.common.layers.built_model import BuiltModel
 from gateway.engines.common.layers.weights import other_bytes, weights_bytes
 from gateway.engines.common.speculative.mtp import drafting_bytes, drafting_groups, drafting_layers
@@ -59,9 +60,7 @@ def _no_speculation(reason: str, source: str, refused: tuple[Refusal, ...] = ())
     )
 
 
-_NO_SPECULATION = _no_speculation(
-    "it was not requested; its gain depends on the prompts, so measure it", "planner"
-)
+_NO_SPECULATION = _no_speculation(NO_SPECULATION, "planner")
 
 
 def speculate(
