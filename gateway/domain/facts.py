@@ -27,6 +27,10 @@ FactKind = Literal[
 ]
 
 
+# Kinds of facts whose value is a number of bytes.
+BYTE_KINDS = frozenset({"needs_memory", "spare_memory", "beside_memory"})
+
+
 class Fact(Value):
     """A learned fact, which holds where every key of `scope` matches.
 

@@ -11,7 +11,9 @@ from typing import Any, BinaryIO, NamedTuple
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.facts.learn import context_limit, facts_of_log
 from gateway.domain import Fact, Failure, Hardware
+from gateway.domain.facts import BYTE_KINDS
 from gateway.domain.phases import phase_label
+from gateway.domain.units import gib
 from gateway.engines.registry import KIND_THAT_LOGS_ITS_VERSION
 from gateway.errors import BadRequest
 from gateway.profiles.profiles import Profiles
@@ -19,6 +21,8 @@ from gateway.visible import visible_line
 
 SCHEMA = "fitserve.failure/1"
 _PIECE = 1024 * 1024
+# The end of names of values that are sizes.
+_BYTES = "_bytes"
 # The proofs of failures (`Failure.proves`), in words.
 PROVES = {
     "kernel": "this kernel fails on this GPU, and other kernels may work",
@@ -115,15 +119,23 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     if failure.line_number:
         yield f"line {failure.line_number}: {visible_line(failure.line)}"
     for name, value in failure.culprit.items():
-        yield f"  {name}: {visible_line(value)}"
+        yield f"  {_figure(name, value)}"
     yield f"proves: {PROVES[failure.proves]}"
     for fact in diagnosis.facts:
         scope = ", ".join(f"{key} {value}" for key, value in fact.scope.items())
-        yield f"fact: {fact.kind}{f' {fact.value}' if fact.value is not None else ''} ({scope})"
+        figure = gib(fact.value) if fact.kind in BYTE_KINDS else str(fact.value)
+        yield f"fact: {fact.kind}{f' {figure}' if fact.value is not None else ''} ({scope})"
     if failure.steps:
         yield "do, in this order:"
     for number, step in enumerate(failure.steps, 1):
         yield f"  {number}. {visible_line(step)}"
+
+
+def _figure(name: str, value: object) -> str:
+    """A value of a failure for people; sizes have units: `free: 1.02 GiB` for `free_bytes`."""
+    if name.endswith(_BYTES) and isinstance(value, int):
+        return f"{name.removesuffix(_BYTES)}: {gib(value)}"
+    return f"{name}: {visible_line(value)}"
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
