@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.paths import ROOT
 
-PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/style.md")
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/recipes.md", "docs/style.md")
 FOLDERS = ("benchmarks", "docker", "docs", "gateway", "profiles", "scripts", "tests")
 # A path in backticks; words in capitals and `*` stand for other names.
 PATH = re.compile(rf"`(?:[\w.]+ )*?((?:{'|'.join(FOLDERS)})/[^`\s]*)")
