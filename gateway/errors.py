@@ -41,7 +41,7 @@ def without_password(text: str) -> str:
 
 
 def without_typed_password(text: str) -> str:
-    """As `without_password`, and the same for addresses without a scheme, as those of images."""
+    """The text as `without_password` has it, also of addresses without a scheme, such as images."""
     return _TYPED_CREDENTIALS.sub("", without_password(text))
 
 
@@ -245,7 +245,7 @@ class Busy(FitserveError):
 
 
 class RateLimited(FitserveError):
-    """The key is over its limit, or wrong keys came too often. headers: the remaining limits."""
+    """The key is over its limit, or wrong keys came too often. `headers` has the limits."""
 
     status = 429
     type = "rate_limit_error"

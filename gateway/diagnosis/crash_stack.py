@@ -22,7 +22,8 @@ class CrashStack:
         self._open = True  # also a stack without its beginning
 
     def read(self, message: str, text: str, number: int) -> bool:
-        """Read one more line of the log. Whether the next ones are a stack of compiled code."""
+        """Read one more line of the log. Returns whether the next ones are a stack of compiled
+        code."""
         if frame := forms.STACK_FRAME.match(message):
             if self._open and len(self._frames) < _INNER_FRAMES:
                 self._frames.append(f"{frame['file']}:{frame['function']}")

@@ -205,12 +205,14 @@ class LogEvidence:
             self.complaints.append(candidate)
 
     def add_hint(self, message: str, text: str, number: int, process: ProcessTrace) -> bool:
-        """Add a known text in a line that is no exception. Whether the log has a hint now."""
+        """Add a known text in a line that is no exception. Returns whether the log has a hint
+        now."""
         self.hint = self.hint or self._known_text(message, text, number, process)
         return self.hint is not None
 
     def add_record(self, line: EngineLine) -> bool:
-        """Remember a line that begins a record. Whether it is one of an engine that hangs."""
+        """Remember a line that begins a record. Returns whether it is one of an engine that
+        hangs."""
         self._records.append(line)
         if not line.quiet or not forms.HARMLESS_TEXT.search(line.message):
             self._recent.append(line)

@@ -28,7 +28,7 @@ class StartProgress:
         self._sized = False
 
     def learn(self, row: ProgressLine, groups: dict[str, Scalar]) -> bool:
-        """Note the values of a line that a row matches. Whether another phase begins."""
+        """Note the values of a line that a row matches. Returns whether another phase begins."""
         if row.is_setting:
             self.settings = groups | self.settings
             return False

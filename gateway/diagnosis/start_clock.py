@@ -27,7 +27,7 @@ class StartClock:
         return self.seconds(now_s)[self.phase]
 
     def total_s(self, now_s: float) -> float:
-        """Seconds since its begin."""
+        """Seconds since the start began."""
         return sum(self.seconds(now_s).values())
 
     def seconds(self, now_s: float) -> dict[str, float]:

@@ -69,7 +69,7 @@ class PlanResult(NamedTuple):
     unconfirmed_repos: repositories read from the cache because the Hub did not answer.
     template: chat template for the engine; "": the model's own.
     config, tensor_headers, quant_files: files for questions to engines; empty unless requested.
-    asked: the outcome of questions to engines.
+    inquiry: the outcome of questions to engines.
     """
 
     plan: Plan | None

@@ -164,7 +164,8 @@ class GpuWatch:
             self._stop.wait(0 if has_gpus else _DRIVER_POLL_S)
 
     def _session(self) -> bool:
-        """Watch until a GPU is lost; with a lost GPU for one reading. Whether there are GPUs."""
+        """Watch until a GPU is lost; with a lost GPU for one reading. Returns whether there are
+        GPUs."""
         nvml = self._nvml
         if nvml is None:
             import pynvml

@@ -110,8 +110,8 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
 
 
 def _lengths(text: text_config.Text, family: str) -> dict[str, ContextLimit]:
-    """By field: of the text model's part of config.json, of transformers' class of that part, or of
-    the rest of the file."""
+    """The lengths by field: of the text model's part of config.json, of transformers' class of that
+    part, or of the rest of the file."""
     inner = text.inner
     kind = inner.get("model_type") if isinstance(inner.get("model_type"), str) else family
     default_lengths = DEFAULTS.get(str(kind), {})

@@ -207,7 +207,7 @@ class ProfileTables:
         )
 
     def _repairs(self) -> list[RepairTable]:
-        """Of published chat templates."""
+        """The repairs of published chat templates."""
         paths = [root / "chat_templates.yaml" for root in self.roots]
         return [
             validate(path, RepairTable, self.document(path)) for path in paths if path.is_file()

@@ -222,7 +222,7 @@ class AsgiRequest(RequestResponseCycle):
         self._connection.resume_upload()
 
     def close(self) -> None:
-        """Ends an incomplete answer. A complete answer ends by `_answered`."""
+        """Ends an incomplete answer. A complete answer ends by `_end_turn`."""
         if not self.response_complete and not self.disconnected:
             self._connection.abort_answer(self)
 

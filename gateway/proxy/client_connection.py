@@ -163,7 +163,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _repeats(self, data: bytes) -> bool:
         """Starts the request in `data` where its head equals the previous one, which need not be
-        parsed again. Whether it did."""
+        parsed again. Returns whether it did."""
         repeat = self._repeat
         if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.draining:
             return False

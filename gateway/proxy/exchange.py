@@ -437,8 +437,8 @@ class Exchange:
             self.refuse(refusal)
 
     def _retry_after_death(self) -> bool:
-        """Asks another replica where the engine dies before it answered. Whether there is one and
-        the request is still in memory."""
+        """Asks another replica where the engine dies before it answered. Returns whether there is
+        one and the request is still in memory."""
         dying, body = self.replica, self._retry_body
         route = self.plane.routes.table.models.get(self.call.model)
         if (

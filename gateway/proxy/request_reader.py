@@ -76,7 +76,7 @@ class RequestReader:
         self._parser = None  # type: ignore[assignment]  # refers to this reader
 
     def read(self, data: bytes | memoryview) -> bool:
-        """Parses `data`. Whether all of it was complete requests."""
+        """Parses `data`. Returns whether all of it was complete requests."""
         was_in_head = self.in_head
         self._received = len(data) + (self._received if was_in_head else 0)
         if not self._parse(data):
@@ -127,7 +127,7 @@ class RequestReader:
             connection.continue_request(self.incoming)
 
     def _parse(self, data: bytes | memoryview) -> bool:
-        """Feeds the parser. Whether the next bytes are for it too."""
+        """Feeds the parser. Returns whether the next bytes are for it too."""
         connection = self._connection
         try:
             self._parser.feed_data(data)

@@ -100,7 +100,8 @@ class UpstreamPool:
         self._good_s = IDLE_S
 
     def sweep(self, time: float) -> bool:
-        """Closes connections that were idle for too long. Whether any connection remains."""
+        """Closes connections that were idle for too long. Returns whether any connection
+        remains."""
         self._idle = [
             connection for connection in self._idle if not connection.transport.is_closing()
         ]

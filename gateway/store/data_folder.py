@@ -205,7 +205,7 @@ def _inside(data: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _close(entry: os.DirEntry[str]) -> bool:
-    """Close the entry to others. Whether it was open."""
+    """Close the entry to others. Returns whether it was open."""
     with contextlib.suppress(OSError):
         mode = stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode)
         if mode & _FOREIGN_ACCESS:

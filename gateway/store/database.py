@@ -137,7 +137,8 @@ class Database:
                 self._mirror.note_repair(damaged_path)
 
     def return_to_file(self) -> bool:
-        """Write the copy into its file. Whether it is there; the file is in use from then on.
+        """Write the copy into its file. Returns whether it is there; the file is in use from then
+        on.
 
         Nothing happens while the file cannot be written, or has other rows than the copy had at
         first: then others have changed it. Not called for a file that was set aside.

@@ -94,7 +94,7 @@ class EventTable:
         )
 
     def models(self) -> dict[str, str]:
-        """By model, the kind of the last event that added or removed it."""
+        """The kind of the last event that added or removed a model, by model."""
         query = (
             "SELECT model, kind FROM events WHERE kind IN ('model.added', 'model.removed') ORDER"
             " BY id"

@@ -10,10 +10,7 @@ from gateway.domain.base import ValidationError
 
 
 def measured_facts(path: Path) -> list[Fact]:
-    """The measurements of this machine in a database that a gateway may use.
-
-    None if it cannot be read.
-    """
+    """The measurements of this machine; empty if the database is absent or unreadable."""
     if not path.is_file():
         return []
     import sqlite3  # not before there is a database

@@ -104,7 +104,7 @@ class Store:
         return [(Wish.model_validate_json(row[0]), row[1], bool(row[2]), row[3]) for row in rows]
 
     def changes(self) -> dict[str, tuple[int, Change | None]]:
-        """By model, the generation of its wish, and the change to a new wish."""
+        """The generation of each model's wish and the change to a new one, by model."""
         rows = self._database.rows("SELECT name, generation, change FROM models")
         return {
             row[0]: (row[1], Change.model_validate_json(row[2]) if row[2] else None) for row in rows

@@ -42,7 +42,7 @@ class Document(NamedTuple):
     mistakes: list[Mistake]
 
     def place(self, keys: Keys) -> Position:
-        """Of the value, or of the innermost around it that stands in the file."""
+        """The place of the value, or of the innermost one around it in the file."""
         return next(
             (
                 self.places[keys[:end]]

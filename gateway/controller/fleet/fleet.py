@@ -233,8 +233,8 @@ class Fleet:
         )
 
     def _eviction_offers(self, requester: ManagedModel | None, may: Iterable[Place]) -> list[Offer]:
-        """The offers of others by eviction. `candidates` are the copies to evict while they serve,
-        in this order.
+        """The offers of others by eviction. `may`: the copies to evict while they serve, in
+        this order.
 
         Pinned models are never evicted.
         """

@@ -133,7 +133,7 @@ class ReplicaState:
 
     @property
     def start_clock(self) -> StartClock | None:
-        """The clock of the present start; None: there is none, or its begin was not seen."""
+        """The clock of the present start; None: none, or a former gateway launched it."""
         is_launched = self.attempt is not None and self.launched == self.attempt.id
         return self.watcher.clock if is_launched and self.watcher is not None else None
 

@@ -65,7 +65,7 @@ def route_table(
 def _route(
     model: ManagedModel, running_instances: Mapping[str, Instance], load_wait_s: float
 ) -> ModelRoute:
-    """As `route`. An unexpected error leaves only this model without a route."""
+    """The route as `route` has it. An unexpected error leaves only this model without a route."""
     try:
         return route(model, running_instances, load_wait_s)
     except Exception as error:

@@ -32,7 +32,8 @@ class PlannerPort(Protocol):
         ...
 
     async def preview(self, request: PlanRequest) -> PlanResult:
-        """As `plan`, for a caller who can ask again: raises Busy while many plans are queued."""
+        """The result of `plan`, for a caller that can ask again. Raises Busy while many plans are
+        queued."""
         ...
 
     async def check(

@@ -99,7 +99,7 @@ class Candidate(FrozenRecord, frozen=True, dict=True):
 
     @cached_property
     def through_host(self) -> bool:
-        """As was read, no two of its GPUs reach each other but through the host's memory."""
+        """Whether no two of its GPUs reach each other but through the host's memory."""
         if self.whole is not None:
             return self.whole.through_host
         pairs = self.inputs.links_between(self.gpus)
@@ -262,7 +262,7 @@ class EngineRules(EngineKind, Protocol):
     """
 
     def __hash__(self) -> int:
-        """By identity: answers are remembered for each."""
+        """The hash of the identity: answers are remembered for each."""
 
     @property
     def has_rules(self) -> bool:
@@ -307,7 +307,7 @@ class EngineRules(EngineKind, Protocol):
         config says so."""
 
     def unfollowed_variables(self, names: Collection[str]) -> list[str]:
-        """Those of these variables that may change kernels or memory, and that no rule follows."""
+        """The variables among these that may change kernels or memory, and that no rule follows."""
 
     def layer_attention(
         self,

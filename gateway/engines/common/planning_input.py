@@ -55,9 +55,9 @@ _HOST_SHARE, _SMALL_SHARE, _MIN_HOST_BYTES = 8, 4, 4 * GIB
 class GroupMemory(NamedTuple):
     """Memory of a group of GPUs, in bytes.
 
-    least: of the smallest GPU; on a CPU the RAM. seen: CUDA's total of the smallest GPU, which is
-    below NVML's. room: usable and total bytes of each; equal GPUs are listed once. is_measured: the
-    free bytes were measured, on dedicated memory.
+    least: of the smallest GPU; on a CPU the RAM. visible_bytes: CUDA's total of the smallest GPU,
+    which is below NVML's. room: usable and total bytes of each; equal GPUs are listed once.
+    is_measured: the free bytes were measured, on dedicated memory.
     """
 
     least: int
@@ -77,7 +77,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
     gpus: formats that GPUs multiply. pace: speeds of GPUs and engines.
     parsers: dialects of tool calls and reasoning.
     global_env: environment variables that the settings give to all engines; the part of one engine
-        is in its `wish` (`under`).
+        is in its `wish` (`with_env`).
     sharing: the limits that the model accepts for other models.
     adapters: LoRA adapters of the wish.
     alike_nodes: nodes of a cluster that equal the machine, which may have copies too.
@@ -128,7 +128,7 @@ class PlanningInput(FrozenRecord, frozen=True, eq=False, dict=True):
 
     @cached_property
     def available(self) -> Mapping[str, int]:
-        """By UUID, the `available_bytes` of each GPU."""
+        """The `available_bytes` of each GPU, by UUID."""
         return {gpu.uuid: available_bytes(gpu, self.claims) for gpu in self.hardware.gpus}
 
     def memory_of(self, gpus: tuple[Gpu, ...]) -> GroupMemory:

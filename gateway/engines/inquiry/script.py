@@ -59,7 +59,7 @@ runpy.run_module("inside.engines.inside", run_name="__main__", alter_sys=True)
 
 def command(python: str) -> tuple[str, ...]:
     """The command that a host runs, without a shell, in its own session. Standard input gets
-    `given`, and stays open."""
+    `input_bytes`, and stays open."""
     return (python, "-c", _BEGIN)
 
 

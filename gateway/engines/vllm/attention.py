@@ -225,7 +225,7 @@ def _query(
 def _multimodal_prefix(
     rules: AttentionRules, config: Mapping[str, Any], text: Mapping[str, Any]
 ) -> bool:
-    """As the engine's own property of the model: is_mm_prefix_lm."""
+    """The engine's own property of the model, is_mm_prefix_lm."""
     model = config.get("model_type")
     if isinstance(model, str) and model in rules.vision_prefix:
         return bool(text.get("use_bidirectional_attention", rules.vision_prefix[model]) == "vision")
@@ -295,7 +295,8 @@ def _flash_version(rules: AttentionRules, subject: Subject) -> int | None:
 
 
 def _backend_name(forced: str | None) -> str | None:
-    """As the engine reads the option: upper or lower case alike; "auto" forces nothing."""
+    """The backend as the engine reads the option: upper or lower case alike; "auto" forces
+    nothing."""
     return None if forced is None or forced.lower() == "auto" else forced.upper()
 
 

@@ -96,7 +96,7 @@ class VllmKind:
         return start_method.start_method(engine, args, architecture)
 
     def adapter_slots(self, adapters: int) -> int:
-        """As many slots as adapters."""
+        """The number of adapters: each has a slot."""
         return adapters
 
     def adapter_name(self, _model: str, adapter: str, /) -> str:

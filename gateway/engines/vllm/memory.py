@@ -195,7 +195,7 @@ def _fused_bytes(spec: ModelSpec, load: Workload) -> int:
 
 
 def _warm_bytes(spec: ModelSpec, load: Workload) -> int:
-    """Of sampling, once the second runner warms up."""
+    """The bytes of sampling, once the second runner warms up."""
     return _WARMUP_LOGIT_BYTES * min(load.seqs, load.batched_tokens) * spec.vocab
 
 

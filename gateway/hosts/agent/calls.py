@@ -1,21 +1,21 @@
 """The protocol of gateway and agent: one call per connection, one JSON line up, JSON lines down.
 
-    PrepareCall(engine)         -> ProgressAnswer ... DoneAnswer
-    ExpectCall(spec)            -> DoneAnswer
-    StartCall(spec)             -> DoneAnswer with the instance
-    ListCall()               -> DoneAnswer with all instances
-    StopCall(name, grace_s)     -> DoneAnswer
-    ProcessesCall(name)         -> DoneAnswer with its processes
-    ConditionsCall(engine)      -> DoneAnswer with the conditions of a start
-    FollowCall(name)            -> LineAnswer ... DoneAnswer
-    ResolveCall(engine)         -> DoneAnswer with the engine, and the digest of its image
-    IdentityCall(engine)        -> DoneAnswer with what would answer
-    InquireCall(engine, asked)  -> LineAnswer ... DoneAnswer
-    PortCall()                  -> DoneAnswer with a port
-    PreparedCall()              -> DoneAnswer with the prepared processes
-    NodeCall()                  -> DoneAnswer with the node; only a node of a cluster answers
-    DrainCall(drained)          -> the same
-    any                     -> FailedAnswer, instead of DoneAnswer
+    PrepareCall(engine)        -> ProgressAnswer ... DoneAnswer
+    ExpectCall(spec)           -> DoneAnswer
+    StartCall(spec)            -> DoneAnswer with the instance
+    ListCall()                 -> DoneAnswer with all instances
+    StopCall(name, grace_s)    -> DoneAnswer
+    ProcessesCall(name)        -> DoneAnswer with its processes
+    ConditionsCall(engine)     -> DoneAnswer with the conditions of a start
+    FollowCall(name)           -> LineAnswer ... DoneAnswer
+    ResolveCall(engine)        -> DoneAnswer with the engine, and the digest of its image
+    IdentityCall(engine)       -> DoneAnswer with what would answer
+    InquireCall(engine, asked) -> LineAnswer ... DoneAnswer
+    PortCall()                 -> DoneAnswer with a port
+    PreparedCall()             -> DoneAnswer with the prepared processes
+    NodeCall()                 -> DoneAnswer with the node; only a node of a cluster answers
+    DrainCall(drained)         -> the same
+    any                        -> FailedAnswer, instead of DoneAnswer
 
 The gateway closes the connection to give a call up. HTTP would need limits for heads, bodies,
 pipelining and idle connections. A line needs one limit.

@@ -145,7 +145,7 @@ def _memory(spec: LaunchSpec, machine_bytes: int) -> int | None:
 
 
 def _mount(mount: Mount) -> DockerMount:
-    """A folder, which must exist (the old `binds` would create it), or a named volume."""
+    """A folder, which must exist (`Binds` of Docker's API would create it), or a named volume."""
     from docker.types import Mount as DockerMount
 
     return DockerMount(mount.target, mount.source, type=mount.kind, read_only=mount.read_only)

@@ -31,7 +31,8 @@ class LocalImages:
         self._allowed = allowed
 
     def name_of(self, engine: EngineRef) -> str:
-        """As `image_of`. Raises HostError for an image that may not be started."""
+        """The name of the image of `image_of`. Raises HostError for an image that may not be
+        started."""
         name = engine.image or ""
         is_tagged = engine.digest is None or is_digest_of(engine.digest, name)
         if name and self._allowed is not None and not (is_tagged and self._allowed.allows(name)):

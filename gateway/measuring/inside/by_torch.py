@@ -170,7 +170,7 @@ class TorchMeasurer:
         return self.groups[tuple(group)]
 
     def timed_together(self, run: Callable[[], object], ranks: Any) -> tuple[float, float]:
-        """Like `timed`, with the same number of runs on each rank."""
+        """The time of a run as `sample_times` has it, with as many runs on each rank."""
         for _ in range(5):
             run()
         time_s, _ = sample_times(run, self.wait, 1)

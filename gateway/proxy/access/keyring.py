@@ -140,9 +140,9 @@ class Keyring:
         return key
 
     def remove(self, name: str) -> bool:
-        """Revokes a key at once; its current requests are finished. Whether the disk has the
-        change; otherwise it is retried, and a gateway that starts before accepts the key. Raises
-        NotFound, Conflict."""
+        """Revokes a key at once; its current requests are finished. Returns whether the disk has
+        the change; otherwise it is retried, and a gateway that starts before accepts the key.
+        Raises NotFound, Conflict."""
         with self._lock:
             if name in SETTINGS_KEYS:
                 raise Conflict(
@@ -187,8 +187,8 @@ class Keyring:
                 self._timer.cancel()
 
     def _strike(self, key: StoredKey) -> bool:
-        """Writes zeros over the digest in the file, which needs no disk space. Whether they are on
-        the disk."""
+        """Writes zeros over the digest in the file, which needs no disk space. Returns whether they
+        are on the disk."""
         if key.is_struck:
             return True
         try:
@@ -206,7 +206,7 @@ class Keyring:
         return True
 
     def _settle(self) -> bool:
-        """Removes revoked keys from the database, then from the file. Whether all is done;
+        """Removes revoked keys from the database, then from the file. Returns whether all is done;
         otherwise it is retried later."""
         if self._store.problem is None:
             with contextlib.suppress(StoreError):

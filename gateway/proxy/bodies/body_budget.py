@@ -79,7 +79,7 @@ class BodyBudget:
         self._waiting = 0
 
     def grow(self, owner: BodyOwner, size: int) -> bool:
-        """Counts `size` bytes of an incomplete body. Whether more may come now; otherwise
+        """Counts `size` bytes of an incomplete body. Returns whether more may come now; otherwise
         `continue_body` is called later.
 
         Raises Busy if there is no room for the present bytes.

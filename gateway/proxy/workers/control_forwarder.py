@@ -100,8 +100,8 @@ def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> bool:
-    """Passes the answer on. Whether there was one. If the answer breaks off, uvicorn closes the
-    client's connection, because the application ends early."""
+    """Passes the answer on. Returns whether there was one. If the answer breaks off, uvicorn closes
+    the client's connection, because the application ends early."""
     answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):
         while not answer.complete and (data := await reader.read(_PIECE_BYTES)):

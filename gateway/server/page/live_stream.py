@@ -74,7 +74,7 @@ async def _no_machines() -> Sequence[MachineView]:
 
 @dataclass(eq=False)
 class Reader:
-    """An open page. `seen`: the last version sent to it."""
+    """An open page. version: the last that was sent to it."""
 
     version: int = 0
     sent_at: float = 0.0

@@ -199,7 +199,7 @@ def earlier(attempt: Attempt, history: Iterable[Attempt], since: float) -> Abili
 
 
 def test_failure() -> Failure:
-    """Of an engine that answers nothing more once it was asked."""
+    """The failure of an engine that answers nothing more after a question."""
     return Failure(
         kind="verification_failed",
         phase="verifying",

@@ -54,10 +54,11 @@ class Linear:
 
 # Compared by identity: engine versions that build alike share one.
 class BuiltModel(FrozenRecord, frozen=True, eq=False, dict=True):
-    """A model as one engine version builds it. `others`: parameters outside of linear layers.
+    """A model as one engine version builds it. other_tensors: parameters outside
+    of linear layers.
 
-    Not `known`: the family is unknown, or the config contradicts the checkpoint's shapes. Then
-    `others` has the tensors of the headers, and `linears` is empty. assumed: parts of the
+    Not `is_known`: the family is unknown, or the config contradicts the checkpoint's shapes. Then
+    `other_tensors` has the tensors of the headers, and `linears` is empty. assumed: parts of the
     quantization that config.json leaves open. guessed: parts of the layers that only field names
     suggest.
     """

@@ -103,8 +103,8 @@ def stage_model(
     """Stage number `part` of a split with this many layers each.
 
     The first stage has the embedding and the towers; the last has head and last norm, and a tied
-    embedding. `repeated_parts`: parts that every stage has (`repeated`). If only the tensors of a
-    model are known, a stage has its share of them.
+    embedding. If only the tensors of a model are known, a stage has its share of them.
+    repeated_parts: parts that every stage has (`parts_of_every_stage`).
     """
     return _part(
         built,
@@ -204,8 +204,7 @@ def _numbers_of_stage(numbers: Sequence[int], layers: Sequence[int], part: int) 
 
 
 def _share(count: int, layers: Sequence[int], part: int) -> int:
-    """Of so many layers of one kind, of which nobody said which they are, as many as a stage of
-    this length has at most."""
+    """The most layers of one kind in a stage of this length, where their places are unknown."""
     return -(-count * layers[part] // sum(layers))
 
 

@@ -347,11 +347,9 @@ def _padded_sizes(
 
 
 def _multiples(scheme: Scheme, capability: str, traits: Collection[str]) -> tuple[int, int]:
-    """Of the model's width, and of one expert's. Source: the kernel that is chosen where none is
-    asked for, in
-    fused_moe/oracle/mxfp4.py (quantization/mxfp4.py of 0.18.0): Triton on sm_90, TensorRT-LLM on
-    sm_10x, else Marlin.
-    """
+    """The multiples to which the model's width and an expert's are padded. Source: the kernel that
+    is chosen where none is asked for, in fused_moe/oracle/mxfp4.py (quantization/mxfp4.py of
+    0.18.0): Triton on sm_90, TensorRT-LLM on sm_10x, else Marlin."""
     if scheme.layout != "mxfp4":
         return 1, 1
     family = capability.partition(".")[0]

@@ -16,7 +16,7 @@ LIST_FLAGS = {"lora-modules": ("name", "path"), "lora-paths": ("lora_name", "lor
 
 
 def capacity_flags(engine: Engine, adapters: Sequence[Adapter]) -> dict[str, Scalar]:
-    """Flags that reserve room for the adapters; `spelled` drops those that the engine lacks."""
+    """Flags that reserve room for the adapters; `spell_flags` drops those that the engine lacks."""
     if not adapters:
         return {}
     return {

@@ -67,13 +67,13 @@ class Check(RootModel[dict[str, Any]]):
 
     @classmethod
     def from_valid(cls, conditions: dict[str, Any]) -> Self:
-        """Of conditions that are known to be valid."""
+        """The check of conditions that are known to be valid."""
         check: Self = bare(cls, {"root": conditions})
         return check
 
     @classmethod
     def read_root(cls, data: Any, *, trusted: bool) -> Self:
-        """Of a file's data, in a lean process. Raises NeedsPydantic."""
+        """The value of a file's data, in a lean process. Raises NeedsPydantic."""
         if not trusted or not isinstance(data, Mapping):
             refuse("conditions that no test has validated")
         return cls.from_valid({name: _freeze(value) for name, value in data.items()})

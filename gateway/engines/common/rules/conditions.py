@@ -260,8 +260,8 @@ def _whole_groups(layer: LinearShape, expected: str) -> str:
 
 
 def _block_groups(layer: LinearShape, allowed: tuple[int, ...]) -> str:
-    """Of the K that one block of the kernel takes: 128, or the next smaller multiple of the group
-    that divides K."""
+    """The groups in the K that one block of the kernel takes: 128, or the next smaller multiple of
+    the group that divides K."""
     group_size = layer.scheme.group
     if group_size <= 0 or layer.k % group_size:
         return ""
@@ -303,7 +303,7 @@ def _origins(subject: Subject) -> str | None:
 
 
 def _family(subject: Subject) -> str | None:
-    """Of the model, whose switches hold for dense layers and experts alike."""
+    """The family of the model, whose switches hold for dense layers and experts alike."""
     product = subject.experts or subject.layer
     return None if product is None else product.family
 

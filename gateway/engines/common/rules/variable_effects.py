@@ -96,7 +96,7 @@ def names_of(effects: Collection[VariableEffect]) -> frozenset[str]:
 
 
 def without_rule(names: Collection[str], followed: Collection[str]) -> list[str]:
-    """Those of these variables that may decide kernels or sizes, and that nothing follows."""
+    """The variables among these that may decide kernels or sizes, and that no rule follows."""
     return sorted(
         name
         for name in names

@@ -68,7 +68,8 @@ class Corrections:
         return bool(self._facts)
 
     def ratios(self, about: Mapping[str, str]) -> Mapping[str, Ratio]:
-        """By figure; what nothing was measured of has none. about: `about` of a plan."""
+        """The ratios by figure; a figure without a measurement has none. about: `about` of a
+        plan."""
         near = self._facts.get(tuple(about.get(name) for name in _EQUAL_NAMES))
         if not near:
             return {}

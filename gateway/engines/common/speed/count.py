@@ -174,8 +174,8 @@ def product_format(scheme: Scheme, kernel: str, formats: Mapping[str, str], dtyp
 
 
 def _tensor(tensor: TensorGroup, experts: Experts | None, rank: Rank, item: int) -> Product:
-    """Of a model of which only the tensors are known: each is a matrix that all tokens, or those of
-    an expert, multiply with."""
+    """The work of a model of which only the tensors are known: each is a matrix that all tokens, or
+    those of an expert, multiply with."""
     elements = (
         math.prod(tensor.shape) * tensor.count / (rank.tp if tensor.shard != "replicated" else 1)
     )

@@ -185,7 +185,7 @@ class SpeedTable(Value):
     reference: Reference | None = None
 
     def for_kind(self, kind: str) -> SpeedTable:
-        """As it is for this kind of engine."""
+        """The same machine for this kind of engine."""
         return self.evolve(
             step_s=self.step_of.get(kind, self.step_s), separate=kind in self.separate_of
         )
@@ -305,8 +305,8 @@ def _ends(a: Gpu, b: Gpu) -> frozenset[int]:
 
 
 class _Peaks(FrozenRecord, frozen=True):
-    """Of one GPU, as on a data sheet. card: None where there is none. measured: which were
-    measured, and the day."""
+    """The peaks of one GPU, as on a data sheet. card: None where there is none. measured: which
+    were measured, and the day."""
 
     memory: float
     flops: Mapping[str, float]
@@ -403,8 +403,8 @@ def _wire(
 
 
 def _pcie_bytes_s(gpu: Gpu, card: Card | None) -> float:
-    """Of one direction: a lane of generation 3 has 8 GT/s of which 128 of 130 bits are data, each
-    generation has twice as much."""
+    """The bytes/s of one direction: a lane of generation 3 has 8 GT/s of which 128 of 130 bits are
+    data, each generation has twice as much."""
     generation = gpu.pcie.max_generation or (card and card.pcie_generation) or 3
     lanes = gpu.pcie.max_width or (card and card.pcie_lanes) or 8
     return lanes * 8e9 / 8 * 128 / 130 * 2.0 ** (generation - 3)

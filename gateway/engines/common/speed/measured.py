@@ -118,8 +118,8 @@ def _connection(a: Gpu, b: Gpu, link: Link | None) -> str:
 
 
 def _day(time_s: float | None) -> str:
-    """Of Unix seconds, by the Gregorian calendar counted from 1 March of the year 0: the module
-    that knows it can ask the clock too."""
+    """The day of Unix seconds, by the Gregorian calendar counted from 1 March of the year 0: the
+    module that knows it can ask the clock too."""
     if time_s is None:
         return "an unknown day"
     era, of_era = divmod(int(time_s // 86400) + 719_468, 146_097)

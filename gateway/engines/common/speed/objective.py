@@ -29,8 +29,8 @@ _BALANCE = (0.4, 0.4, 0.2)
 
 
 class PlanOutcome(NamedTuple):
-    """Results of a plan with all its replicas. kept: tokens of context that fit at once, up to the
-    needed number."""
+    """Results of a plan with all its replicas. useful_tokens: tokens of context that fit at once,
+    up to the needed number."""
 
     speed: Speed | None
     context: int

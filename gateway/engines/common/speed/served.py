@@ -219,7 +219,8 @@ def learn_from_traffic(
 
 
 def ratios(plan: Plan, served: Served, clock: StepClock) -> dict[str, float]:
-    """By figure of Speed, measured speed relative to the expectation for this load."""
+    """The ratio of each figure of Speed: measured speed relative to the expectation for this
+    load."""
     limit, at_once = plan.max_num_batched_tokens.value, served.at_once
     length, new_tokens = (
         served.prompt / served.requests,

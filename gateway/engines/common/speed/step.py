@@ -34,8 +34,8 @@ class StepClock:
     )
 
     def decode_s(self, requests: float, context: float) -> float:
-        """Of several stages each has its part of the requests, and a token passes through all of
-        them."""
+        """The seconds of a decoding step. Each of several stages has its part of the requests, and
+        a token passes through all of them."""
         key = requests, context
         if key not in self._step_seconds:
             self._step_seconds[key] = self._decode_s(requests, context)
@@ -70,7 +70,7 @@ class StepClock:
         return passed + (stages - 1) * self.table.stage_s + self._crossing_time_s(part)
 
     def step_s(self, requests: float, context: float) -> float:
-        """Of this stage alone, for so many requests."""
+        """The seconds of a step of this stage alone, for so many requests."""
         seconds = self._products_s(requests, requests)
         if not self.graphs.steps:
             # Small steps begin when the CPU has the tokens of the one before, so that launching and
@@ -117,13 +117,13 @@ class StepClock:
         )
 
     def batch_s(self, tokens: float, logits: float, *, launched: bool = True) -> float:
-        """Of a batch of prompts in this stage alone, but for attention. launched: where there is no
-        graph for it, the CPU counts too."""
+        """The seconds of a batch of prompts in this stage alone, without attention. launched: where
+        there is no graph for it, the CPU counts too."""
         waited_s = self.launched_s if launched and tokens > self.graphs.prompts else 0.0
         return max(self._products_s(tokens, logits), self.table.step_s, waited_s)
 
     def pairs_s(self, length: float) -> float:
-        """Of a whole prompt's attention in this stage alone."""
+        """The seconds of a whole prompt's attention in this stage alone."""
         return sum(
             (reading.prompt_flops or reading.flops)
             * reading.pairs(length)
@@ -236,8 +236,8 @@ class StepClock:
 
     @property
     def _wait_factor(self) -> float:
-        """By how much stages that work at once keep each other waiting: what each of them has to do
-        is never quite as long."""
+        """The factor by which stages at work keep each other waiting, as their work is never
+        equally long."""
         return 1 + self.table.stage_wait * (self.work.pp > 1)
 
     @cached_property
@@ -256,8 +256,8 @@ class StepClock:
 
     @cached_property
     def launched_s(self) -> float:
-        """Of the CPU, which launches kernel by kernel where there are no graphs. A layer of experts
-        takes more kernels than others."""
+        """The seconds of the CPU, which launches kernel by kernel where there are no graphs. A
+        layer of experts takes more kernels than others."""
         work, table = self.work, self.table
         expert_s = max(
             (

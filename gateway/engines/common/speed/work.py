@@ -64,7 +64,7 @@ class AttentionWork(NamedTuple):
         return context if self.window is None else min(context, float(self.window))
 
     def pairs(self, prompt: float) -> float:
-        """Of a whole prompt's tokens, each with all that it sees."""
+        """The pairs of a whole prompt's tokens, each with every token that it attends to."""
         window = self.visible_tokens(prompt)
         return window * window / 2 + (prompt - window) * window
 

@@ -184,6 +184,6 @@ def _join_names(prefill: str, decode: str) -> str:
 
 
 def _version(backend: str) -> int:
-    """Of FlashAttention."""
+    """The version of FlashAttention."""
     result = re.fullmatch(r"fa(\d)", backend)
     return int(result[1]) if result else 0

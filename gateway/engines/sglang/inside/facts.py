@@ -23,7 +23,7 @@ _RETIRED_ACTION = "DeprecatedAction"
 
 
 def facts() -> dict[str, Any]:
-    """Of the version that is booted."""
+    """The facts of the version that is booted."""
     parser = argparse.ArgumentParser()
     arguments = import_module("sglang.srt.server_args").ServerArgs
     arguments.add_cli_args(parser)

@@ -31,7 +31,7 @@ def rehearse(
 ) -> dict[str, Any]:
     """The start of this command line with pools of `kv_bytes` on each rank; 0: no pool.
 
-    Of pipeline stages the first is built. `found` values: tokens, graph_sizes.
+    Of pipeline stages the first is built. The answer has the values `tokens` and `graph_sizes`.
     """
     record_backends()
     start = Start("sglang", words)

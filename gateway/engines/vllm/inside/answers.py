@@ -73,7 +73,7 @@ def pretend_bitsandbytes() -> None:
 
 
 def answer(configured: Any, whole: Any) -> dict[str, Any]:
-    """Of a VllmConfig and its model, as `vllm_model.built_of` gives them."""
+    """The answer about a VllmConfig and its model, as `built_of` gives them."""
     dtype = str(configured.model_config.dtype).removeprefix("torch.")
     rows: collections.Counter[tuple[Any, ...]] = collections.Counter()
     for path, (kernel, k, n, experts) in kernels(whole, dtype).items():

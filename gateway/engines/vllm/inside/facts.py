@@ -27,7 +27,7 @@ GIB = 1024**3
 
 
 def facts() -> dict[str, Any]:
-    """Of the version that is booted."""
+    """The facts of the version that is booted."""
     args = import_module("vllm.engine.arg_utils")
     usage = import_module("vllm.usage.usage_lib").UsageContext.OPENAI_API_SERVER
     cache = import_module("vllm.config").CacheConfig

@@ -33,7 +33,7 @@ def rehearse(
 ) -> dict[str, Any]:
     """The start of this command line with a cache of `kv_bytes` on each rank; 0: no cache.
 
-    Of pipeline stages the first is built. `found` values: blocks, graph_sizes.
+    Of pipeline stages the first is built. The answer has the values `blocks` and `graph_sizes`.
     """
     prepare()
     start = Start("vllm", words)

@@ -103,7 +103,7 @@ def compile_kernels(warm_up: Callable[[], Any], module: Any) -> Path | None:
 
 
 def compile_lines(lines: Sequence[str], call_bytes: int) -> bool:
-    """Let processes make the calls of all lines. Whether they did.
+    """Let processes make the calls of all lines. Returns whether they did.
 
     call_bytes: GPU memory that the tensors of a call take at most.
     """
@@ -205,7 +205,8 @@ def spread_order(count: int) -> list[int]:
 
 
 def make_calls(command: Sequence[str], lines: Sequence[str], count: int) -> bool:
-    """Give the lines to `count` processes, each the next one as it replies. Whether all are done.
+    """Give the lines to `count` processes, each the next one as it replies. Returns whether all are
+    done.
 
     A process whose call fails gets no other: its CUDA may be broken, and since it fails at once it
     would take the calls of all. command: of a process, without the descriptor for its replies.
@@ -251,7 +252,7 @@ def begin_compiler(command: Sequence[str]) -> tuple[subprocess.Popen[bytes], int
 
 
 def send_line(process: subprocess.Popen[bytes], waiting: Iterable[str]) -> bool:
-    """Send the next line. Whether there was one."""
+    """Send the next line. Returns whether there was one."""
     line = next(iter(waiting), None)
     if line is None or process.stdin is None:
         return False

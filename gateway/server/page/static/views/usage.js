@@ -51,7 +51,7 @@ export function usage() {
   };
 }
 
-/** "2026-11-29" to Unix seconds of its begin. */
+/** The Unix time in seconds at which a day begins in UTC, such as "2026-11-29". */
 const secondsOf = (date) => Date.parse(`${date}T00:00:00Z`) / 1000;
 
 const day = (at) => new Date(at * 1000).toLocaleDateString([], { timeZone: "UTC", month: "short", day: "numeric" });
