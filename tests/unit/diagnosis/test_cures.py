@@ -401,3 +401,24 @@ def test_a_step_that_cannot_change_the_failure_is_left_out(
     failure, _ = diagnose([log_of_row(report | {"served": True})], SIGNATURES, engine)
     assert failure.steps[0].startswith(first), failure.steps
     assert not any(never in step for step in failure.steps)
+
+
+_ADVICE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 500.00 MiB. GPU 0 has a total"
+    " capacity of 23.68 GiB of which 318.75 MiB is free. If reserved but unallocated memory is"
+    " large try setting {}=expandable_segments:True to avoid fragmentation."
+)
+
+
+@pytest.mark.parametrize(
+    "variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF"]
+)
+def test_a_setting_that_pytorch_advises_is_not_in_force(variable: str) -> None:
+    advice = _ADVICE.format(variable)
+    setting = f"INFO 05-07 09:00:01 [envs.py:10] {variable}=expandable_segments:True"
+    assert "expandable_segments" in CURES.in_line(setting)
+    assert not CURES.in_line(advice)
+    failure = read(advice)
+    assert failure.kind == "gpu_oom"
+    assert not any("WSL" in step or "expandable" in step for step in failure.steps)
+    assert any("expandable_segments:False" in step for step in read(setting, advice).steps)
