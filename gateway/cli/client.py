@@ -36,15 +36,29 @@ Answer = dict[str, Any]
 
 
 def call(
-    method: str, path: str, body: Any = None, *, timeout_s: float | None = _PATIENCE_S
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    timeout_s: float | None = _PATIENCE_S,
+    idempotency_key: str = "",
 ) -> Answer:
     """The JSON answer. timeout_s None: no time limit. Raises the gateway's own error, or NotReady
-    when nothing answers."""
+    when nothing answers.
+
+    idempotency_key: a request with one is sent again when its answer is lost.
+    """
     import httpx
 
     with _client(timeout_s) as client:
+        headers = {"idempotency-key": idempotency_key} if idempotency_key else None
         try:
-            response = client.request(method, path, json=body)
+            try:
+                response = client.request(method, path, json=body, headers=headers)
+            except (httpx.ReadError, httpx.RemoteProtocolError):
+                if headers is None:
+                    raise
+                response = client.request(method, path, json=body, headers=headers)
         except httpx.HTTPError as error:
             raise _unreachable(client, error) from None
         except UnicodeEncodeError:

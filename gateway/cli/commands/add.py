@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import uuid
 from typing import Annotated, Any
 
 import typer
@@ -113,7 +114,7 @@ def add(
     if run.dry_run:
         _show_plan(body, as_json=as_json)
         return
-    view = call("POST", "/admin/models", body)
+    view = call("POST", "/admin/models", body, idempotency_key=uuid.uuid4().hex)
     if run.wait:
         view = wait_until_ready(name, limit_s, quiet=as_json)
     print_view(view, as_json=as_json)

@@ -26,6 +26,8 @@ from gateway.store.data_folder import in_use
 NAME = "demo"
 _PROGRAM = (sys.executable, "-m", "gateway.__main__")
 _POLL_S = 0.2
+_REFUSED = FitserveError.exit_code
+"""The exit code of a `fitserve add` that did not add the model, such as for a taken name."""
 
 
 def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> int:
@@ -43,6 +45,8 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
     _check_alone(settings, model_arguments)
     if subprocess.run([*_PROGRAM, "engine", "install"], check=False).returncode:
         return 1
+    # Another demo may have begun to serve meanwhile: an installation takes minutes.
+    _check_alone(settings, model_arguments)
     if not model_arguments:
         folder = settings.data / "demo-model"
         make_model(folder, stop=True)
@@ -68,10 +72,12 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
                         " FITSERVE_DATA_DIR."
                     ),
                 )
+            # An interrupted command may have added the model.
             added = True
             code = subprocess.run(
                 [*_PROGRAM, "add", *model_arguments, "--wait"], check=False
             ).returncode
+            added = code != _REFUSED
             if code:
                 return code
             say(_curl_text(settings, name))
