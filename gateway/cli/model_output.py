@@ -7,7 +7,7 @@ from typing import Any
 from gateway.cli.present import SHORT_DETAIL, Detail, show_plan
 from gateway.cli.tables import print_paragraph, print_table, show_changes
 from gateway.cli.terminal import say
-from gateway.domain.phases import phase_label
+from gateway.domain.phases import detail_beside, phase_label
 from gateway.domain.units import in_words
 from gateway.visible import visible_line
 
@@ -15,7 +15,7 @@ from gateway.visible import visible_line
 def status_text(view: Any) -> str:
     """The state of a model, with its reason in parentheses."""
     # The detail may begin with the state itself.
-    detail = visible_line(_own_detail(view)).removeprefix(view["state"]).removeprefix(": ")
+    detail = detail_beside(view["state"], visible_line(_own_detail(view)))
     return f"{view['state']} ({detail})" if detail else str(view["state"])
 
 

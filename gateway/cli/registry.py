@@ -39,6 +39,7 @@ SECTIONS = {
         "set": "change.set_model",
         "update": "change.update",
         "stop": "model.stop",
+        "unload": "model.unload",
         "start": "model.start",
         "retry": "model.retry",
         "rm": "model.rm",

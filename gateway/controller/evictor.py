@@ -85,6 +85,9 @@ class Evictor:
         self._note_use(models, wall, has_requests=bool(demand))
         for model in models:
             self._clear_eviction(model, models_by_instance)
+            # Requests that wait while a copy serves are among those that it still answers.
+            if model.wish.name in demand and not model.serving:
+                model.unloaded = False
         snapshot = self._loaded_models(models, demand, models_by_instance)
         self._fleet.eviction_order = eviction_order(snapshot, now)
         self._fleet.unasked = {
@@ -245,6 +248,7 @@ class Evictor:
         return replace(
             loaded,
             is_stopped=model.stopped,
+            is_unloaded=model.unloaded,
             keep_alive_s=self._fleet.keep_alive_s(model.wish),
             is_pinned=policy.pinned,
             priority=policy.priority,

@@ -38,14 +38,24 @@ class Orders:
         # twice and none is lost.
         self._wishing = asyncio.Lock()
 
-    async def add(self, wish: Wish) -> ManagedModel:
-        """Record a new model durably, then start working on it. Raises Conflict, StoreError."""
+    def model_of_key(self, key: str) -> ManagedModel | None:
+        """The model that a request with this idempotency key added; None: there is none."""
+        models = self._fleet.models.values()
+        return next((model for model in models if key and model.idempotency_key == key), None)
+
+    async def add(self, wish: Wish, key: str = "") -> ManagedModel:
+        """Record a new model durably, then start working on it. Raises Conflict, StoreError.
+
+        key: the idempotency key of the request. A model that the same key added is returned.
+        """
         self._store.changeable()
         async with self._wishing:
+            if (added := self.model_of_key(key)) is not None:
+                return added
             self._fleet.check_names(wish)
             now = time.time()
             await asyncio.to_thread(self._store.add_model, wish, now)
-            model = self._fleet.admit(ManagedModel(wish, now))
+            model = self._fleet.admit(ManagedModel(wish, now, idempotency_key=key))
         self._admitted()
         self._wake()
         return model
@@ -127,14 +137,24 @@ class Orders:
         StoreError."""
         return await self._set_stopped(name, stopped=False)
 
+    async def unload(self, name: str) -> ManagedModel:
+        """Stop the engines. The next request loads the model again. Raises NotFound, BadRequest,
+        Conflict."""
+        model = self._fleet.model(name)
+        _check_local(model)
+        if model.wish.policy.pinned:
+            raise Conflict(
+                f"{name} is pinned, so it is never unloaded.",
+                hint=f"Run `fitserve set {name} --no-pinned` first, or `fitserve stop {name}`.",
+            )
+        model.unloaded = True
+        self._wake()
+        return model
+
     async def _set_stopped(self, name: str, *, stopped: bool) -> ManagedModel:
         self._store.changeable()
         model = self._fleet.model(name)
-        if not model.replicas:
-            raise BadRequest(
-                f"{name} runs elsewhere, so this gateway cannot stop or start it.",
-                hint="Stop it there, or `fitserve rm` it here.",
-            )
+        _check_local(model)
         await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
         model.stopped = stopped
         for replica in model.replicas:  # shown until the next pass
@@ -143,11 +163,15 @@ class Orders:
                 replica.status = Rest(
                     "stopping", "its owner stops it; requests in flight are answered first"
                 )
-            elif not stopped and not engine:
+            elif stopped:
+                replica.status = Rest("stopped", "its owner stopped it")
+            elif not engine:
                 replica.status = Rest("starting", "its owner starts it")
-        if not stopped:
+        if stopped:
+            model.on_request = False
+        else:
             # A start by the owner counts as a request.
-            model.used_at, model.gave_way = time.time(), False
+            model.used_at, model.gave_way, model.unloaded = time.time(), False, False
         self._wake()
         return model
 
@@ -184,3 +208,11 @@ class Orders:
             self._fleet.set_apart = frozenset()
             self._fleet.unblock()
             self._wake()
+
+
+def _check_local(model: ManagedModel) -> None:
+    if not model.replicas:
+        raise BadRequest(
+            f"{model.wish.name} runs elsewhere, so this gateway cannot stop or start it.",
+            hint="Stop it there, or `fitserve rm` it here.",
+        )

@@ -16,6 +16,15 @@ PHASE_LABELS = {
 """By the names that JSON, the database and rules have."""
 
 
+def detail_beside(state: str, detail: str) -> str:
+    """The detail of a state without the state's own word, where that word stands apart.
+
+    "stopped: no room" gives "no room"; "starting the engine" stays whole.
+    """
+    word, _, rest = detail.partition(": ")
+    return rest if word == state else detail
+
+
 def phase_label(phase: str) -> str:
     """The phase in words; a plain word such as "serving" stays."""
     return PHASE_LABELS.get(phase, phase)

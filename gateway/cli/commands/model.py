@@ -1,4 +1,4 @@
-"""Commands on one model of the gateway: show, logs, retry, stop, start and rm."""
+"""Commands on one model of the gateway: show, logs, retry, stop, unload, start and rm."""
 
 from __future__ import annotations
 
@@ -62,8 +62,14 @@ def retry(name: ModelName, as_json: Json = False) -> None:
 
 
 def stop(name: ModelName, as_json: Json = False) -> None:
-    """Stop a model after its running requests, and keep it. `fitserve start` loads it again."""
+    """Stop a model after its running requests, and keep it. Only `fitserve start` loads it
+    again."""
     print_view(call("POST", model_path(name, "/stop")), as_json=as_json)
+
+
+def unload(name: ModelName, as_json: Json = False) -> None:
+    """Unload a model after its running requests. The next request loads it again."""
+    print_view(call("POST", model_path(name, "/unload")), as_json=as_json)
 
 
 def start(name: ModelName, as_json: Json = False) -> None:

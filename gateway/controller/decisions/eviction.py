@@ -3,6 +3,7 @@
 model   requests  condition                                        action
 any     -         stopped by its owner                             is unloaded, and rests
 out     yes       its turn has come                                loads; may evict a model
+any     no        unloaded by its owner                            is unloaded until a request
 asleep  yes       its turn has come                                wakes up; may evict a model
 asleep  no        stopped, or a plan needs the rest of its memory  stops
 out     yes       others have waited longer                        waits for its turn
@@ -81,6 +82,8 @@ class LoadedModel:
     name: str
     copies: tuple[Copy, ...]
     is_stopped: bool = False
+    is_unloaded: bool = False
+    """Until its next request."""
     keep_alive_s: float = -1.0
     is_pinned: bool = False
     priority: int = 0
@@ -176,7 +179,7 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     evictions: dict[Place, Eviction] = {}
     for model in models:
         evictions |= _evictions_of(model, now)
-    holds = {model.name: "stopped by its owner" for model in models if model.is_stopped}
+    holds = {model.name: "its owner stopped it" for model in models if model.is_stopped}
     in_progress = bool(evictions) or _is_any("leaves", models)
     first: LoadedModel | None = None
     for model in _queue(models, now):
@@ -202,8 +205,12 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
 
 def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
     """The copies that leave for no other model: their owner stops them, or nobody uses them."""
+    eviction: Eviction | None = None
     if model.is_stopped:
         eviction = Eviction("owner", "its owner stops it", ends=True)
+    elif model.is_unloaded:
+        eviction = Eviction("owner", "its owner unloads it", ends=True)
+    if eviction is not None:
         return {
             place: eviction
             for place, copy in _places(model)
@@ -355,7 +362,7 @@ def _is_expired(model: LoadedModel, now: float) -> bool:
 
 
 def _is_warm(model: LoadedModel, now: float) -> bool:
-    return (
+    return not model.is_unloaded and (
         model.was_never_loaded
         or model.keep_alive_s < 0
         or (not model.was_evicted and model.idle_s(now) < model.keep_alive_s)

@@ -193,7 +193,21 @@ class ReplicaSnapshot:
 def next_action(
     replica: ReplicaSnapshot, now: float, *, backoff_s: float, backoff_max_s: float
 ) -> Action:
-    """The one action to take at `now`, in Unix seconds."""
+    """The one action to take at `now`, in Unix seconds.
+
+    No engine is shown as starting while it leaves, or while its owner has stopped the model.
+    """
+    action = _next_action(replica, now, backoff_s, backoff_max_s)
+    if not (isinstance(action, Rest) and action.state in ("starting", "verifying")):
+        return action
+    if replica.leaving.reason or replica.demand.stopped:
+        return Rest("stopping", replica.leaving.reason or replica.demand.hold)
+    return action
+
+
+def _next_action(
+    replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
+) -> Action:
     attempt = replica.attempt
     if not replica.is_wanted:
         return (

@@ -15,6 +15,7 @@ from gateway.controller.decisions.changes import diff_plans, diff_wishes
 from gateway.controller.decisions.reconcile import Rest
 from gateway.domain import Attempt, Change, Choice, Offer, Plan, Wish
 from gateway.domain.facts import Event, EventKind
+from gateway.domain.phases import detail_beside
 from gateway.domain.units import in_words, plural
 
 Stage = Literal["", "chosen", "started", "ready", "ended"]
@@ -126,7 +127,7 @@ def events_of_model(
         yield from _replica_events(after, _earlier_replica(before, replica), replica, reported, now)
     yield from _endpoint_events(before, after, now)
     if before is not None and before.state != after.state:
-        detail = after.detail.removeprefix(after.state).removeprefix(": ")
+        detail = detail_beside(after.state, after.detail)
         words = f"{after.wish.name} {_STATE_VERBS.get(after.state, f'is {after.state}')}" + (
             f": {detail}" if detail else "."
         )

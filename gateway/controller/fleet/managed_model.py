@@ -337,6 +337,11 @@ class ManagedModel:
     """Another wish that takes its place, or that was refused."""
     stopped: bool = False
     """Its owner has stopped it. It is not loaded until its owner starts it."""
+    unloaded: bool = False
+    """Its owner has unloaded it. It is not loaded until its next request."""
+    idempotency_key: str = ""
+    """The key of the request that added it; "": the request had none, or the gateway started anew
+    since."""
     used_at: float = 0.0
     """The last use, in Unix seconds; 0: unused since it was added."""
     hold: str = ""

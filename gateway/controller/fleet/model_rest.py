@@ -16,7 +16,17 @@ from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 _MAX_REST_S = 60.0
 _FINAL_STATES = frozenset({"stopped", "no_plan", "quarantined"})
 MODEL_FIELDS = (
-    *("wish", "deleting", "stopped", "forgiven_at", "generation", "change", "trial", "absence"),
+    *(
+        "wish",
+        "deleting",
+        "stopped",
+        "unloaded",
+        "forgiven_at",
+        "generation",
+        "change",
+        "trial",
+        "absence",
+    ),
     *("hold", "on_request", "has_requests", "is_next", "used_at", "gave_way", "unused", "rival"),
     *("created_at", "setback.problem"),
 )

@@ -117,7 +117,12 @@ def route(
     abilities = model.abilities
     state, detail = status(model)
     if state == "ready" and not replicas and not frozen:
-        state, detail = "starting", "none of its engines takes requests now"
+        leaves = next((replica.leaving for replica in model.replicas if replica.leaving), None)
+        state, detail = (
+            ("stopping", leaves.reason)
+            if leaves is not None
+            else ("starting", "none of its engines takes requests now")
+        )
     # No request fails during a change: requests between two engines wait for the next one.
     between = model.has_pending_changes or any(
         replica.made_room or replica.unrouted_at is not None for replica in model.replicas

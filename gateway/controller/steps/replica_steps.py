@@ -301,7 +301,7 @@ class ReplicaSteps:
         snapshot: ReplicaSnapshot,
     ) -> None:
         leaving = snapshot.leaving.reason
-        goes_on = snapshot.is_wanted and not leaving
+        goes_on = snapshot.is_wanted and not leaving and not model.stopped
         replica.status = Rest("starting" if goes_on else "stopping", leaving or action.why)
         served = any(past.ready_at is not None for past in replica.attempts[-1:]) and not goes_on
         grace_s = self._settings.stop_grace_s if served else _SHORT_GRACE_S
@@ -337,7 +337,7 @@ class ReplicaSteps:
 
 def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
     """Whether a start of the replica is under way, or waits for its turn."""
-    if model.deleting or model.stopped:
+    if model.deleting or model.stopped or model.unloaded:
         return False
     if replica.attempt is not None:
         return replica.attempt.state == "starting"

@@ -25,10 +25,8 @@ _MAX_DETAIL_CHARACTERS = 300
 _REMEDIES = {
     "no_plan": "Change the model, its settings or the machine",
     "quarantined": "It failed too often; the operator can retry it with `fitserve retry {name}`",
-    "stopped": "The operator stopped it, and can load it with `fitserve start {name}`",
-    "stopping": (
-        "The operator is stopping it; `fitserve start {name}` loads a stopped model again"
-    ),
+    "stopped": "`fitserve start {name}` loads it again",
+    "stopping": "`fitserve start {name}` loads a stopped model again",
 }
 
 

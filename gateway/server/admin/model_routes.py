@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import ValidationError
@@ -76,24 +76,32 @@ class PlanBody(ModelRequest):
         **errors(*_PLAN_ERRORS, Conflict, StoreError),
     },
 )
-async def add_model(request: Request, body: ModelRequest, dry_run: bool = False) -> Any:
+async def add_model(
+    request: Request,
+    body: ModelRequest,
+    dry_run: bool = False,
+    idempotency_key: Annotated[str, Header(max_length=200)] = "",
+) -> Any:
     """Add a model. The answer is 202, and the gateway starts to work on it. With `dry_run` the same
-    checks are made, and only the plan is returned."""
+    checks are made, and only the plan is returned. A repeated request with the same
+    `Idempotency-Key` is answered like the first, as long as the model exists."""
     parts = gateway_of(request)
     plan_preview = parts.loop.plan_preview
     orders = parts.loop.orders
     wish = body.wish()
     _check_name(wish.name)
+    if (added := orders.model_of_key(idempotency_key)) is not None:
+        return await _show(request, added, 202)
     wish = await plan_preview.resolve(wish)
+    parts.loop.fleet.check_new(wish)
     if dry_run:
-        parts.loop.fleet.check_new(wish)
         planned = await plan_preview.plan(wish, include_uninstalled=True)
         return _json(await _with_start(parts, wish, planned))
     if wish.source is not None:
         # Errors of the model, a flag or the machine are reported now, not in a later state message.
         planned = await plan_preview.plan(wish)
         wish = wish.evolve(commits=dict(planned.commits))
-    return await _show(request, await orders.add(wish), 202)
+    return await _show(request, await orders.add(wish, idempotency_key), 202)
 
 
 @router.get("/models", response_model=ModelList)
@@ -269,6 +277,17 @@ async def stop_model(request: Request, name: str) -> Any:
     """End the engines after their current requests, and keep the model unloaded, also after a
     restart, until it is started."""
     return await _show(request, await gateway_of(request).loop.orders.stop(name), 202)
+
+
+@router.post(
+    "/models/{name:path}/unload",
+    status_code=202,
+    response_model=ModelView,
+    responses=errors(NotFound, Conflict),
+)
+async def unload_model(request: Request, name: str) -> Any:
+    """End the engines after their current requests. The next request loads the model again."""
+    return await _show(request, await gateway_of(request).loop.orders.unload(name), 202)
 
 
 @router.post(

@@ -196,7 +196,7 @@ async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(
         await gateway.until("m", "stopped")
     async with running(tmp_path, healthy, world, hardware=TWO_GPUS) as gateway:
         view = await gateway.until("m", "stopped")
-        assert view["detail"] == "stopped by its owner"
+        assert view["detail"] == "its owner stopped it"
         assert (await ask(gateway, "m")).status_code == 503
         started = (await gateway.client.post("/admin/models/m/start")).json()
         # The loop may have begun before the answer is written.
@@ -204,6 +204,38 @@ async def test_a_stopped_model_stays_stopped_over_a_restart_until_it_is_started(
         assert started["detail"] in ("its owner starts it", "starting")
         await gateway.until("m", "ready")
         assert (await ask(gateway, "m")).status_code == 200
+
+
+async def test_an_unloaded_model_is_loaded_by_its_next_request(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "m")
+        await gateway.until("m", "ready")
+        answer = await gateway.client.post("/admin/models/m/unload")
+        assert answer.status_code == 202
+        view = await gateway.until("m", "stopped")
+        assert (view["detail"], view["on_request"]) == ("the next request loads it", True)
+        assert not loaded_models(gateway.world)
+        assert (await ask(gateway, "m")).status_code == 200
+        # A stop of a model that is out does not promise a load.
+        await gateway.client.post("/admin/models/m/unload")
+        await gateway.until("m", "stopped")
+        stopped = (await gateway.client.post("/admin/models/m/stop")).json()
+        assert (stopped["detail"], stopped["on_request"]) == ("its owner stopped it", False)
+        problem = (await ask(gateway, "m")).json()["error"]["message"]
+        assert problem.count("stop") == 2, problem
+
+
+async def test_a_repeated_request_with_its_key_adds_a_model_once(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        body = {"name": "m", "source": str(model_folder(tmp_path))}
+        headers = {"idempotency-key": "one"}
+        answers = await asyncio.gather(
+            *(gateway.client.post("/admin/models", json=body, headers=headers) for _ in range(3))
+        )
+        assert [answer.status_code for answer in answers] == [202] * 3
+        for other in ({"idempotency-key": "two"}, {}):
+            answer = await gateway.client.post("/admin/models", json=body, headers=other)
+            assert answer.status_code == 409
 
 
 async def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path: Path) -> None:

@@ -37,4 +37,8 @@ def test_a_phase_stands_once_beside_its_seconds() -> None:
     assert status_text(view) == "starting"
     assert detail_text(view) == start_text(start) == "loading weights 3s"
     waiting = view | {"detail": "waits: b is unloaded"}
+    begins = {"state": "starting", "detail": "starting the engine", "replicas": []}
+    assert status_text(begins) == "starting (starting the engine)"
+    out = {"state": "stopped", "detail": "stopped: no room", "replicas": []}
+    assert status_text(out) == "stopped (no room)"
     assert status_text(waiting) == "starting (waits: b is unloaded)"

@@ -10,6 +10,7 @@ from gateway.domain.record import FrozenRecord
 from gateway.engines.common.memory.kv_cache import longest
 from gateway.models.scheme import round_up
 
+
 class CountedCache(FrozenRecord, frozen=True):
     """A `KvCache` of the engine's own answer: exact for the lengths in it, linear between them, in
     whole blocks."""

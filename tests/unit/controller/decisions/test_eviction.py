@@ -73,8 +73,17 @@ def test_who_was_stopped_leaves_and_rests_though_it_is_asked() -> None:
     assert moves(serves("a", is_stopped=True, is_pinned=True)).evictions["a", 0].cause == "owner"
     assert moves(resident("a", "loads", is_stopped=True)).evictions["a", 0].cause == "owner"
     assert moves(out("a", is_stopped=True, waited_s=5)) == Moves(
-        holds={"a": "stopped by its owner"}
+        holds={"a": "its owner stopped it"}
     )
+
+
+def test_an_unloaded_model_leaves_and_loads_at_its_next_request() -> None:
+    assert moves(serves("a", is_unloaded=True, requests=1)).evictions == {
+        ("a", 0): Eviction("owner", "its owner unloads it", ends=True)
+    }
+    assert moves(resident("a", "asleep", is_unloaded=True)).evictions["a", 0].ends
+    assert moves(out("a", is_unloaded=True)).holds == {"a": "the next request loads it"}
+    assert moves(out("a")) == moves(out("a", is_unloaded=True, waited_s=1)) == Moves()
 
 
 def test_without_a_request_it_loads_only_where_it_is_to_be_kept() -> None:

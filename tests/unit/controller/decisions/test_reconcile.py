@@ -259,6 +259,22 @@ def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
     assert isinstance(act(**{**leaves, "instance": None}), Fail)
 
 
+@pytest.mark.parametrize("why", [{"leaving": "no request for 5m"}, {"stopped": True}])
+def test_no_engine_is_shown_as_starting_while_it_stops(why: dict[str, Any]) -> None:
+    reason = why.get("leaving", "its owner stopped it")
+    why = {"hold": reason, **why}
+    asleep = attempt(state="ready", ready_at=NOW - 5, asleep=Asleep(since=NOW - 1))
+    replaced = instance(attempt(), fingerprint="another")
+    for fields in (
+        {"busy": True},
+        {"attempt": attempt(), "busy": True},
+        {"attempt": attempt(), "instance": replaced, "busy": True},
+        {"attempt": asleep, "instance": instance(asleep), "busy": True, "is_requested": True},
+    ):
+        action = act(**fields, **why)
+        assert action == Rest("stopping", reason) or not isinstance(action, Rest), fields
+
+
 def test_who_is_held_back_is_not_planned_but_says_why_it_failed_before() -> None:
     assert act(hold="the next request loads it") == Rest("stopped", "the next request loads it")
     assert act(hold="it waits for its turn", is_requested=True) == Rest(
