@@ -48,6 +48,7 @@ _OPTIONS = {
     "--tp": ("tensor_parallel",),
     "--arg data-parallel-size": ("data_parallel",),
     "--gpus": ("gpus",),
+    "--engine": ("engines",),
     "--replicas": ("replicas",),
     "--dtype": ("dtype",),
     "--drafter": ("drafter", "num_speculative_tokens"),
@@ -96,7 +97,8 @@ def with_alternatives(decision: Decision, unplanned: Unplanned, hub: Hub) -> Dec
     )
     fitting = WouldFit(
         weights_bytes=_weights(decision),
-        room_bytes=_room(decision),
+        # Another form may take less memory beside its weights.
+        room_bytes=max([_room(decision), *(form.weights_bytes for form in forms)]),
         room_empty_bytes=_room(unshared) if unshared is not None else None,
         fits_empty=bool(unshared is not None and unshared.plans),
         context=shorter.max_model_len.value if shorter is not None else None,

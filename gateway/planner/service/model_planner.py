@@ -105,7 +105,12 @@ class ModelPlanner:
         machine = request.machine or profiles.hardware(request.machine_name)
         engines = profiles.engines_for(machine, wish.engines, wish.image)
         uninstalled: list[Engine] = []
-        if startable is not None:
+        has_gpus = any(gpu.kept is None for gpu in machine.gpus)
+        # Engines that cannot run here are refused by name: no installation helps.
+        is_fitting = has_gpus or any(engine.device == "cpu" for engine in engines)
+        if startable is not None and is_fitting:
+            if not has_gpus:
+                engines = [engine for engine in engines if engine.device == "cpu"]
             engines, uninstalled = startable.split_startable(engines)
             optional = request.include_uninstalled and not request.machine_name and uninstalled
             if not engines and (uninstalled or startable.installed_only) and not optional:
@@ -242,9 +247,11 @@ class ModelPlanning(FrozenRecord, frozen=True):
         # A holder is named only where its memory is what lacks.
         if not decision.plans and sharing.holders and self._decide_with(self.base.claims).plans:
             decision = decision.evolve(holders=held_by(sharing.holders, self.base.hardware))
+        lacks_device = {row.verdict for row in decision.rejected} == {"no_device"}
+        if self.request.include_uninstalled or lacks_device:
+            decision = self._with_alternatives(decision)
         if not self.request.include_uninstalled:
             return decision
-        decision = self._with_alternatives(decision)
         if self.startable is None or self.request.machine_name:
             return decision
         return self.startable.explain_engines(
@@ -305,7 +312,10 @@ class ModelPlanning(FrozenRecord, frozen=True):
         inputs = self.base
 
         def decide_form(spec: ModelSpec, wish: Wish) -> Decision:
-            return self.decide(spec=spec, wish=wish)
+            if wish.engines == inputs.wish.engines:
+                return self.decide(spec=spec, wish=wish)
+            engines = self.profiles.engines_for(inputs.hardware, wish.engines, wish.image)
+            return self.decide(engines, spec=spec, wish=wish)
 
         def decide_on_empty(spec: ModelSpec, wish: Wish) -> Decision:
             return self._decide_with(inputs.claims, spec=spec, wish=wish)

@@ -98,7 +98,7 @@ def plan(
             f"{first_problem(error, Wish.model_fields)}.",
             hint="docs/plan.md lists the fields of a wish.",
         ) from None
-    return OfflinePlanner.from_environment().decide(plan_wish, hardware)
+    return OfflinePlanner.from_environment().decide(plan_wish, hardware, include_alternatives=True)
 
 
 class OfflinePlanner:

