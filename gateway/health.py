@@ -10,21 +10,23 @@ import os
 import sys
 
 
-def main() -> int:
-    host = os.environ.get("FITSERVE_HOST") or "127.0.0.1"
+def connect(host: str, port: int, *, tls: bool) -> http.client.HTTPConnection:
+    """A connection to the gateway that listens on this address."""
     target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    port = int(os.environ.get("FITSERVE_PORT") or "8080")
-    if os.environ.get("FITSERVE_TLS_CERT"):
+    if tls:
         # The certificate has another name than this address. On this machine's own port no other
         # program can answer.
         import ssl
 
         context = ssl._create_unverified_context()  # noqa: S323, SLF001 - this machine's own port
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            target, port, timeout=4, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(target, port, timeout=4)
+        return http.client.HTTPSConnection(target, port, timeout=4, context=context)
+    return http.client.HTTPConnection(target, port, timeout=4)
+
+
+def main() -> int:
+    host = os.environ.get("FITSERVE_HOST") or "127.0.0.1"
+    port = int(os.environ.get("FITSERVE_PORT") or "8080")
+    connection = connect(host, port, tls=bool(os.environ.get("FITSERVE_TLS_CERT")))
     try:
         connection.request("GET", "/healthz")
         return 0 if connection.getresponse().status == 200 else 1

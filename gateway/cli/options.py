@@ -353,6 +353,11 @@ def absolute_source(source: str | None) -> str | None:
     """A folder becomes an absolute path: the gateway may run in another folder."""
     if source and (source.startswith((".", "~", "/")) or Path(source).is_dir()):
         return str(Path(source).expanduser().absolute())
+    if source and "/" in source and (parent := Path(source).parent).is_dir():
+        print_message(
+            f"note: there is no folder {source} in {Path.cwd()}, although there is {parent}. The"
+            " source is taken for a Hugging Face repository."
+        )
     return source
 
 
@@ -388,8 +393,26 @@ def usage_error(message: str) -> NoReturn:
 TYPO_ERROR: type[Any] = typer.BadParameter.__mro__[2]
 
 
+# Options of other programs: what to write instead.
+_FOREIGN_OPTIONS = {
+    "--ttl": "Write --keep-alive 300s. The 0 of llama-swap is --keep-alive -1.",
+    "--keepalive": "Write --keep-alive 5m.",
+    "--max-model-len": "Write --context 32k.",
+    "--context-length": "Write --context 32k.",
+    "--num-ctx": "Write --context 32k.",
+    "--tensor-parallel-size": "Write --tp 2.",
+    "--gpu-memory-utilization": (
+        "The plan sizes the memory. Leave the option out, or write --arg"
+        " gpu-memory-utilization=0.9."
+    ),
+    "--served-model-name": "The name of the model is an argument. Write --alias for more names.",
+}
+
+
 def mistyped_message(error: Any) -> str:
     """The problem of a command line, and where its options are described."""
     output = io.StringIO()
     error.show(file=output)
-    return output.getvalue().replace("Value error, ", "").rstrip()
+    message = output.getvalue().replace("Value error, ", "").rstrip()
+    foreign = _FOREIGN_OPTIONS.get(getattr(error, "option_name", ""))
+    return f"{message}\n{foreign}" if foreign else message

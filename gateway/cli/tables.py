@@ -102,6 +102,17 @@ def _print_narrow_table(lines: list[list[str]], width: int, head: tuple[str, ...
 _MIN_LAST_COLUMN = 30
 
 
+def wish_and_plan(answer: Any) -> list[Any]:
+    """The rows of a changed model: of its wish, then of its plan. A name that both have tells the
+    plan's row apart."""
+    wished = {change["what"] for change in answer["wish"]}
+    planned = [
+        {**change, "what": f"planned {change['what']}"} if change["what"] in wished else change
+        for change in answer["plan"]
+    ]
+    return [*answer["wish"], *planned]
+
+
 def show_changes(changes: Any) -> None:
     """Print a table of old and new values."""
     print_table(

@@ -19,7 +19,7 @@ PHASE_LABELS = {
 def detail_beside(state: str, detail: str) -> str:
     """The detail of a state without the state's own word, where that word stands apart.
 
-    "stopped: no room" gives "no room"; "starting the engine" stays whole.
+    "stopped: no room" gives "no room", and "stopped" gives ""; "starting the engine" stays whole.
     """
     word, _, rest = detail.partition(": ")
     return rest if word == state else detail

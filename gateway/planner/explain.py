@@ -162,7 +162,11 @@ def start_rows(start: ExpectedStart) -> list[tuple[str, str]]:
     if time is None:
         return [("by", ", ".join(filter(None, ["no start like it was measured", *by])))]
     basis = {
-        "measured": f"the last {time.starts} of this plan here",
+        "measured": (
+            "the last start of this plan here"
+            if time.starts == 1
+            else f"the last {time.starts} starts of this plan here"
+        ),
         "estimate": f"{time.starts} other starts of this model here",
         "elsewhere": (
             f"{time.starts} starts of other models on another machine (H200), without reading"

@@ -20,7 +20,7 @@ from gateway.cli.options import (
     with_option_groups,
     without_none,
 )
-from gateway.cli.tables import print_paragraph, show_changes
+from gateway.cli.tables import print_paragraph, show_changes, wish_and_plan
 from gateway.cli.terminal import print_message, say
 from gateway.domain.record import FrozenRecord
 
@@ -150,7 +150,7 @@ def update(
     ask = not change.dry_run and not yes
     if engine is not None:
         if not as_json:
-            show_changes(answer["wish"] + answer["plan"])
+            show_changes(wish_and_plan(answer))
         possible = answer["wish"] and not answer["reason"]
         if possible and ask and not typer.confirm(f"Change {name}?"):
             raise typer.Exit(1)
@@ -201,7 +201,7 @@ def _change(name: str, patch: dict[str, Any], options: ChangeOptions, *, as_json
     if as_json and not options.wait:
         say(json.dumps(answer, indent=2))
     elif not as_json:
-        if differences := answer["wish"] + answer["plan"]:
+        if differences := wish_and_plan(answer):
             show_changes(differences)
         if answer["reason"]:
             print_paragraph(f"No plan: {answer['reason']}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -64,11 +65,23 @@ def add(
         body | {key: value for key, value in limits.items() if value is not None},
     )
     say(json.dumps(created, indent=2) if as_json else created["key"])
+    if unknown := _unknown_models(model or ()):
+        print_message(
+            f"note: no model is named {', '.join(unknown)} now. `fitserve ps` lists the models, and"
+            f" `fitserve keys rm {name}` removes the key."
+        )
     if first:
         print_message(
             f"fitserve: This was the first key: {_FIRST_KEY_WARNING} For this shell: export"
             f" FITSERVE_KEY={created['key']}"
         )
+
+
+def _unknown_models(models: Sequence[str]) -> list[str]:
+    """The names that no model of the gateway has. Keys may come before their models."""
+    wishes = [view["wish"] for view in call("GET", "/admin/models")["data"]] if models else []
+    names = {name for wish in wishes for name in (wish["name"], *wish["aliases"], *wish["loras"])}
+    return [name for name in models if name not in names]
 
 
 @app.command("ls")

@@ -168,9 +168,19 @@ def _row(view: Any, numbers: dict[str, int], now_s: float) -> tuple[object, ...]
         size(memory_bytes) if memory_bytes else "-",
         in_words(now_s - ready_at) if ready_at else "-",
         _age_text(view["used_at"], now_s),
-        keep_alive_text(view, now_s).partition(",")[0] or "-",
+        _stay_text(view, ready_at, now_s),
         _detail(view),
     )
+
+
+def _stay_text(view: Any, ready_at: float | None, now_s: float) -> str:
+    """The time until a loaded model is unloaded without a request, or its keep_alive while it is
+    out."""
+    keep_alive_s = view["keep_alive"]
+    if ready_at is None or view["wish"]["policy"]["pinned"] or not keep_alive_s or keep_alive_s < 0:
+        return keep_alive_text(view, now_s).partition(",")[0] or "-"
+    used_at = max(ready_at, view["used_at"] or view["created_at"])
+    return in_words(max(0.0, keep_alive_s - max(0.0, now_s - used_at)))
 
 
 def _prepared_row(view: Any, now_s: float) -> tuple[object, ...]:

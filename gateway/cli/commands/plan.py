@@ -70,12 +70,12 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Show the plan for MODEL with its reasons, and start nothing. Exit code 3 without a plan."""
-    wish = read_wish(source=model, **options.fields())
+    wish, source = read_wish(source=model, **options.fields()), absolute_source(model)
     decision = _plan_for_cluster(wish, hardware, network, check=check) if hardware else None
     if network and decision is None:
         usage_error("--network needs several machines, such as --hardware 2xgb10.")
     if hardware is None and not check:
-        decision = _ask_gateway(wish.evolve(source=absolute_source(model)))
+        decision = _ask_gateway(wish.evolve(source=source))
     if decision is None:
         wish = _with_engine_of_image(wish)
         if check:

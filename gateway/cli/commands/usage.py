@@ -36,8 +36,11 @@ def usage(
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show requests and tokens by day, key and model. UNCOUNTED answers have no token numbers,
-    such as streams without include_usage; ESTIMATED are their tokens, from their bytes."""
+    """Show requests and tokens by key and model, or as --by says.
+
+    UNCOUNTED answers have no token numbers, such as streams without include_usage; ESTIMATED are
+    their tokens, from their bytes.
+    """
     options = {
         "by": by,
         "from": first,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import os
 import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from gateway import health
 from gateway.cli.doctor import checks, readings
 from gateway.cli.doctor.checks import MachineCheck
 from gateway.cli.doctor.fixes import apply_fixes
@@ -137,13 +139,29 @@ def _port(settings: Settings) -> MachineCheck:
         try:
             probe_socket.bind((settings.host, settings.port))
         except OSError as error:
+            if _is_gateway(settings):
+                address = f"{settings.host}:{settings.port}"
+                return MachineCheck("port", "ok", f"a fitserve gateway answers at {address}")
             return MachineCheck(
                 "port",
                 "warn",
                 f"{settings.host}:{settings.port}: {error.strerror}",
-                "If that program is not the gateway, set FITSERVE_PORT.",
+                "Another program has this port. Set FITSERVE_PORT to a free one.",
             )
     return MachineCheck("port", "ok", f"{settings.host}:{settings.port} is free")
+
+
+def _is_gateway(settings: Settings) -> bool:
+    """Whether the program on the port of the settings is a fitserve gateway."""
+    connection = health.connect(settings.host, settings.port, tls=bool(settings.tls_cert))
+    try:
+        # A route that does not exist: each error of a gateway has the header, with or without keys.
+        connection.request("GET", "/admin/none")
+        return connection.getresponse().getheader("x-gateway-source") == "gateway"
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 def _gpus(hardware: Hardware) -> MachineCheck:

@@ -356,8 +356,8 @@ def _plan_event(
         "kv_tokens": plan.memory.kv_tokens,
         "warnings": list(plan.warnings),
     }
-    gpus = plural(len(plan.gpus), "GPU")
-    cause = f"{plan.engine} on {gpus}, context {plan.max_model_len.value}"
+    place = plural(len(plan.gpus), "GPU") if plan.gpus else "the CPU"
+    cause = f"{plan.engine} on {place}, context {plan.max_model_len.value}"
     if earlier is not None and earlier.failure is not None:
         differences = _differences(diff_plans(earlier.plan, plan))
         data |= {

@@ -27,8 +27,8 @@ MODEL_FIELDS = (
         "trial",
         "absence",
     ),
-    *("hold", "on_request", "has_requests", "is_next", "used_at", "gave_way", "unused", "rival"),
-    *("created_at", "setback.problem"),
+    *("hold", "on_request", "has_requests", "is_next", "used_at", "gave_way"),
+    *("unused", "rival", "created_at", "setback.problem"),
 )
 REPLICA_FIELDS = (
     *("attempt", "task", "status", "progress", "blocked", "blocked_at", "looks_again", "takes"),

@@ -40,6 +40,8 @@ def choose_sleep_mode(
 
     scope: of facts learned from the plan. ram_bytes: of the host.
     """
+    if engine.device == "cpu" and FLAG not in args:
+        return BoolChoice(value=False, reason="only engines on GPUs sleep", source="planner")
     if not leaves and FLAG not in args:
         return _NO_SLEEP
     source = f"profile {engine.ref}"

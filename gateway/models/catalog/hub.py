@@ -371,7 +371,7 @@ class Hub:
         return HubUnreachable(
             f"The Hugging Face Hub at {self.place} cannot be reached, or the connection broke"
             f" ({short_reason(error)}).",
-            hint="Check the network, or give a model folder on this machine.",
+            hint=f"Check the network, or give a model folder on this machine; {repo} is none.",
         )
 
     def _explain_status(self, status: int, error: BaseException, repo: str) -> BadModel:

@@ -19,6 +19,7 @@ from tests.support.typing_terminal import TypingTerminal
         (["serve", "--port", "abc"], 2, "valid integer"),
         (["add", "m", "./a", "--wait", "--timeout", "abc"], 2, "a duration looks like"),
         (["add"], 2, "Missing argument"),
+        (["add", "m", "./a", "--ttl", "300"], 2, "Write --keep-alive 300s."),
         (["keys", "add", "one", "--scope", "foo"], 2, "There is no scope foo"),
         (["--port", "1", "ps"], 3, "Connection refused"),
         (["--host", "a/b", "ps"], 2, "is not the address of a gateway"),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from gateway.cli.commands.change import _FIELDS
-from gateway.cli.options import WishOptions
+from gateway.cli.options import WishOptions, absolute_source
 from gateway.domain import Wish
 from tests.support.makers import wish
 
@@ -17,3 +21,15 @@ def test_the_number_of_drafted_tokens_reaches_the_wish() -> None:
 
 def test_options_of_another_name_are_unset_by_the_field_of_a_wish() -> None:
     assert _FIELDS["draft-tokens"] in Wish.model_fields
+
+
+def test_a_folder_that_is_not_there_beside_others_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "models" / "alpha").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert absolute_source("models/alpha") == str(tmp_path / "models" / "alpha")
+    assert absolute_source("owner/name") == "owner/name"
+    assert not capsys.readouterr().err
+    assert absolute_source("models/delta") == "models/delta"
+    assert "note: there is no folder models/delta in " in capsys.readouterr().err

@@ -384,7 +384,7 @@ def test_the_expected_start_has_its_phases_and_its_source() -> None:
         ("importing the engine", "1.5 s"),
         ("loading weights", "12 s"),
         ("in all", "12 s to 20 s"),
-        ("by", "the last 5 of this plan here, by a fork of the prepared process"),
+        ("by", "the last 5 starts of this plan here, by a fork of the prepared process"),
     ]
     cold = StartConditions(origin="container", is_cache_empty=True)
     assert explain.start_rows(ExpectedStart(conditions=cold)) == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.cli.commands.listing import _row
+from gateway.cli.commands.listing import _row, _stay_text
 
 NOW = 10_000.0
 
@@ -107,3 +107,16 @@ def test_what_is_not_known_is_a_dash() -> None:
 
 def test_a_gpu_that_is_lost_has_no_number() -> None:
     assert _row(view(replica(gpus=["GPU-a", "GPU-x"])), {"GPU-a": 0}, NOW)[4] == "0,?"
+
+
+def test_the_stay_of_a_loaded_model_counts_down() -> None:
+    policy = {"pinned": False}
+    view = {"wish": {"policy": policy}, "keep_alive": 300.0, "used_at": None, "created_at": 0.0}
+    view |= {"state": "ready"}
+    assert _stay_text(view, 1000.0, 1000.0) == "5m"
+    assert _stay_text(view | {"used_at": 1100.0}, 1000.0, 1220.0) == "3m"
+    assert _stay_text(view, 1000.0, 9000.0) == "0s"
+    # A model that is out stays for its keep_alive once it is loaded.
+    assert _stay_text(view | {"state": "stopped"}, None, 9000.0) == "5m"
+    assert _stay_text(view | {"keep_alive": -1.0}, 1000.0, 9000.0) == "for ever"
+    assert _stay_text(view | {"wish": {"policy": {"pinned": True}}}, 1.0, 2.0) == "pinned"

@@ -313,3 +313,32 @@ def test_the_page_has_every_kind() -> None:
         kind.strip().strip("`") for row in rows for kind in row.split(",") if "." in kind
     ]
     assert strip_texts == list(EVENT_KINDS)
+
+
+def _events(before: ReportedModel, after: ReportedModel, kind: str) -> list[str]:
+    return [
+        event.words
+        for event in events_of_model(before, after, ReportedStages(), NOW)
+        if event.kind == kind
+    ]
+
+
+@pytest.mark.parametrize(
+    ("detail", "words"),
+    [
+        ("stopped by hand", "m is stopped: stopped by hand"),
+        ("stopped: no room", "m is stopped: no room"),
+        ("stopped", "m is stopped."),
+        ("", "m is stopped."),
+    ],
+)
+def test_no_word_of_a_detail_is_cut_out(detail: str, words: str) -> None:
+    before, after = model(state="ready"), model(state="stopped", detail=detail)
+    assert _events(before, after, "model.state") == [words]
+
+
+def test_a_plan_for_a_cpu_names_the_cpu() -> None:
+    one = attempt()
+    on_cpu = one.evolve(plan=one.plan.evolve(gpus=()))
+    (words,) = _events(model(), model(ReportedReplica(0, (on_cpu,))), "plan.chosen")
+    assert " on the CPU, context " in words
