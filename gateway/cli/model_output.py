@@ -8,7 +8,7 @@ from gateway.cli.present import SHORT_DETAIL, Detail, show_plan
 from gateway.cli.tables import print_paragraph, print_table, show_changes
 from gateway.cli.terminal import say
 from gateway.domain.phases import detail_beside, phase_label
-from gateway.domain.units import in_words
+from gateway.domain.units import in_words, sentence
 from gateway.visible import visible_line
 
 
@@ -93,7 +93,7 @@ def expected_start_text(start: Any) -> str:
         words = ", ".join(
             filter(None, (words, "no start like it was measured here, so its time is unknown"))
         )
-    return f"{words[:1].upper()}{words[1:]}."
+    return sentence(words)
 
 
 _ABILITIES = {

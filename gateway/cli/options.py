@@ -415,4 +415,10 @@ def mistyped_message(error: Any) -> str:
     error.show(file=output)
     message = output.getvalue().replace("Value error, ", "").rstrip()
     foreign = _FOREIGN_OPTIONS.get(getattr(error, "option_name", ""))
+    command = error.ctx.command.name if error.ctx is not None else ""
+    if command == "plan" and "unexpected extra argument" in message:
+        foreign = (
+            "`fitserve plan` plans one model. `fitserve matrix` judges several, each alone on the"
+            " machine. `fitserve add --dry-run` plans one beside those of a running gateway."
+        )
     return f"{message}\n{foreign}" if foreign else message

@@ -66,6 +66,8 @@ _COMPONENT_FRAMES, _PART_FRAMES = 8, 3
 _VAGUE_STEP = re.compile(
     r"Change or omit (?:what the line names: )?(?P<flags>--[\w-]+(?:, --[\w-]+)*)[:.]"
 )
+# The command in backticks, up to its arguments.
+_COMMAND = re.compile(r"`(fitserve [a-z]+)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
 _PACKAGE_PATH = re.compile(r"(?:site|dist)-packages/([A-Za-z]\w*)/")
@@ -305,12 +307,16 @@ class Cures:
         """The failure with the steps of its kind, where it has none. Its own advice goes first."""
         if failure.steps:
             return failure
-        own_advice = (failure.advice,) if failure.advice else ()
         kind = self.remedies.get(failure.kind, _NO_REMEDY)
         engine, _, version = str(scalars.get("engine", "")).partition("==")
         values = {**self.known_versions(engine, version), **scalars, **failure.culprit}
         case = Case(failure.kind, failure.phase, engine or None, values)
-        steps = _distinct(own_advice + remedy.fill_steps(kind.steps, case))
+        steps = remedy.fill_steps(kind.steps, case)
+        commands = _COMMAND.findall(failure.advice)
+        is_repeated = commands and all(f"`{command}" in " ".join(steps) for command in commands)
+        if failure.advice and not is_repeated:
+            steps = (failure.advice, *steps)
+        steps = _distinct(steps)
         return failure.evolve(steps=steps, cure=kind.cure)
 
 

@@ -93,3 +93,10 @@ class TransferProgress(str):
         progress = super().__new__(cls, words)
         progress.bytes_done, progress.total, progress.rate = bytes_done, total, rate
         return progress
+
+
+def sentence(words: str) -> str:
+    """The words as a sentence. The name of a file, flag or variable at its start stays as it is."""
+    first = words.partition(" ")[0]
+    is_name = first.startswith("-") or "." in first.rstrip(".,:;") or "_" in first
+    return f"{words if is_name else words[:1].upper() + words[1:]}".rstrip(".") + "."

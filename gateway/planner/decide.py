@@ -119,8 +119,8 @@ def _usable(hardware: Hardware, wish: Wish) -> Hardware:
     if missing := [uuid for uuid in uuids if uuid not in present]:
         listed = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in hardware.gpus) or "none"
         raise BadRequest(
-            f"There is no GPU {missing[0][:100]} here.",
-            hint=f"Its GPUs are: {listed}.",
+            f"This machine has no GPU {missing[0][:100]}.",
+            hint=f"The GPUs of the machine are: {listed}.",
             param="gpus",
         )
     for gpu in hardware.gpus:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from gateway.domain import Decision, Hardware, Holding, ModelForm, Rejected, WouldFit
 from gateway.domain.plan import RAM
-from gateway.domain.units import gib, plural
+from gateway.domain.units import gib, plural, sentence
 
 # Verdicts on layouts or versions, which say little where another layout or version got further.
 _EARLY_VERDICTS = (
@@ -48,8 +48,7 @@ def cause(decision: Decision) -> str:
     fitting = decision.would_fit
     if nearest.verdict == "no_memory" and fitting is not None and _lacks_room(fitting):
         return _room(fitting)
-    reason = nearest.reasons[0]
-    return f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
+    return sentence(nearest.reasons[0])
 
 
 def _distance(refusal: Rejected) -> int:

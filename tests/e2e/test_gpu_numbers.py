@@ -39,7 +39,7 @@ def test_a_model_keeps_its_gpu_when_the_numbers_change(tmp_path: Path) -> None:
         assert f"may use GPU 0 ({second.uuid})" in gateway.cli("show", "m").stdout
         # Of a snapshot the numbers are its own, and a number that is not there is refused.
         unknown = gateway.cli("set", "m", "--gpu", "7")
-        assert (unknown.returncode != 0, "There is no GPU 7 here" in unknown.stderr) == (
+        assert (unknown.returncode != 0, "This machine has no GPU 7" in unknown.stderr) == (
             True,
             True,
         ), unknown.stderr

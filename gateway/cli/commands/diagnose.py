@@ -29,7 +29,7 @@ PROVES = {
     "context": "the context does not fit, and a shorter one may",
     "memory": "the plan needs more memory than there is",
     "engine": "this engine version cannot do it, whatever the plan",
-    "peers": "these GPUs cannot reach each other so",
+    "peers": "these GPUs cannot reach each other in this way",
     "plan": "this plan fails, and no more is certain",
     "nothing": "nothing about the plan: the cause lies outside it, or is only likely",
 }

@@ -16,7 +16,7 @@ from gateway.domain import Adapter, ModelSpec, Task
 from gateway.errors import BadModel, NeedsRemoteCode
 from gateway.models.adapter import read_adapter
 from gateway.models.catalog.files import Files, Folder, Repository, printable
-from gateway.models.catalog.hub import REPOSITORY, Hub, repository_hint
+from gateway.models.catalog.hub import GGUF_HINT, REPOSITORY, Hub, repository_hint
 from gateway.models.catalog.hub_cache import COMMIT
 from gateway.models.catalog.safetensors import MAX_TENSORS
 from gateway.models.catalog.structure_files import structure_text
@@ -411,5 +411,7 @@ def _resolve(source: str) -> Path:
     except (ValueError, RuntimeError):
         raise BadModel(f"{name} is not a path.", hint=hint) from None
     if not path.is_dir():
-        raise BadModel(f"{name} is not a folder.", hint=hint)
+        raise BadModel(
+            f"{name} is not a folder.", hint=GGUF_HINT if path.suffix.lower() == ".gguf" else hint
+        )
     return path

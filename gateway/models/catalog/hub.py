@@ -48,8 +48,16 @@ _CONNECT_S = 10
 _TRIES = 3
 
 
+GGUF_HINT = (
+    "GGUF is not planned here: give the repository or the folder of the original weights"
+    " (config.json and *.safetensors)."
+)
+
+
 def repository_hint(name: str) -> str:
     """The remedy for a name that is neither a folder nor a repository."""
+    if name.lower().endswith(".gguf"):
+        return GGUF_HINT
     hint = "A folder begins with /, ./, ../ or ~; a repository is written org/name."
     if "/" in name or not re.fullmatch(r"[\w.-]{1,96}(:[\w.-]{1,64})?", name):
         return hint

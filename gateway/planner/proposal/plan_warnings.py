@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gateway.diagnosis.facts.peers import P2P, P2P_SWITCH
 from gateway.domain import Fact, Memory
-from gateway.domain.units import GIB, gib
+from gateway.domain.units import GIB, gib, sentence
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.kernels.compiled import runs
 from gateway.engines.common.kernels.linear import DISABLED_REASON
@@ -170,7 +170,7 @@ def _rule_warnings(candidate: Candidate) -> list[str]:
             " asked."
         )
     if built.assumed:
-        warnings.append(f"{built.assumed[:1].upper()}{built.assumed[1:]}.")
+        warnings.append(sentence(built.assumed))
     return warnings
 
 

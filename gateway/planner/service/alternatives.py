@@ -6,6 +6,8 @@ Without a Hub they are shapes that would fit. Number and time of all reads are b
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -57,6 +59,9 @@ _OPTIONS = {
 }
 # Verdicts that no option of the wish cures.
 _CURELESS_VERDICTS = {"unsupported_architecture", "driver_too_old", "unsupported_platform"}
+_CONFIG = "hf-overrides"
+# Model cards name no larger factor (Qwen2.5, Qwen3).
+_MAX_YARN_FACTOR = 4
 _BITS = {"fp8": 8, "awq": 4}
 # Verdicts on a layout that no quantization changes.
 _LAYOUT_VERDICTS = {"illegal_parallelism", "unsupported_architecture"}
@@ -156,15 +161,45 @@ def _change(unplanned: Unplanned, shorter: Plan | None) -> str:
             return f"Leave out `{option}`: {_plan_words(plan)}"
     if not wish.text_only and (plan := _first_plan(unplanned, wish.evolve(text_only=True))):
         return f"Take `--text-only`: {_plan_words(plan)}"
+    extended = _extension(unplanned)
     if shorter is None:
-        return ""
+        return f"Take {extended}" if extended else ""
     tokens = shorter.max_model_len.value
     options = [
         f"--arg {name}={tokens}" for name in wish.args if name.replace("_", "-") in _CONTEXT_FLAGS
     ]
     if wish.least_context:
         options.append(f"{'--min-context' if wish.min_context else '--context'} {tokens}")
-    return f"Take `{' '.join(options)}`: {_plan_words(shorter)}"
+    change = f"Take `{' '.join(options)}`: {_plan_words(shorter)}"
+    return f"{change}. For the whole context take {extended}" if extended else change
+
+
+def _extension(unplanned: Unplanned) -> str:
+    """The flag that extends the model's context to the wished one by YaRN, with its plan; "": none
+    does. Only plain rotary embeddings are extended.
+
+    vLLM and SGLang read a scaled limit or `max_position_embeddings`, by version: both are set.
+    """
+    spec, wish = unplanned.spec, unplanned.wish
+    least, limit, config = wish.least_context, spec.max_position, spec.config
+    is_plain = config.get("rope_theta") is not None and not config.get("rope_scaling")
+    if least is None or least <= limit or not is_plain or _CONFIG in wish.args:
+        return ""
+    factor = math.ceil(least / limit)
+    if factor > _MAX_YARN_FACTOR:
+        return ""
+    scaling = {
+        "rope_type": "yarn",
+        "factor": float(factor),
+        "original_max_position_embeddings": limit,
+        # The override replaces the whole object, which has the base in transformers 5.
+        "rope_theta": config["rope_theta"],
+    }
+    override = json.dumps({"max_position_embeddings": factor * limit, "rope_scaling": scaling})
+    plan = _first_plan(unplanned, wish.evolve(args={**wish.args, _CONFIG: override}))
+    if plan is None:
+        return ""
+    return f"`--arg '{_CONFIG}={override}'` (YaRN; answers change): {_plan_words(plan)}"
 
 
 def _first_plan(unplanned: Unplanned, wish: Wish) -> Plan | None:

@@ -422,3 +422,13 @@ def test_a_setting_that_pytorch_advises_is_not_in_force(variable: str) -> None:
     assert failure.kind == "gpu_oom"
     assert not any("WSL" in step or "expandable" in step for step in failure.steps)
     assert any("expandable_segments:False" in step for step in read(setting, advice).steps)
+
+
+def test_no_step_repeats_the_advice_beside_the_message() -> None:
+    advice = "Read the whole log with `fitserve logs`."
+    failure = Failure(kind="exited", phase="serving", message="It ended.", line="", advice=advice)
+    steps = CURES.with_remedy(failure, {}).steps
+    assert sum("fitserve logs" in step for step in steps) == 1, steps
+    # Advice that no step repeats stays the first step.
+    other = failure.evolve(advice="Free memory.")
+    assert CURES.with_remedy(other, {}).steps[0] == "Free memory."

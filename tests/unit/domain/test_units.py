@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.domain import Policy
-from gateway.domain.units import duration, in_words, token_count
+from gateway.domain.units import duration, in_words, sentence, token_count
 from gateway.domain.units import words as size
 
 
@@ -91,3 +91,17 @@ def test_a_policy_keeps_seconds() -> None:
 )
 def test_no_file_with_content_has_the_size_zero(count: int, words: str) -> None:
     assert size(count) == words
+
+
+@pytest.mark.parametrize(
+    ("words", "made"),
+    [
+        ("the model has no head", "The model has no head."),
+        ("config.json lists no module", "config.json lists no module."),
+        ("--tp 3 divides nothing", "--tp 3 divides nothing."),
+        ("max_seqs is 0", "max_seqs is 0."),
+        ("nothing.", "Nothing."),
+    ],
+)
+def test_a_name_at_the_start_keeps_its_spelling(words: str, made: str) -> None:
+    assert sentence(words) == made
