@@ -90,7 +90,6 @@ FOREIGN_COMMANDS = {
     "version": "`fitserve --version` prints it.",
     "chat": "`fitserve run MODEL` begins a conversation.",
     "load": "`fitserve start NAME` loads a stopped model, `fitserve add NAME SOURCE` a new one.",
-    "unload": "`fitserve stop NAME` unloads a model and keeps it.",
     "get": "`fitserve pull MODEL` downloads, `fitserve search WORDS` finds models.",
     "push": "Models are not published from here; the Hugging Face Hub has a client for that.",
 }

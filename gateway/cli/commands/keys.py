@@ -65,9 +65,9 @@ def add(
         body | {key: value for key, value in limits.items() if value is not None},
     )
     say(json.dumps(created, indent=2) if as_json else created["key"])
-    if unknown := _unknown_models(model or ()):
+    if missing := _missing_models(model or ()):
         print_message(
-            f"note: no model is named {', '.join(unknown)} now. `fitserve ps` lists the models, and"
+            f"note: no model is named {', '.join(missing)} now. `fitserve ps` lists the models, and"
             f" `fitserve keys rm {name}` removes the key."
         )
     if first:
@@ -77,7 +77,7 @@ def add(
         )
 
 
-def _unknown_models(models: Sequence[str]) -> list[str]:
+def _missing_models(models: Sequence[str]) -> list[str]:
     """The names that no model of the gateway has. Keys may come before their models."""
     wishes = [view["wish"] for view in call("GET", "/admin/models")["data"]] if models else []
     names = {name for wish in wishes for name in (wish["name"], *wish["aliases"], *wish["loras"])}

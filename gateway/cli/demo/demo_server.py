@@ -26,7 +26,7 @@ from gateway.store.data_folder import in_use
 NAME = "demo"
 _PROGRAM = (sys.executable, "-m", "gateway.__main__")
 _POLL_S = 0.2
-_REFUSED = FitserveError.exit_code
+_REFUSAL_CODE = FitserveError.exit_code
 """The exit code of a `fitserve add` that did not add the model, such as for a taken name."""
 
 
@@ -77,7 +77,7 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
             code = subprocess.run(
                 [*_PROGRAM, "add", *model_arguments, "--wait"], check=False
             ).returncode
-            added = code != _REFUSED
+            added = code != _REFUSAL_CODE
             if code:
                 return code
             say(_curl_text(settings, name))

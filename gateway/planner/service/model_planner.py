@@ -105,13 +105,10 @@ class ModelPlanner:
         machine = request.machine or profiles.hardware(request.machine_name)
         engines = profiles.engines_for(machine, wish.engines, wish.image)
         uninstalled: list[Engine] = []
-        has_gpus = any(gpu.kept is None for gpu in machine.gpus)
-        # Engines that cannot run here are refused by name: no installation helps.
-        is_fitting = has_gpus or any(engine.device == "cpu" for engine in engines)
-        if startable is not None and is_fitting:
-            if not has_gpus:
-                engines = [engine for engine in engines if engine.device == "cpu"]
-            engines, uninstalled = startable.split_startable(engines)
+        # Where no engine fits the machine, all are refused by name: no installation helps.
+        fitting = _fitting_engines(engines, machine)
+        if startable is not None and (fitting or not engines):
+            engines, uninstalled = startable.split_startable(fitting)
             optional = request.include_uninstalled and not request.machine_name and uninstalled
             if not engines and (uninstalled or startable.installed_only) and not optional:
                 raise startable.refusal(uninstalled, model_name or wish.name)
@@ -330,6 +327,13 @@ class ModelPlanning(FrozenRecord, frozen=True):
             decide_on_empty if any(inputs.claims.values()) else None,
         )
         return with_alternatives(decision, unplanned, hub)
+
+
+def _fitting_engines(engines: Sequence[Engine], machine: Hardware) -> Sequence[Engine]:
+    """The engines with a device on this machine."""
+    if any(gpu.kept is None for gpu in machine.gpus):
+        return engines
+    return [engine for engine in engines if engine.device == "cpu"]
 
 
 def check_weights_present(spec: ModelSpec, wish: Wish) -> None:

@@ -256,7 +256,6 @@ def test_help_has_whole_sentences_at_80_columns(command: str) -> None:
         ("create", "fitserve import Modelfile"),
         ("cp", "fitserve set NAME --alias OTHER"),
         ("version", "fitserve --version"),
-        ("unload", "fitserve stop NAME"),
     ],
 )
 def test_commands_of_other_programs_are_answered_with_ours(command: str, words: str) -> None:

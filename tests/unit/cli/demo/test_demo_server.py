@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from gateway import health
 from gateway.cli.demo import demo_server
 from gateway.errors import FitserveError
 
@@ -31,7 +32,7 @@ def _serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: _Program) -
     monkeypatch.setattr(subprocess, "run", program.run)
     gateway = mock.Mock(**{"poll.return_value": None, "wait.return_value": 0})
     monkeypatch.setattr(subprocess, "Popen", mock.Mock(return_value=gateway))
-    monkeypatch.setattr(demo_server.health, "main", lambda: 0)
+    monkeypatch.setattr(health, "main", lambda: 0)
     return demo_server.serve_demo(("m", "folder"), lambda _: None)
 
 

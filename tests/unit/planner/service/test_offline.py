@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 
 import gateway
-from gateway.domain import Decision, Wish
+from gateway.domain import Decision, Scalar, Wish
 from gateway.domain.plan_request import PlanRequest
 from gateway.errors import BadRequest, NotFound
 from gateway.planner.comparison import gpu_choice
@@ -148,25 +148,25 @@ def test_whoever_names_a_number_of_gpus_is_offered_no_other(folder: Path) -> Non
 
 
 @pytest.fixture
-def refused(folder: Path) -> Decision:
+def refusal(folder: Path) -> Decision:
     """The decision for a model of which only other forms fit."""
     model = folder / "models" / "qwen3-8b"
     model.mkdir()
     shutil.copy(MODELS / "qwen3-8b.json", model / "config.json")
-    args = {"gpu-memory-utilization": 0.4}
+    args: dict[str, Scalar] = {"gpu-memory-utilization": 0.4}
     return gateway.plan("models/qwen3-8b", "3090", "vllm==0.33.0", args=args)
 
 
-def test_a_refusal_from_python_is_that_of_the_command(refused: Decision) -> None:
-    assert refused.would_fit is not None
-    assert refused.refusal[0].startswith("The weights take ")
-    assert refused.refusal[1].startswith("Leave out `--arg gpu-memory-utilization`: ")
+def test_a_refusal_from_python_is_that_of_the_command(refusal: Decision) -> None:
+    assert refusal.would_fit is not None
+    assert refusal.refusal[0].startswith("The weights take ")
+    assert refusal.refusal[1].startswith("Leave out `--arg gpu-memory-utilization`: ")
 
 
-def test_no_form_that_fits_is_larger_than_what_fits(refused: Decision) -> None:
-    assert refused.would_fit is not None
-    sizes = [form.weights_bytes for form in refused.would_fit.forms]
-    assert max(sizes) <= refused.would_fit.room_bytes
+def test_no_form_that_fits_is_larger_than_what_fits(refusal: Decision) -> None:
+    assert refusal.would_fit is not None
+    sizes = [form.weights_bytes for form in refusal.would_fit.forms]
+    assert max(sizes) <= refusal.would_fit.room_bytes
 
 
 def test_an_engine_for_gpus_is_refused_for_the_lack_of_gpus(folder: Path) -> None:
@@ -187,12 +187,12 @@ def test_a_context_beyond_the_models_own_names_the_flag_that_gives_it(folder: Pa
     model.mkdir()
     shutil.copy(MODELS / "qwen3-8b.json", model / "config.json")
 
-    def refusal(context: int, **fields: Any) -> Decision:
+    def decide(context: int, **fields: Any) -> Decision:
         return gateway.plan("models/qwen3-8b", "2xh100", "vllm==0.33.0", context=context, **fields)
 
-    words = refusal(100_000).refusal[1]
+    words = decide(100_000).refusal[1]
     flag = re.search(r"`--arg 'hf-overrides=(\{.*\})'` \(YaRN", words)
     assert flag is not None, words
-    extended = refusal(100_000, args={"hf-overrides": flag[1]})
+    extended = decide(100_000, args={"hf-overrides": flag[1]})
     assert extended.plans[0].max_model_len.value == 100_000
-    assert "YaRN" not in refusal(1_000_000).refusal[1], "more than four times the model's own"
+    assert "YaRN" not in decide(1_000_000).refusal[1], "more than four times the model's own"
