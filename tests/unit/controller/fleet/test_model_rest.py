@@ -22,6 +22,7 @@ from tests.support.makers import attempt, wish
 
 # Fields that no value of the fingerprint repeats, with the reason.
 _OTHER_MODEL_FIELDS = {
+    "idempotency_key": "it never changes",
     "replicas": "their fields are part of it",
     "endpoints": "their route, state and detail are part of it",
     "decision": "it follows a plan, which is a task",
