@@ -53,6 +53,7 @@ SCOPES: dict[tuple[str, str], Scope | Literal["open"]] = {
     ("POST", "/admin/models/{name:path}/retry"): "admin",
     ("POST", "/admin/models/{name:path}/start"): "admin",
     ("POST", "/admin/models/{name:path}/stop"): "admin",
+    ("POST", "/admin/models/{name:path}/unload"): "admin",
     ("PATCH", "/admin/models/{name:path}"): "admin",
     ("DELETE", "/admin/models/{name:path}"): "admin",
     ("POST", "/admin/plan"): "admin",

@@ -475,7 +475,7 @@ async def test_a_model_that_its_owner_stopped_is_that_whatever_failed_before(
         await gateway.client.post("/admin/models/m/stop")
         await gateway.until("m", "stopped")
         error = (await ask(gateway, "m")).json()["error"]
-        assert "can load it with `fitserve start m`" in error["message"]
+        assert "`fitserve start m` loads it again" in error["message"]
         await gateway.client.post("/admin/models/m/start")
         await gateway.until("m", "quarantined")
 
