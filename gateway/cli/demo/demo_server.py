@@ -19,7 +19,8 @@ from pathlib import Path
 
 from gateway import health
 from gateway.cli.demo.checkpoint import make_model
-from gateway.errors import FitserveError
+from gateway.cli.port import port_problem
+from gateway.errors import FitserveError, SettingsError
 from gateway.settings import Settings, load_settings
 from gateway.store.data_folder import in_use
 
@@ -58,7 +59,8 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
     added = False
     try:
         with _interrupt_on_signals():
-            while health.main():
+            # Another program may answer at the port: the gateway of this command has the folder.
+            while health.main() or not in_use(settings.data):
                 if gateway.poll() is not None:
                     return gateway.returncode or 1
                 time.sleep(_POLL_S)
@@ -93,7 +95,14 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
 
 
 def _check_alone(settings: Settings, model_arguments: Sequence[str]) -> None:
+    """Raises SettingsError for a port that is taken, and FitserveError for a data folder in use."""
     if not in_use(settings.data):
+        problem = port_problem(settings)
+        if problem:
+            raise SettingsError(
+                f"Cannot listen on {settings.host} port {settings.port}: {problem}.",
+                hint="Stop the program that uses it, or set FITSERVE_PORT.",
+            )
         return
     source = shlex.join(model_arguments) if model_arguments else "NAME SOURCE"
     busy = FitserveError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import os
-import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from gateway import health
 from gateway.cli.doctor import checks, readings
 from gateway.cli.doctor.checks import MachineCheck
 from gateway.cli.doctor.fixes import apply_fixes
+from gateway.cli.port import port_problem
 from gateway.diagnosis.facts.scope import valid_facts
 from gateway.domain import Engine, Hardware
 from gateway.domain.units import GIB
@@ -134,21 +134,17 @@ def _data(settings: Settings) -> MachineCheck:
 
 
 def _port(settings: Settings) -> MachineCheck:
-    with socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET) as probe_socket:
-        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe_socket.bind((settings.host, settings.port))
-        except OSError as error:
-            if _is_gateway(settings):
-                address = f"{settings.host}:{settings.port}"
-                return MachineCheck("port", "ok", f"a fitserve gateway answers at {address}")
-            return MachineCheck(
-                "port",
-                "warn",
-                f"{settings.host}:{settings.port}: {error.strerror}",
-                "Another program has this port. Set FITSERVE_PORT to a free one.",
-            )
-    return MachineCheck("port", "ok", f"{settings.host}:{settings.port} is free")
+    address, problem = f"{settings.host}:{settings.port}", port_problem(settings)
+    if not problem:
+        return MachineCheck("port", "ok", f"{address} is free")
+    if _is_gateway(settings):
+        return MachineCheck("port", "ok", f"a fitserve gateway answers at {address}")
+    return MachineCheck(
+        "port",
+        "warn",
+        f"{address}: {problem}",
+        "Another program has this port. Set FITSERVE_PORT to a free one.",
+    )
 
 
 def _is_gateway(settings: Settings) -> bool:

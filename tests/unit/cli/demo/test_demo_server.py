@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from gateway import health
 from gateway.cli.demo import demo_server
-from gateway.errors import FitserveError
+from gateway.errors import FitserveError, SettingsError
 
 
 class _Program:
@@ -20,18 +22,28 @@ class _Program:
 
     def __init__(self, **codes: int) -> None:
         self.codes, self.commands = codes, list[str]()
+        self.has_folder = False
+        """Whether a gateway uses the data folder."""
 
     def run(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
         name = command[len(demo_server._PROGRAM)]
         self.commands.append(name)
         return subprocess.CompletedProcess(command, self.codes.get(name, 0))
 
+    def start(self, *_: Any, **__: Any) -> mock.Mock:
+        """The gateway."""
+        code = self.codes.get("serve")
+        self.has_folder = code is None
+        return mock.Mock(returncode=code, **{"poll.return_value": code, "wait.return_value": 0})
+
 
 def _serve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: _Program) -> int:
     monkeypatch.setenv("FITSERVE_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(subprocess, "run", program.run)
-    gateway = mock.Mock(**{"poll.return_value": None, "wait.return_value": 0})
-    monkeypatch.setattr(subprocess, "Popen", mock.Mock(return_value=gateway))
+    monkeypatch.setattr(subprocess, "Popen", program.start)
+    if "FITSERVE_PORT" not in os.environ:
+        monkeypatch.setenv("FITSERVE_PORT", "0")
+    monkeypatch.setattr(demo_server, "in_use", lambda _: program.has_folder)
     monkeypatch.setattr(health, "main", lambda: 0)
     return demo_server.serve_demo(("m", "folder"), lambda _: None)
 
@@ -49,7 +61,31 @@ def test_a_demo_that_began_during_the_installation_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = _Program()
-    monkeypatch.setattr(demo_server, "in_use", lambda _: "engine" in program.commands)
+
+    def install(*arguments: Any, **_: Any) -> subprocess.CompletedProcess[bytes]:
+        program.has_folder = True
+        return _Program.run(program, *arguments)
+
+    monkeypatch.setattr(program, "run", install)
     with pytest.raises(FitserveError, match="already runs"):
         _serve(monkeypatch, tmp_path, program)
+    assert program.commands == ["engine"]
+
+
+def test_a_taken_port_is_refused_before_an_engine_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = _Program()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("FITSERVE_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(SettingsError, match="Address already in use"):
+            _serve(monkeypatch, tmp_path, program)
+    assert program.commands == []
+
+
+def test_a_foreign_gateway_at_the_port_gets_no_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = _Program(serve=2)
+    assert _serve(monkeypatch, tmp_path, program) == 2
     assert program.commands == ["engine"]
