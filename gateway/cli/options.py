@@ -400,7 +400,11 @@ _FOREIGN_OPTIONS = {
     "--max-model-len": "Write --context 32k.",
     "--context-length": "Write --context 32k.",
     "--num-ctx": "Write --context 32k.",
+    "--ctx-size": "Write --context 32k.",
     "--tensor-parallel-size": "Write --tp 2.",
+    "--tp-size": "Write --tp 2.",
+    "--pipeline-parallel-size": "Write --pp 2.",
+    "--lora-modules": "Write --lora NAME=SOURCE.",
     "--gpu-memory-utilization": (
         "The plan sizes the memory. Leave the option out, or write --arg"
         " gpu-memory-utilization=0.9."
@@ -410,15 +414,30 @@ _FOREIGN_OPTIONS = {
 
 
 def mistyped_message(error: Any) -> str:
-    """The problem of a command line, and where its options are described."""
+    """The problem of a command line, where its options are described, and the option meant."""
     output = io.StringIO()
     error.show(file=output)
     message = output.getvalue().replace("Value error, ", "").rstrip()
-    foreign = _FOREIGN_OPTIONS.get(getattr(error, "option_name", ""))
-    command = error.ctx.command.name if error.ctx is not None else ""
-    if command == "plan" and "unexpected extra argument" in message:
-        foreign = (
+    hint = _hint(error, message)
+    return f"{message}\n{hint}" if hint else message
+
+
+def _hint(error: Any, message: str) -> str:
+    """What to write instead; "": unknown."""
+    option = getattr(error, "option_name", "")
+    if option in _FOREIGN_OPTIONS:
+        return _FOREIGN_OPTIONS[option]
+    if error.ctx is None:
+        return ""
+    command = error.ctx.command
+    if command.name == "serve":
+        return "`fitserve serve` starts the gateway, and `fitserve add NAME MODEL` a model in it."
+    if command.name == "plan" and "unexpected extra argument" in message:
+        return (
             "`fitserve plan` plans one model. `fitserve matrix` judges several, each alone on the"
             " machine. `fitserve add --dry-run` plans one beside those of a running gateway."
         )
-    return f"{message}\n{foreign}" if foreign else message
+    options = {known for parameter in command.params for known in parameter.opts}
+    if option.startswith("--") and "--arg" in options:
+        return f"A flag of the engine is written --arg {option.lstrip('-')}=VALUE."
+    return ""

@@ -100,6 +100,8 @@ class SectionedGroup(PlainGroup):
 
     # The base class names the parameters `ctx` and `args`.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:1] == ["ls"]:
+            args = ["list", *args[1:]]
         if args and args[0] in FOREIGN_COMMANDS:
             raise BadRequest(f"There is no command {args[0]}.", hint=FOREIGN_COMMANDS[args[0]])
         return super().resolve_command(ctx, args)

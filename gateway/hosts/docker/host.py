@@ -233,7 +233,7 @@ class DockerHost:
             )
 
     async def end_command(self, names: Sequence[str]) -> Sequence[str]:
-        return ("docker", "rm", "-f", *names)
+        return ("docker", "rm", "-f", *(container_name(name, self._owner) for name in names))
 
     async def close(self) -> None:
         self._docker.close()

@@ -16,10 +16,10 @@ _NANOSECONDS = 10**9
 
 
 class AnswerTimes(NamedTuple):
-    """Unix seconds: of the request, of the first token, and of the end."""
+    """Unix seconds: of the request, of the first token (None: unknown), and of the end."""
 
     begun: float
-    first: float
+    first: float | None
     ended: float
 
 
@@ -82,16 +82,20 @@ class StreamedAnswer:
         return {**line, "message": message, "done": False}
 
     def _end(self, times: AnswerTimes) -> dict[str, Any]:
+        """The last fields. Without a first token's time, all time counts as that of the answer, so
+        a client's tokens per second are a lower bound."""
         usage = self._usage
+        first = times.begun if times.first is None else times.first
+        prompt_time = {"prompt_eval_duration": _duration(first - times.begun)}
         return {
             "done": True,
             "done_reason": "length" if self._reason == "length" else "stop",
             "total_duration": _duration(times.ended - times.begun),
             "load_duration": 0,
             "prompt_eval_count": usage.get("prompt_tokens") or 0,
-            "prompt_eval_duration": _duration(times.first - times.begun),
+            **(prompt_time if times.first is not None else {}),
             "eval_count": usage.get("completion_tokens") or 0,
-            "eval_duration": _duration(times.ended - times.first),
+            "eval_duration": max(1, _duration(times.ended - first)),
         }
 
     def _take_calls(self, calls: Iterable[Mapping[str, Any]]) -> None:

@@ -54,6 +54,7 @@ _REQUESTS: dict[str, Callable[[Mapping[str, Any]], OpenAIRequest]] = {
     "/api/embed": embed_request,
     "/api/embeddings": embed_request,
 }
+_DEFAULT_TAG = ":latest"
 # Methods by path.
 _LISTS = {"/api/tags": "GET", "/api/ps": "GET", "/api/show": "POST", "/api/version": "GET"}
 # Paths that manage models, with the command that does it here.
@@ -180,7 +181,7 @@ class _OllamaCall:
 
     def _complete_body(self, request: OpenAIRequest, event: Any, name: str) -> dict[str, Any]:
         now = time.time()
-        times = AnswerTimes(self._begun, now, now)
+        times = AnswerTimes(self._begun, None, now)
         if self._path == "/api/embed":
             return ollama_answers.embeddings(event, name, times)
         if self._path == "/api/embeddings":
@@ -248,10 +249,12 @@ class _OllamaCall:
         return inner_request(self._caller, method, path, self._headers, body)
 
     def _served_name(self, name: str) -> str:
-        """The name without `:latest`, which Ollama's clients add."""
+        """The name of a model, with or without the tag `:latest` as it is known here."""
         routes = self._plane.routes.table.models
-        short = name.removesuffix(":latest")
-        return short if name not in routes and short in routes else name
+        short = name.removesuffix(_DEFAULT_TAG)
+        return next(
+            (known for known in (name, short, short + _DEFAULT_TAG) if known in routes), name
+        )
 
     def _check_method(self, method: str) -> None:
         if self._method != method and (self._method, method) != ("HEAD", "GET"):

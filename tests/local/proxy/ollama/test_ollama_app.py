@@ -65,6 +65,15 @@ async def test_models_answer_by_chat_and_by_prompt(tmp_path: Path) -> None:
         assert (row["model"], row["requests"]) == ("m", 5)
 
 
+async def test_a_model_with_a_tag_is_known_without_it(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy) as gateway:
+        await gateway.add("m", model_folder(tmp_path / "model"), aliases=["bert:latest"])
+        await gateway.until("m", "ready")
+        for name in ("bert", "bert:latest"):
+            shown = await ask(gateway.client, "/api/show", model=name)
+            assert "completion" in shown["capabilities"]
+
+
 async def test_models_are_listed_and_shown(tmp_path: Path) -> None:
     async with running(tmp_path, healthy) as gateway:
         await serve(gateway, tmp_path)

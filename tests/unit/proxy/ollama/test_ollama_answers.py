@@ -51,6 +51,16 @@ def test_an_answer_in_one_piece_has_the_same_fields() -> None:
     assert StreamedAnswer("m", is_chat=False).load_end(TIMES)["done_reason"] == "load"
 
 
+def test_an_answer_without_the_time_of_its_first_token_has_a_speed() -> None:
+    event = {
+        "choices": [{"text": "Hi", "finish_reason": "stop"}],
+        "usage": {"completion_tokens": 1},
+    }
+    whole = StreamedAnswer("m", is_chat=False).whole(event, TIMES._replace(first=None))
+    assert whole["eval_duration"] == whole["total_duration"] > 0
+    assert "prompt_eval_duration" not in whole
+
+
 def test_an_error_within_a_stream_is_a_line() -> None:
     answer = StreamedAnswer("m", is_chat=True)
     assert answer.lines({"error": {"message": "The engine ended."}}, 1) == [
