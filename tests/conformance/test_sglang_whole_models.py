@@ -245,7 +245,7 @@ GAPS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
         "KV cache",
         (
-            "bge-m3 none", "gemma-4-e4b none", "granite-4.0-h-micro fp8-dynamic",
+            "bge-m3 none", "granite-4.0-h-micro fp8-dynamic",
             "granite-4.0-h-micro none",
             "granite-4.0-h-micro w4a16", "granite-4.0-h-small none", "granite-4.0-h-small w4a16",
             "nemotron-nano-9b-v2 none",

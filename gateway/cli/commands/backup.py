@@ -19,13 +19,14 @@ import typer
 from gateway.cli.client import stream
 from gateway.cli.options import Json
 from gateway.cli.tables import print_paragraph
-from gateway.cli.terminal import say
+from gateway.cli.terminal import print_bytes, say
 from gateway.domain.units import plural
 from gateway.domain.units import words as size
 from gateway.errors import BadRequest, NotReady
 from gateway.version import __version__
 
 _STANDARD_STREAM = Path("-")
+_PIECE_BYTES = 1 << 20
 
 
 def backup(
@@ -85,8 +86,7 @@ def _write_to_standard_output() -> None:
         try:
             _write_backup(whole)
             whole.seek(0)
-            shutil.copyfileobj(whole, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+            print_bytes(iter(lambda: whole.read(_PIECE_BYTES), b""), raw=True)
         except BrokenPipeError:
             raise
         except OSError as error:
