@@ -423,7 +423,7 @@ def mistyped_message(error: Any) -> str:
 
 
 def _hint(error: Any, message: str) -> str:
-    """What to write instead; "": unknown."""
+    """The words to write instead; "": unknown."""
     option = getattr(error, "option_name", "")
     if option in _FOREIGN_OPTIONS:
         return _FOREIGN_OPTIONS[option]
@@ -437,7 +437,7 @@ def _hint(error: Any, message: str) -> str:
             "`fitserve plan` plans one model. `fitserve matrix` judges several, each alone on the"
             " machine. `fitserve add --dry-run` plans one beside those of a running gateway."
         )
-    options = {known for parameter in command.params for known in parameter.opts}
+    options = {name for parameter in command.params for name in parameter.opts}
     if option.startswith("--") and "--arg" in options:
         return f"A flag of the engine is written --arg {option.lstrip('-')}=VALUE."
     return ""

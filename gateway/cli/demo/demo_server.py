@@ -53,8 +53,7 @@ def serve_demo(model_arguments: Sequence[str], say: Callable[[str], None]) -> in
         make_model(folder, stop=True)
         model_arguments = (NAME, str(folder))
     name = model_arguments[0]
-    # In a new session: Ctrl-C must reach only this program, which stops the model before the
-    # gateway.
+    # In a new session, as Ctrl-C must reach only this program: it stops the model first.
     gateway = subprocess.Popen([*_PROGRAM, "serve"], start_new_session=True)
     added = False
     try:

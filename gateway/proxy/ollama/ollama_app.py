@@ -252,9 +252,8 @@ class _OllamaCall:
         """The name of a model, with or without the tag `:latest` as it is known here."""
         routes = self._plane.routes.table.models
         short = name.removesuffix(_DEFAULT_TAG)
-        return next(
-            (known for known in (name, short, short + _DEFAULT_TAG) if known in routes), name
-        )
+        spellings = (name, short, short + _DEFAULT_TAG)
+        return next((spelling for spelling in spellings if spelling in routes), name)
 
     def _check_method(self, method: str) -> None:
         if self._method != method and (self._method, method) != ("HEAD", "GET"):
