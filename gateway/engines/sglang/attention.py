@@ -58,9 +58,7 @@ class Selection(Value):
 @lru_cache(maxsize=1024)  # the same model is judged for every number of ranks
 def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selection:
     """The engine's selection for this model on this GPU."""
-    for loan in rules.loans:
-        if loan.where.refusal(model) is None:
-            return select(loan.rules, model, forced)
+    rules = _deciding_rules(rules, model)
     if gap := _description_gap(rules, model, forced):
         return _unknown_selection(gap)
     chosen: dict[BackendOption, str | None] = {
@@ -105,6 +103,13 @@ def select(rules: BackendRules, model: Subject, forced: ForcedBackends) -> Selec
     if refused:
         return Selection(refused=tuple(dict.fromkeys(refused)), status="none")
     return Selection(prefill=prefill, decode=decode, page=page or 1, status="ok")
+
+
+def _deciding_rules(rules: BackendRules, model: Subject) -> BackendRules:
+    """The rules of the version whose selection this model has."""
+    lenders = (loan.rules for loan in rules.loans if loan.where.refusal(model) is None)
+    lender = next(lenders, None)
+    return rules if lender is None else _deciding_rules(lender, model)
 
 
 def _description_gap(rules: BackendRules, model: Subject, forced: ForcedBackends) -> str:
@@ -204,17 +209,18 @@ def _row(
     name = (
         chosen.prefill if chosen.prefill == chosen.decode else f"{chosen.prefill}/{chosen.decode}"
     )
-    if (group.kind == "encoder" or not group.causal) and rules.backends[chosen.prefill].causal_only:
+    backends = _deciding_rules(rules, model).backends
+    if (group.kind == "encoder" or not group.causal) and backends[chosen.prefill].causal_only:
         wrong = Refusal(
             kernel=chosen.prefill,
             reason="would answer, but wrongly: it lets no token see those after it",
         )
         return LayerAttention(**about, backend=None, status="none", refused=(wrong,))
     for part in dict.fromkeys((chosen.prefill, chosen.decode)):
-        if why := rules.backends[part].starts.refusal(model):
+        if why := backends[part].starts.refusal(model):
             late = Refusal(kernel=part, reason=f"is selected, and {why}", at_start=True)
             return LayerAttention(**about, backend=None, status="none", refused=(late,))
-    version = rules.backends[name].version if name in rules.backends else None
+    version = backends[name].version if name in backends else None
     return LayerAttention(**about, backend=name, version=version, block=chosen.page, status="ok")
 
 

@@ -14,11 +14,14 @@ from gateway.engines.sglang.attention_rules import BackendRules
 from gateway.models.rank import Rank
 from gateway.profiles.profiles import Profiles
 from tests.support.engine_rules import rule_document
+from tests.support.paths import ROOT
 from tests.support.planning import decide
 from tests.support.published import published_model
 from tests.support.versions import NEWEST_SGLANG, SGLANG
 
 PROFILES = Profiles()
+# Versions without rules of their own.
+BETWEEN = ROOT / "profiles/engine_diffs/sglang"
 
 
 @cache
@@ -133,6 +136,16 @@ def test_a_plan_says_which_backend_computes_attention(
         (backend, block, "ok")
     }
     assert not [argument for argument in best.argv if "attention-backend" in argument]
+
+
+@pytest.mark.parametrize("version", sorted(file.stem for file in BETWEEN.glob("*.yaml")))
+def test_a_version_names_backends_of_the_rules_that_decide(version: str) -> None:
+    """Its own rules have no backend for sparse attention, those of a later version do."""
+    decision = plan("8xb200", version, model("deepseek-v3.2"))
+    kinds = {row.status for best in decision.plans for row in best.attention}
+    assert kinds <= {"ok", "unknown"}
+    if version == "0.5.16":
+        assert {row.backend for row in decision.plans[0].attention} == {"dsa"}
 
 
 def test_a_backend_that_differs_for_prefill_and_decoding_is_named_as_both() -> None:
