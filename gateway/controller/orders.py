@@ -1,6 +1,7 @@
-"""Orders of owners: add, change, stop or remove a model, set GPUs apart.
+"""Orders of owners: add, change, stop, unload or remove a model, set GPUs apart.
 
-An order is on disk before it is answered. The loop carries it out.
+An order is on disk before it is answered, except an unload, which the next gateway does not know.
+The loop carries it out.
 """
 
 from __future__ import annotations
@@ -38,10 +39,21 @@ class Orders:
         # twice and none is lost.
         self._wishing = asyncio.Lock()
 
-    def model_of_key(self, key: str) -> ManagedModel | None:
-        """The model that a request with this idempotency key added; None: there is none."""
-        models = self._fleet.models.values()
-        return next((model for model in models if key and model.idempotency_key == key), None)
+    def model_of_key(self, key: str, name: str) -> ManagedModel | None:
+        """The model that a request with this idempotency key added; None: there is none.
+
+        Raises Conflict where the key added a model of another name.
+        """
+        for model in self._fleet.models.values():
+            if not key or model.idempotency_key != key or model.deleting:
+                continue
+            if model.wish.name != name:
+                raise Conflict(
+                    f"This Idempotency-Key added the model {model.wish.name}.",
+                    hint="Send another key with each new request.",
+                )
+            return model
+        return None
 
     async def add(self, wish: Wish, key: str = "") -> ManagedModel:
         """Record a new model durably, then start working on it. Raises Conflict, StoreError.
@@ -50,7 +62,7 @@ class Orders:
         """
         self._store.changeable()
         async with self._wishing:
-            if (added := self.model_of_key(key)) is not None:
+            if (added := self.model_of_key(key, wish.name)) is not None:
                 return added
             self._fleet.check_names(wish)
             now = time.time()
@@ -91,6 +103,8 @@ class Orders:
                 ends = f"`fitserve show {name}` shows its progress. Try again afterwards."
                 if model.stopped:
                     ends = f"Its owner stopped it. `fitserve start {name}` continues the change."
+                elif model.unloaded:
+                    ends = f"Its owner unloaded it. `fitserve start {name}` continues the change."
                 raise Conflict(f"The model {name} is being changed already.", hint=ends)
             if wish == old:
                 return model
@@ -115,7 +129,7 @@ class Orders:
         model = self._fleet.model(name)
         now = time.time()
         await asyncio.to_thread(self._store.forgive, name, now)
-        model.forgiven_at = now
+        model.forgiven_at, model.unloaded = now, False
         model.inquiry_problems.clear()
         # Work under way keeps its own references. Answers stay on disk as long as their source
         # exists.
@@ -148,6 +162,11 @@ class Orders:
                 hint=f"Run `fitserve set {name} --no-pinned` first, or `fitserve stop {name}`.",
             )
         model.unloaded = True
+        for replica in model.replicas:  # shown until the next pass
+            if replica.attempt is not None or replica.busy:
+                replica.status = Rest(
+                    "stopping", "its owner unloads it; requests in flight are answered first"
+                )
         self._wake()
         return model
 

@@ -59,13 +59,15 @@ def add(
     if first and sys.stdin.isatty() and sys.stderr.isatty():
         print_message(f"This is the first key: {_FIRST_KEY_WARNING}")
         typer.confirm("Create it?", abort=True, err=True)
+    # The first key closes the gateway to this command.
+    missing = _missing_models(model or ())
     created = call(
         "POST",
         "/admin/keys",
         body | {key: value for key, value in limits.items() if value is not None},
     )
     say(json.dumps(created, indent=2) if as_json else created["key"])
-    if missing := _missing_models(model or ()):
+    if missing:
         print_message(
             f"note: no model is named {', '.join(missing)} now. `fitserve ps` lists the models, and"
             f" `fitserve keys rm {name}` removes the key."

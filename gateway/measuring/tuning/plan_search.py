@@ -407,8 +407,9 @@ class PlanSearch:
         model = self._model
         if self._remaining_time_s() <= 0:
             raise _NoFigures("the time is over")
-        if model.wish != self.wish or model.has_pending_changes or model.deleting or model.stopped:
-            raise _Interrupted("the model was changed, stopped or removed meanwhile")
+        is_out = model.deleting or model.stopped or model.unloaded
+        if model.wish != self.wish or model.has_pending_changes or is_out:
+            raise _Interrupted("the model was changed, stopped, unloaded or removed meanwhile")
 
     def _set_phase(self, phase: str) -> None:
         self._report = self._report.evolve(phase=phase)

@@ -86,7 +86,7 @@ def _load_request(body: Mapping[str, Any]) -> OpenAIRequest:
     if keep_alive in (0, "0", "0s", "0m"):
         raise BadRequest(
             "A model is not unloaded by a request.",
-            hint=f"Use `fitserve stop {body.get('model', 'NAME')}`, or its --keep-alive.",
+            hint=f"Use `fitserve unload {body.get('model', 'NAME')}`, or its --keep-alive.",
             param="keep_alive",
         )
     message = {"role": "user", "content": "Hello"}

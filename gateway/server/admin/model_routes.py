@@ -84,15 +84,18 @@ async def add_model(
 ) -> Any:
     """Add a model. The answer is 202, and the gateway starts to work on it. With `dry_run` the same
     checks are made, and only the plan is returned. A repeated request with the same
-    `Idempotency-Key` is answered like the first, as long as the model exists."""
+    `Idempotency-Key` is answered like the first, as long as the model exists and this gateway
+    runs."""
     parts = gateway_of(request)
     plan_preview = parts.loop.plan_preview
     orders = parts.loop.orders
     wish = body.wish()
     _check_name(wish.name)
-    if (added := orders.model_of_key(idempotency_key)) is not None:
-        return await _show(request, added, 202)
     wish = await plan_preview.resolve(wish)
+    # Nothing is awaited between the look for the key and that for the name.
+    added = None if dry_run else orders.model_of_key(idempotency_key, wish.name)
+    if added is not None:
+        return await _show(request, added, 202)
     parts.loop.fleet.check_new(wish)
     if dry_run:
         planned = await plan_preview.plan(wish, include_uninstalled=True)

@@ -211,7 +211,7 @@ async def test_an_unloaded_model_is_loaded_by_its_next_request(tmp_path: Path) -
         await add(gateway, tmp_path, "m")
         await gateway.until("m", "ready")
         answer = await gateway.client.post("/admin/models/m/unload")
-        assert answer.status_code == 202
+        assert (answer.status_code, answer.json()["state"]) == (202, "stopping")
         view = await gateway.until("m", "stopped")
         assert (view["detail"], view["on_request"]) == ("the next request loads it", True)
         assert not loaded_models(gateway.world)
@@ -236,6 +236,28 @@ async def test_a_repeated_request_with_its_key_adds_a_model_once(tmp_path: Path)
         for other in ({"idempotency-key": "two"}, {}):
             answer = await gateway.client.post("/admin/models", json=body, headers=other)
             assert answer.status_code == 409
+        # The key is of one request: neither another model nor a question is answered by it.
+        sibling = await gateway.client.post(
+            "/admin/models", json=body | {"name": "n"}, headers=headers
+        )
+        assert sibling.status_code == 409
+        assert "added the model m" in sibling.json()["error"]["message"]
+        question = await gateway.client.post(
+            "/admin/models?dry_run=true", json=body | {"name": "n"}, headers=headers
+        )
+        assert "plans" in question.json()
+
+
+async def test_a_model_that_is_pinned_after_its_unload_is_loaded(tmp_path: Path) -> None:
+    async with running(tmp_path, healthy, hardware=TWO_GPUS) as gateway:
+        await add(gateway, tmp_path, "m")
+        await gateway.until("m", "ready")
+        await gateway.client.post("/admin/models/m/unload")
+        await gateway.until("m", "stopped")
+        await gateway.client.patch("/admin/models/m", json={"policy": {"pinned": True}})
+        await gateway.until("m", "ready")
+        attempts = (await gateway.show("m"))["attempts"]
+        assert len(attempts) == 2
 
 
 async def test_a_client_that_leaves_while_it_waits_is_forgotten(tmp_path: Path) -> None:

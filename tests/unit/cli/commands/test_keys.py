@@ -17,8 +17,16 @@ def test_a_key_for_a_model_that_is_not_here_is_noted(
         "/admin/models": {"data": [{"wish": wish}]},
         "/admin/keys": {"data": [{}], "key": "k"},
     }
-    monkeypatch.setattr(keys, "call", lambda _, path, *__: answers[path])
+    calls: list[str] = []
+
+    def call(method: str, path: str, *_: Any) -> Any:
+        calls.append(method)
+        return answers[path]
+
+    monkeypatch.setattr(keys, "call", call)
     keys.add("bob", model=["tiny", "tinny", "small", "sql"])
     assert "note: no model is named tinny now." in capsys.readouterr().err
+    # The first key closes the gateway to the reading of its models.
+    assert calls[-1] == "POST"
     keys.add("bob", model=["tiny"])
     assert "note" not in capsys.readouterr().err
