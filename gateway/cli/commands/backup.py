@@ -169,6 +169,11 @@ def _archive_file(file: Path) -> Iterator[Path]:
     if file != _STANDARD_STREAM:
         yield file
         return
+    if sys.stdin.isatty():
+        raise BadRequest(
+            "A terminal cannot give a backup.",
+            hint="Read it from a file: `fitserve restore - < fitserve.tar.gz`.",
+        )
     with tempfile.NamedTemporaryFile(suffix=".tar.gz") as copy:
         try:
             shutil.copyfileobj(sys.stdin.buffer, copy)

@@ -36,7 +36,10 @@ def image_version(image: str, published: str | None) -> tuple[str, str]:
     repository, tag = _split_tag(name)
     published_repository, _ = _split_tag(published or "")
     match = _TAG_VERSION.fullmatch(tag)
-    is_published = repository.endswith(published_repository) and bool(published_repository)
+    # A mirror has its host before the name.
+    is_published = bool(published_repository) and f"/{repository}".endswith(
+        f"/{published_repository}"
+    )
     if is_published and match:
         return match[1], ""
     if is_published and tag in ("", "latest") and not digest:
