@@ -12,6 +12,7 @@ ENGINE_DEFAULT = "the engine's default"
 WEIGHTS_DTYPE = "the dtype of the weights"
 GRAPHS_ARE_FASTER = "CUDA graphs are faster"
 NEVER_SLEEPS = "the model never has to leave its GPUs"
+NO_GPU_SLEEP = "only engines on GPUs sleep"
 NO_SPECULATION = "it was not requested; its gain depends on the prompts, so measure it"
 NO_TEMPLATE = "the model has no chat template"
 

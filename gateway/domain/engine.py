@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from gateway.domain.base import Field
 from gateway.domain.model import QuantPlace
@@ -147,7 +147,7 @@ class KnownChoice(Value):
     method: str = ""
     refuses: bool = False
     fields: tuple[str, ...] = Field((), description="settings that are as in `rules`")
-    values: dict[str, Any] = Field({}, description="setting -> value")
+    values: dict[str, tuple[str, ...]] = Field({}, description="setting -> names")
 
 
 class Engine(Value):

@@ -34,6 +34,9 @@ _STEPS = ((64, 8), (16, 4))
 _SOURCE = "state blocks"
 # The engine ends where more requests may come than its cache has states, if they have CUDA graphs.
 _TRAIT = "requests_within_states"
+# Levels without full graphs, which alone need a state for each request (OPTIMIZATION_LEVEL_00 and
+# _01 in vllm/config/vllm.py of 0.32.0).
+_LEVELS_WITHOUT_FULL_GRAPHS = ("0", "1")
 # Of the search for the most requests.
 _TRIALS = 5
 
@@ -62,13 +65,14 @@ def stateful_requests(
     if limit.source == "user":
         if limit.value <= estimate.expected:
             return limit, ""
-        beyond, engine = _beyond(footprint, limit.value, estimate), footprint.candidate.engine
-        if limit.value > estimate.most and footprint.load.graphs and _TRAIT in engine.traits:
+        beyond, candidate = _beyond(footprint, limit.value, estimate), footprint.candidate
+        if limit.value > estimate.most and _ends_beyond_states(footprint):
+            memory = candidate.rules.divide_budget(footprint, budget_bytes)
             raise Refused(
                 "no_memory",
                 f"{beyond}, and the engine starts with no more",
                 "memory model",
-                evidence=footprint.candidate.evidence,
+                evidence=candidate.evidence.with_sizes(memory),
             )
         return limit, f"{beyond}. The engine may refuse to start, or compute fewer."
     requests, estimate = _search_requests(footprint, estimate, limit.value, budget_bytes)
@@ -76,6 +80,14 @@ def stateful_requests(
     if requests < estimate.expected:
         reason += "; fewer, since that size is an estimate"
     return int_choice(requests, reason, _SOURCE), ""
+
+
+def _ends_beyond_states(footprint: Footprint) -> bool:
+    """Whether the engine ends where more requests may come than its cache has states."""
+    candidate = footprint.candidate
+    level = str(candidate.args.get("optimization-level", ""))
+    has_full_graphs = footprint.load.graphs and level not in _LEVELS_WITHOUT_FULL_GRAPHS
+    return has_full_graphs and _TRAIT in candidate.engine.traits
 
 
 def within_states(footprint: Footprint, planned: Choice[int], kv_bytes: int) -> Choice[int]:

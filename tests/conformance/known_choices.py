@@ -373,7 +373,9 @@ def _memory_choices(
                 if abs(_memory_answer(changed, one.case)[2] - one.answer[2]) < _ROUNDING:
                     wrong[field].add(one.name)
                     break
-    values = {field: sorted({*getattr(near, field)} ^ names) for field, names in wrong.items()}
+    values = {
+        field: tuple(sorted({*getattr(near, field)} ^ names)) for field, names in wrong.items()
+    }
     if values:
         found.append(KnownChoice(of="memory", values=values))
     return found

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from gateway.diagnosis.facts.known_facts import KnownFacts
 from gateway.diagnosis.facts.sleep import sleep_scope
 from gateway.domain import BoolChoice, Choice, Engine, Memory, Scalar
-from gateway.domain.choice import NEVER_SLEEPS
+from gateway.domain.choice import NEVER_SLEEPS, NO_GPU_SLEEP
 from gateway.domain.units import gib
 from gateway.engines.common.resources import free_ram_beside
 
@@ -41,7 +41,7 @@ def choose_sleep_mode(
     scope: of facts learned from the plan. ram_bytes: of the host.
     """
     if engine.device == "cpu" and FLAG not in args:
-        return BoolChoice(value=False, reason="only engines on GPUs sleep", source="planner")
+        return BoolChoice(value=False, reason=NO_GPU_SLEEP, source="planner")
     if not leaves and FLAG not in args:
         return _NO_SLEEP
     source = f"profile {engine.ref}"

@@ -98,17 +98,8 @@ class MemoryRules(Value):
             if choice.rules is not None:
                 lender = other_rules[choice.rules]
                 changes |= {name: getattr(lender, name) for name in choice.fields}
-            changes |= {name: _setting(value) for name, value in choice.values.items()}
+            changes |= choice.values
         return self.evolve(**changes)
-
-
-def _setting(value: Any) -> Any:
-    """A setting as a profile has it: names, classes of GPUs, or one value."""
-    if not isinstance(value, list | tuple):
-        return value
-    return tuple(
-        MemoryClass.from_trusted_data(item) if isinstance(item, Mapping) else item for item in value
-    )
 
 
 class ModelTraits(Value):

@@ -74,13 +74,13 @@ class FoundModel(NamedTuple):
         return self.source == self.name and REPOSITORY.fullmatch(self.name) is not None
 
     def is_older_than(self, release: FoundModel) -> bool:
-        """Whether this is a later release: of the same owner, purpose and size."""
+        """Whether `release` is a later one, of the same owner, purpose and size."""
         return (
             self.name.partition("/")[0] == release.name.partition("/")[0]
             and self.is_for_code == release.is_for_code
             and self.parameters > 0
             and abs(self.parameters - release.parameters) <= _SIZE_TOLERANCE * self.parameters
-            and self.created < release.created
+            and "" < self.created < release.created
         )
 
 

@@ -104,7 +104,7 @@ class _Heads(FrozenRecord, frozen=True):
     window: int | None
 
     def group(self, layers: Sequence[int]) -> AttentionGroup:
-        """The attention group of the layers with their own keys and values."""
+        """The attention group of the layers with a place in the cache."""
         return AttentionGroup(
             kind=self.kind,
             layers=len(layers),

@@ -9,6 +9,7 @@ from gateway.domain.choice import (
     ENGINE_DEFAULT,
     GRAPHS_ARE_FASTER,
     NEVER_SLEEPS,
+    NO_GPU_SLEEP,
     NO_SPECULATION,
     NO_TEMPLATE,
     WEIGHTS_DTYPE,
@@ -25,21 +26,21 @@ _VALUES: dict[str, tuple[object, ...]] = {
     "kernel_overrides": ("none",),
     "speculation": ("none",),
     "loras": ("none",),
-    "chat_template": ("none", "published"),
+    "chat_template": ("published",),
     "tool_parser": ("none",),
     "reasoning_parser": ("none",),
     "custom_all_reduce": (True,),
     "enforce_eager": (False,),
     "sleep_mode": (False,),
 }
-# Choices that are defaults for a single reason: another one is an answer to a question of the user.
+# Choices that are defaults for these reasons: another one is an answer to a question of the user.
 _REASONS = {
-    "dtype": WEIGHTS_DTYPE,
-    "speculation": NO_SPECULATION,
-    "tool_parser": NO_TEMPLATE,
-    "reasoning_parser": NO_TEMPLATE,
-    "enforce_eager": GRAPHS_ARE_FASTER,
-    "sleep_mode": NEVER_SLEEPS,
+    "dtype": (WEIGHTS_DTYPE,),
+    "speculation": (NO_SPECULATION,),
+    "tool_parser": (NO_TEMPLATE,),
+    "reasoning_parser": (NO_TEMPLATE,),
+    "enforce_eager": (GRAPHS_ARE_FASTER,),
+    "sleep_mode": (NEVER_SLEEPS, NO_GPU_SLEEP),
 }
 _SIZES = ("max_num_seqs", "max_num_batched_tokens")
 
@@ -57,4 +58,4 @@ def is_default(name: str, choice: Choice[Any]) -> bool:
         return choice.reason.startswith(ENGINE_DEFAULT)
     if name in _VALUES and choice.value not in _VALUES[name]:
         return False
-    return choice.reason == _REASONS[name] if name in _REASONS else name in _VALUES
+    return choice.reason in _REASONS[name] if name in _REASONS else name in _VALUES

@@ -178,12 +178,14 @@ def _extension(unplanned: Unplanned) -> str:
     """The flag that extends the model's context to the wished one by YaRN, with its plan; "": none
     does. Only plain rotary embeddings are extended.
 
-    vLLM and SGLang read a scaled limit or `max_position_embeddings`, by version: both are set.
+    Versions of vLLM read a scaled limit or `max_position_embeddings`: both are set. SGLang's flag
+    for this is closed to users.
     """
     spec, wish = unplanned.spec, unplanned.wish
     least, limit, config = wish.least_context, spec.max_position, spec.config
     is_plain = config.get("rope_theta") is not None and not config.get("rope_scaling")
-    if least is None or least <= limit or not is_plain or _CONFIG in wish.args:
+    is_overridden = any(name.replace("_", "-") == _CONFIG for name in wish.args)
+    if least is None or least <= limit or not is_plain or is_overridden:
         return ""
     factor = math.ceil(least / limit)
     if factor > _MAX_YARN_FACTOR:

@@ -312,6 +312,10 @@ class ModelPlanning(FrozenRecord, frozen=True):
             if wish.engines == inputs.wish.engines:
                 return self.decide(spec=spec, wish=wish)
             engines = self.profiles.engines_for(inputs.hardware, wish.engines, wish.image)
+            if self.startable is not None:
+                # Where nothing can start, the installation comes first.
+                installed, uninstalled = self.startable.split_startable(engines)
+                engines = installed or uninstalled
             return self.decide(engines, spec=spec, wish=wish)
 
         def decide_on_empty(spec: ModelSpec, wish: Wish) -> Decision:

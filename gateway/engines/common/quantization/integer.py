@@ -88,7 +88,7 @@ class _ListedLayers(NamedTuple):
         return not self.listed and not _is_packed(layer, self.packed)
 
     def lists(self, names: Sequence[str]) -> bool:
-        """Whether config.json lists all modules of a layer, or none. Raises as `all_or_none`."""
+        """Whether config.json lists the modules of a layer. Raises as `all_or_none`."""
         return all_or_none(names, lambda name: any(entry in name for entry in self.listed))
 
     def quantization(self, rule: Callable[[Layer], LayerScheme], assumption: str) -> Quantization:

@@ -221,6 +221,7 @@ def _with_drafter(
     failed = [
         *_unloadable(spec, drafter, engine, rules),
         *_unfit(spec, drafter, target.rank.tp),
+        *_unstaged(drafter, target.rank.pp, engine, rules),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if failed:
@@ -314,6 +315,16 @@ def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
     ):
         return f"DFlash{name}"
     return name
+
+
+def _unstaged(drafter: Drafter, pp: int, engine: Engine, rules: SpeculativeRules) -> list[Refusal]:
+    """Why the drafter's class cannot run in the stages of its target."""
+    name = _class_of(drafter, rules)
+    # Versions whose drafters have one stage list no `staged` classes.
+    if pp == 1 or not rules.mtp.staged or name not in engine.no_stages:
+        return []
+    reason = f"{engine.ref} cannot share {name}, which drafts, by stages of a pipeline"
+    return [_refusal(drafter.method, reason)]
 
 
 def _unfit(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
