@@ -85,11 +85,9 @@ class Evictor:
         self._note_use(models, wall, has_requests=bool(demand))
         for model in models:
             self._clear_eviction(model, models_by_instance)
-            # Requests that wait while a copy serves are among those that it still answers. A
-            # model that was pinned meanwhile loads by itself.
+            # Requests that wait while a copy serves are among those that it still answers.
             is_asked = model.wish.name in demand and not model.serving
-            if is_asked or model.wish.policy.pinned:
-                model.unloaded = False
+            model.unloaded &= not (is_asked or model.wish.policy.pinned)
         snapshot = self._loaded_models(models, demand, models_by_instance)
         self._fleet.eviction_order = eviction_order(snapshot, now)
         self._fleet.unasked = {

@@ -221,7 +221,7 @@ def _with_drafter(
     failed = [
         *_unloadable(spec, drafter, engine, rules),
         *_unfit(spec, drafter, target.rank.tp),
-        *_unstaged(drafter, target.rank.pp, engine, rules),
+        *_stage_refusals(drafter, target.rank.pp, engine, rules),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if failed:
@@ -317,7 +317,9 @@ def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
     return name
 
 
-def _unstaged(drafter: Drafter, pp: int, engine: Engine, rules: SpeculativeRules) -> list[Refusal]:
+def _stage_refusals(
+    drafter: Drafter, pp: int, engine: Engine, rules: SpeculativeRules
+) -> list[Refusal]:
     """Why the drafter's class cannot run in the stages of its target."""
     name = _class_of(drafter, rules)
     # Versions whose drafters have one stage list no `staged` classes.
