@@ -123,7 +123,8 @@ def test_the_command_line_tells_the_whole_story(ready: Gateway) -> None:
     with_abilities(ready, "demo")
     shown = ready.cli("show", "demo")
     assert shown.returncode == 0
-    assert "tensor parallel" in shown.stdout
+    assert "choices are defaults" in shown.stdout
+    assert "tensor parallel" in ready.cli("show", "demo", "--all").stdout
     assert "answers by a schema  proven" in shown.stdout
     assert "Attempts" in shown.stdout
     log = ready.cli("logs", "demo", "--tail", "2000").stdout
