@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from gateway.controller.decisions.eviction import STOPPED
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
@@ -183,7 +184,7 @@ class Orders:
                     "stopping", "its owner stops it; requests in flight are answered first"
                 )
             elif stopped:
-                replica.status = Rest("stopped", "its owner stopped it")
+                replica.status = Rest("stopped", STOPPED)
             elif not engine:
                 replica.status = Rest("starting", "its owner starts it")
         if stopped:

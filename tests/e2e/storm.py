@@ -32,6 +32,7 @@ from typing import Any, Literal
 import httpx
 
 from gateway.cli.demo.checkpoint import make_model
+from gateway.controller.decisions.eviction import STOPPED
 from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.agented import AgentGateway
 from tests.e2e.conftest import Gateway, install_engines, wait_for
@@ -47,7 +48,6 @@ ADMIN = "an-admin-key-of-the-settings-that-nobody-guesses"
 BUSY = "while True: pass"
 CONTEXTS = (256, 512, 1024)
 REMOVAL = "it is being removed"
-STOP = "stopped by its owner"
 REAL = "real"
 # Shares of a writer's choices that disturb a model. A start of a real engine takes long.
 _HASTE, _REAL_HASTE = 0.5, 0.05
@@ -236,7 +236,7 @@ def orders(view: dict[str, Any], *, at_once: bool) -> tuple[ModelOrder, ...]:
         contexts = wanted if change["state"] == "underway" else contexts | wanted
     either = at_once or view["state"] == "stopping"
     # A model without room is stopped too, but by no order.
-    stopped = {False, True} if either else {view["detail"].startswith(STOP)}
+    stopped = {False, True} if either else {view["detail"].startswith(STOPPED)}
     return tuple(ModelOrder(tokens, stop) for tokens in contexts for stop in stopped)
 
 
