@@ -446,6 +446,9 @@ class Storm:
         }
         running = self.engines()
         for name in (view["name"] for view in views if phase(view) == "serving"):
+            # A change without an answer is counted already, and no view shows it yet.
+            if self.target.ledger.is_unsure(("models", name)):
+                continue
             shown = self._show(name)
             live = [one["instance"] for one in shown["attempts"] if one["state"] == "ready"]
             if phase(shown) == "serving" and len(live) == 1 and running.get(live[0]):
