@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from gateway.controller.decisions.eviction import STOPPED
+from gateway.controller.decisions.eviction import STOP_REASON
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.fleet import Fleet
 from gateway.controller.fleet.managed_model import ManagedModel
@@ -184,7 +184,7 @@ class Orders:
                     "stopping", "its owner stops it; requests in flight are answered first"
                 )
             elif stopped:
-                replica.status = Rest("stopped", STOPPED)
+                replica.status = Rest("stopped", STOP_REASON)
             elif not engine:
                 replica.status = Rest("starting", "its owner starts it")
         if stopped:

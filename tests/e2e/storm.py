@@ -32,7 +32,7 @@ from typing import Any, Literal
 import httpx
 
 from gateway.cli.demo.checkpoint import make_model
-from gateway.controller.decisions.eviction import STOPPED
+from gateway.controller.decisions.eviction import STOP_REASON
 from gateway.controller.failpoint import FAILPOINTS
 from tests.e2e.agented import AgentGateway
 from tests.e2e.conftest import Gateway, install_engines, wait_for
@@ -236,7 +236,7 @@ def orders(view: dict[str, Any], *, at_once: bool) -> tuple[ModelOrder, ...]:
         contexts = wanted if change["state"] == "underway" else contexts | wanted
     either = at_once or view["state"] == "stopping"
     # A model without room is stopped too, but by no order.
-    stopped = {False, True} if either else {view["detail"].startswith(STOPPED)}
+    stopped = {False, True} if either else {view["detail"].startswith(STOP_REASON)}
     return tuple(ModelOrder(tokens, stop) for tokens in contexts for stop in stopped)
 
 

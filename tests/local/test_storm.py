@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gateway.controller.decisions.eviction import STOPPED
+from gateway.controller.decisions.eviction import STOP_REASON
 from tests.e2e.conftest import wait_for
 from tests.e2e.ledger import KeyOrder, ModelOrder
 from tests.e2e.storm import Storm, descendants, orders, phase
@@ -103,7 +103,7 @@ def test_views_of_models_tell_their_phase_and_their_orders() -> None:
     assert orders(view, at_once=False) == (ModelOrder(256),)
     view |= {"state": "stopped", "detail": "no room", "change": None}
     assert orders(view, at_once=False) == (ModelOrder(512),)
-    view |= {"detail": STOPPED}
+    view |= {"detail": STOP_REASON}
     assert orders(view, at_once=False) == (ModelOrder(512, stopped=True),)
     view |= {"state": "stopping", "detail": "it is being removed"}
     assert (phase(view), orders(view, at_once=False)) == ("deleting", ())

@@ -39,7 +39,7 @@ from typing import Literal
 
 from gateway.domain.units import in_words
 
-STOPPED = "its owner stopped it"
+STOP_REASON = "its owner stopped it"
 """The reason of a model that rests until its owner starts it."""
 MIN_S, MAX_S = 5.0, 60.0
 # Loads that take no longer cost the same.
@@ -181,7 +181,7 @@ def decide_evictions(models: Iterable[LoadedModel], now: float) -> Moves:
     evictions: dict[Place, Eviction] = {}
     for model in models:
         evictions |= _evictions_of(model, now)
-    holds = {model.name: STOPPED for model in models if model.is_stopped}
+    holds = {model.name: STOP_REASON for model in models if model.is_stopped}
     in_progress = bool(evictions) or _is_any("leaves", models)
     first: LoadedModel | None = None
     for model in _queue(models, now):
