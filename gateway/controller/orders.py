@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from gateway.controller.decisions.eviction import STOP_REASON
 from gateway.controller.decisions.reconcile import Rest
 from gateway.controller.fleet.fleet import Fleet
-from gateway.controller.fleet.managed_model import ManagedModel
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.controller.steps.wish_changes import WishChanges
 from gateway.domain import Wish
 from gateway.errors import BadRequest, Conflict
@@ -163,11 +163,9 @@ class Orders:
                 hint=f"Run `fitserve set {name} --no-pinned` first, or `fitserve stop {name}`.",
             )
         model.unloaded = True
-        for replica in model.replicas:  # shown until the next pass
-            if replica.attempt is not None or replica.busy:
-                replica.status = Rest(
-                    "stopping", "its owner unloads it; requests in flight are answered first"
-                )
+        for replica in model.replicas:
+            if _has_engine(replica):
+                replica.status = _leaving_state("its owner unloads it")
         self._wake()
         return model
 
@@ -178,14 +176,11 @@ class Orders:
         await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
         model.stopped = stopped
         for replica in model.replicas:  # shown until the next pass
-            engine = replica.attempt is not None or replica.busy
-            if stopped and engine:
-                replica.status = Rest(
-                    "stopping", "its owner stops it; requests in flight are answered first"
-                )
+            if stopped and _has_engine(replica):
+                replica.status = _leaving_state("its owner stops it")
             elif stopped:
                 replica.status = Rest("stopped", STOP_REASON)
-            elif not engine:
+            elif not _has_engine(replica):
                 replica.status = Rest("starting", "its owner starts it")
         if stopped:
             model.on_request = False
@@ -228,6 +223,15 @@ class Orders:
             self._fleet.set_apart = frozenset()
             self._fleet.unblock()
             self._wake()
+
+
+def _has_engine(replica: ReplicaState) -> bool:
+    return replica.attempt is not None or replica.busy
+
+
+def _leaving_state(reason: str) -> Rest:
+    """The state of an engine on its way out, shown until the next pass."""
+    return Rest("stopping", f"{reason}; requests in flight are answered first")
 
 
 def _check_local(model: ManagedModel) -> None:

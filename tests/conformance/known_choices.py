@@ -45,7 +45,7 @@ UNKNOWN = "unknown"
 VERDICTS = ("right", "wrong", UNKNOWN)
 _GPU_BYTES = 24 << 30
 _ROUNDING = 1e-4  # of a share of memory
-# What the engine gives experts that it leaves unquantized without a word.
+# The method of experts that the engine leaves unquantized without a word.
 _UNQUANTIZED = ["UnquantizedFusedMoEMethod", "triton"]
 # Settings of memory.yaml that say which prefill has graphs, and so how much is set aside.
 _GRAPH_FIELDS = ("no_prefill_graphs", "multimodal_prefill_graphs", "multimodal", "text_only")
@@ -195,7 +195,7 @@ def choices_of(
         ),
         *(
             KnownChoice.model_validate(
-                {"of": case.of, "where": _where(case, capabilities, names), **json.loads(row)}
+                {"of": case.of, "where": _conditions(case, capabilities, names), **json.loads(row)}
             )
             for (case, row, capabilities), names in rows.items()
         ),
@@ -238,7 +238,7 @@ def _merge(choices: list[KnownChoice]) -> list[KnownChoice]:
 
 
 def _choice_of(profiles: Profiles, one: Judged, refs: list[str]) -> dict[str, Any] | None:
-    """What tells this answer: rules of a further version, or the answer itself; None: nothing.
+    """The rules of a further version that tell this answer, or the answer itself; None: neither.
 
     A backend that no rules describe tells nothing, and sizes of integer weights decide too. Rules
     that say `unknown` are better than wrong ones.
@@ -407,7 +407,7 @@ def answers_near(ref: str, ruled: str) -> dict[str, dict[str, Any]]:
     return {capability: found[capability] for capability in sorted(found, key=order)}
 
 
-def _where(case: Case, capabilities: tuple[str, ...], names: list[str]) -> dict[str, Any]:
+def _conditions(case: Case, capabilities: tuple[str, ...], names: list[str]) -> dict[str, Any]:
     """The conditions of these cases, which differ in their names alone."""
     where: dict[str, Any] = {"capabilities": capabilities} if capabilities else {}
     if case.of == "attention_backends":

@@ -1,4 +1,4 @@
-"""Which classes of models an SGLang version makes stages of a pipeline of, as its files say.
+"""The classes of models that an SGLang version shares by stages of a pipeline, as its files say.
 
 `support_pp` in srt/model_executor/model_runner.py asks whether a class's forward takes
 `pp_proxy_tensors`. A version without rules has classes that the one it is forecast by does not

@@ -136,13 +136,14 @@ def restore(
     lock_fd = lock(data)
 
     def confirm_replacement() -> None:
-        if file == _STANDARD_STREAM and (data / "fitserve.db").exists() and not yes:
+        if yes or not (data / "fitserve.db").exists():
+            return
+        if file == _STANDARD_STREAM:
             raise BadRequest(
                 f"There is data in {data}, and the standard input cannot be asked.",
                 hint="Give --yes to replace it. The existing data is kept beside it.",
             )
-        if (data / "fitserve.db").exists() and not yes:
-            typer.confirm(f"Replace the data in {data}?", abort=True)
+        typer.confirm(f"Replace the data in {data}?", abort=True)
 
     try:
         with _archive_file(file) as archive:

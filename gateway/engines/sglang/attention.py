@@ -24,6 +24,7 @@ from gateway.engines.sglang.attention_rules import (
     BackendOption,
     BackendRules,
     BackendStep,
+    SglangBackend,
 )
 from gateway.models.rank import Rank
 
@@ -166,7 +167,8 @@ def server_attention(
         forced = {role: str(args[flag]) for role, flag in _FLAGS.items() if flag in args}
         page = int(args["block-size"]) if "block-size" in args else None
         chosen = select(rules, model, ForcedBackends(**forced, page=page))
-    return tuple(_row(group, rules, chosen, model) for group in groups)
+    backends = _deciding_rules(rules, model).backends
+    return tuple(_row(group, rules, backends, chosen, model) for group in groups)
 
 
 def model_of(
@@ -193,8 +195,13 @@ def model_of(
 
 
 def _row(
-    group: AttentionGroup, rules: BackendRules, chosen: Selection, model: Subject
+    group: AttentionGroup,
+    rules: BackendRules,
+    backends: Mapping[str, SglangBackend],
+    chosen: Selection,
+    model: Subject,
 ) -> LayerAttention:
+    """The row of a group. backends: of the rules that decide for the model."""
     about: dict[str, Any] = {"kind": group.kind, "layers": group.layers, "head_dim": group.head_dim}
     if group.kind in ("recurrent", "vision") and chosen.status != "unknown":
         listed = rules.recurrent if group.kind == "recurrent" else rules.vision
@@ -209,7 +216,6 @@ def _row(
     name = (
         chosen.prefill if chosen.prefill == chosen.decode else f"{chosen.prefill}/{chosen.decode}"
     )
-    backends = _deciding_rules(rules, model).backends
     if (group.kind == "encoder" or not group.causal) and backends[chosen.prefill].causal_only:
         wrong = Refusal(
             kernel=chosen.prefill,

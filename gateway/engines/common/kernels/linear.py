@@ -13,12 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self
 
 from gateway.domain import KnownChoice, Refusal, Value
 from gateway.domain.base import Field, model_validator
 from gateway.engines.common.kernels.preference import Move, sort_by_preference
-from gateway.engines.common.rules.check import CODE_REFUSAL, Check, RuleFile, first_refusal
+from gateway.engines.common.rules.check import (
+    CODE_REFUSAL,
+    Check,
+    RuleFile,
+    first_refusal,
+    index_by_scheme,
+)
 from gateway.engines.common.rules.subject import Subject, numbers
 from gateway.engines.common.rules.variable_effects import VariableEffect, allowed_kernels
 from gateway.models.scheme import Kind, LinearShape, round_up
@@ -113,19 +119,12 @@ class LinearRules(RuleFile):
     @cached_property
     def loans_of(self) -> Mapping[Kind, tuple[LinearLoan, ...]]:
         """The loans that may match each kind of scheme."""
-        return {
-            kind: tuple([loan for loan in self.loans if loan.where.asks_for("schemes", kind)])
-            for kind in get_args(Kind)
-            if self.loans
-        }
+        return index_by_scheme(self.loans, lambda loan: loan.where)
 
     @cached_property
     def paths_of(self) -> Mapping[Kind, tuple[CodePath, ...]]:
         """The paths that may match layers of each kind of scheme."""
-        return {
-            kind: tuple([path for path in self.paths if path.match.asks_for("schemes", kind)])
-            for kind in get_args(Kind)
-        }
+        return index_by_scheme(self.paths, lambda path: path.match)
 
     @model_validator(mode="after")
     def _describes_what_it_lists(self) -> Self:

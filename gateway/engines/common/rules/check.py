@@ -6,9 +6,9 @@ Check (from a profile) + Subject -> why it does not hold, with the numbers; None
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache, cached_property
-from typing import Any, Self
+from typing import Any, Self, TypeVar, get_args
 
 from gateway.domain import Value
 from gateway.domain.base import (
@@ -24,11 +24,22 @@ from gateway.domain.base import (
 from gateway.domain.value import TRUSTED_KEY
 from gateway.engines.common.rules.conditions import CONDITIONS, Test, Undecided
 from gateway.engines.common.rules.subject import Subject
+from gateway.models.scheme import Kind
+
+Item = TypeVar("Item")
 
 # A refusal that only the version's own answers show (KnownChoice).
 CODE_REFUSAL = "the code of this version refuses such layers"
 
-__all__ = ["CODE_REFUSAL", "TRUSTED_KEY", "Check", "RuleFile", "Undecided", "first_refusal"]
+__all__ = [
+    "CODE_REFUSAL",
+    "TRUSTED_KEY",
+    "Check",
+    "RuleFile",
+    "Undecided",
+    "first_refusal",
+    "index_by_scheme",
+]
 
 
 class RuleFile(Value):
@@ -112,6 +123,17 @@ def first_refusal(checks: Iterable[Check], subject: Subject) -> str | None:
         if reason := check.refusal(subject):
             return reason
     return None
+
+
+def index_by_scheme(
+    items: Collection[Item], check: Callable[[Item], Check]
+) -> dict[Kind, tuple[Item, ...]]:
+    """The items whose check may hold for each kind of scheme, in their order."""
+    return {
+        kind: tuple([item for item in items if check(item).asks_for("schemes", kind)])
+        for kind in get_args(Kind)
+        if items
+    }
 
 
 def _alternatives_refusal(checks: tuple[Check, ...], subject: Subject) -> str:

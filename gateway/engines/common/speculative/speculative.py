@@ -118,7 +118,9 @@ def _with_own_layers(
     drafting = drafting_layers(spec, rules.mtp)
     own_layers = drafting.layers if drafting is not None else None
     reason = _reason_against_own_layers(spec, own_layers, engine, rules)
-    reason = reason or _reason_against_stages(target, engine, rules)
+    staged = rules.mtp.staged
+    own_class = staged.get(spec.model_type) or staged.get(spec.architecture)
+    reason = reason or _reason_against_stages(own_class, target.rank.pp, engine, rules)
     groups = () if reason else drafting_groups(spec, own_layers or 1)
     rows = target.attends(groups)
     failed = (
@@ -175,11 +177,12 @@ def _reason_against_own_layers(
     return ""
 
 
-def _reason_against_stages(target: DraftTarget, engine: Engine, rules: SpeculativeRules) -> str:
-    """Why the target's own layers cannot draft in stages of a pipeline; "": they can."""
-    spec, staged = target.spec, rules.mtp.staged
-    name = staged.get(spec.model_type) or staged.get(spec.architecture)
-    if target.rank.pp == 1 or name not in engine.no_stages:
+def _reason_against_stages(
+    name: str | None, pp: int, engine: Engine, rules: SpeculativeRules
+) -> str:
+    """Why the class `name` cannot draft in the stages of its target; "": it can."""
+    # Versions whose drafters have one stage list no `staged` classes.
+    if pp == 1 or not rules.mtp.staged or name not in engine.no_stages:
         return ""
     return f"{engine.ref} cannot share {name}, which drafts, by stages of a pipeline"
 
@@ -218,10 +221,13 @@ def _with_drafter(
         "config.json of the drafter" if drafter.tokens else "planner",
     )
     rows = target.attends(drafter.attention) if drafter.method in rules.methods else ()
+    against_stages = _reason_against_stages(
+        _class_of(drafter, rules), target.rank.pp, engine, rules
+    )
     failed = [
         *_unloadable(spec, drafter, engine, rules),
         *_unfit(spec, drafter, target.rank.tp),
-        *_stage_refusals(drafter, target.rank.pp, engine, rules),
+        *([_refusal(drafter.method, against_stages)] if against_stages else []),
         *(refusal for row in rows if row.status == "none" for refusal in row.refused),
     ]
     if failed:
@@ -315,18 +321,6 @@ def _class_of(drafter: Drafter, rules: SpeculativeRules) -> str | None:
     ):
         return f"DFlash{name}"
     return name
-
-
-def _stage_refusals(
-    drafter: Drafter, pp: int, engine: Engine, rules: SpeculativeRules
-) -> list[Refusal]:
-    """Why the drafter's class cannot run in the stages of its target."""
-    name = _class_of(drafter, rules)
-    # Versions whose drafters have one stage list no `staged` classes.
-    if pp == 1 or not rules.mtp.staged or name not in engine.no_stages:
-        return []
-    reason = f"{engine.ref} cannot share {name}, which drafts, by stages of a pipeline"
-    return [_refusal(drafter.method, reason)]
 
 
 def _unfit(spec: ModelSpec, drafter: Drafter, tp: int) -> list[Refusal]:
