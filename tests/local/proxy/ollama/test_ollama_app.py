@@ -103,7 +103,7 @@ async def test_refusals_have_the_form_of_ollama(tmp_path: Path) -> None:
         assert "generates text" in kind["error"]
         assert "fitserve pull" in (await ask(client, "/api/pull", 404, model="m"))["error"]
         unload = await ask(client, "/api/generate", 400, model="m", keep_alive=0)
-        assert "fitserve stop m" in unload["error"]
+        assert "fitserve unload m" in unload["error"]
         for wrong in (b"", b"[", b"[]", b"{}", b'{"model": 1}', b"[" * 100_000):
             answer = await client.post("/api/chat", content=wrong)
             assert (answer.status_code, list(answer.json())) == (400, ["error"])
