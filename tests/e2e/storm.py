@@ -204,7 +204,9 @@ def phase(view: dict[str, Any]) -> str:
     state = str(view["state"])
     if view["detail"].startswith(REMOVAL):
         return "deleting"
-    if view["change"] is not None and view["change"]["state"] == "underway":
+    # The change of a stopped model waits for its start, where the new engine proves the wish.
+    is_changing = view["change"] is not None and view["change"]["state"] == "underway"
+    if is_changing and state != "stopped":
         return "changing"
     if state == "starting":
         begun = any(replica["attempt"] is not None for replica in view["replicas"])

@@ -41,6 +41,8 @@ WORDS = (
 )
 DEAF = "told to stop, and deaf to it"
 _HOLD_POLL_S = 0.1
+# Seconds between two steps of a prefill.
+_STEP_S = 0.005
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -332,10 +334,17 @@ class FakeEngine:
             await asyncio.Event().wait()
         if self.script.prefill_tokens_per_second:
             async with self._reading:
-                for _ in range(max(reply.prompt_lengths)):
-                    await asyncio.sleep(1 / self.script.prefill_tokens_per_second)
-                    self.cached += 1
+                await self._prefill(max(reply.prompt_lengths))
         return reply.stream() if reply.asked.get("stream") else await reply.whole()
+
+    async def _prefill(self, tokens: int) -> None:
+        """Cache so many tokens, by the clock: a busy machine makes the steps larger."""
+        began, cached, before = time.monotonic(), 0, self.cached
+        while cached < tokens:
+            await asyncio.sleep(_STEP_S)
+            seconds = time.monotonic() - began
+            cached = min(tokens, int(seconds * self.script.prefill_tokens_per_second))
+            self.cached = before + cached
 
     async def _embed(self, asked: dict[str, Any]) -> dict[str, Any]:
         texts = asked.get("input", "")

@@ -176,9 +176,9 @@ async def test_a_prompt_that_is_read_for_long_at_full_load_costs_no_engine_its_p
     """Nobody is answered meanwhile, the smallest request neither; the metrics move."""
 
     def slow(spec: LaunchSpec) -> EngineScript:
-        return EngineScript(model=spec.model, spins=True, prefill_tokens_per_second=1200)
+        return EngineScript(model=spec.model, spins=True, prefill_tokens_per_second=600)
 
-    async with running(tmp_path, slow, silent_after_s=1, hang_after_s=HANG_S) as gateway:
+    async with running(tmp_path, slow, silent_after_s=3, hang_after_s=HANG_S) as gateway:
         await gateway.add("m", model_folder(tmp_path / "model"))
         await gateway.until("m", "ready")
         (engine,) = gateway.world.engines.values()
