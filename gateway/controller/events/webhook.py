@@ -23,9 +23,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from gateway.controller.events.event_log import EventLog
+from gateway.controller.events.event_log import EventLog, RecordedEvent
 from gateway.controller.watch.engine_client import EngineClient, NoAnswerError
-from gateway.domain.facts import Event
 from gateway.errors import StoreError
 from gateway.logging import Logger
 from gateway.secret import Secret
@@ -88,12 +87,12 @@ class Webhook:
             log.warning(
                 "events were removed before their delivery to a webhook", receiver=self._receiver
             )
-        for event, text in batch.events:
+        for event in batch.events:
             if self._wants(event):
-                if not await self._deliver(event, text):
+                if not await self._deliver(event):
                     return None
-                await self._note(event.id)
-            self._number = event.id
+                await self._note(event.number)
+            self._number = event.number
         moved, self._number = batch.number != self._number, batch.number
         if batch.events or batch.gap or moved:
             await self._note(batch.number)
@@ -103,7 +102,7 @@ class Webhook:
             return None
         return 0
 
-    def _wants(self, event: Event) -> bool:
+    def _wants(self, event: RecordedEvent) -> bool:
         return any(fnmatchcase(event.kind, pattern) for pattern in self._patterns)
 
     async def _note(self, number: int) -> None:
@@ -111,11 +110,13 @@ class Webhook:
         with contextlib.suppress(StoreError):
             await asyncio.to_thread(self._table.note_cursor, self._reader, number)
 
-    async def _deliver(self, event: Event, text: bytes) -> bool:
+    async def _deliver(self, event: RecordedEvent) -> bool:
         """Whether the event was delivered or is too old; False: the receiver wants no more."""
         at = datetime.fromtimestamp(event.at, UTC).isoformat()
-        body = msgspec.json.encode({"type": event.kind, "timestamp": at, "data": msgspec.Raw(text)})
-        name = f"evt_{self._sender}_{event.id}"
+        body = msgspec.json.encode(
+            {"type": event.kind, "timestamp": at, "data": msgspec.Raw(event.text)}
+        )
+        name = f"evt_{self._sender}_{event.number}"
         while True:
             try:
                 lines = headers(name, int(time.time()), body, self._key)
@@ -144,7 +145,7 @@ class Webhook:
                 log.warning(
                     "an event was too old for a webhook, and is skipped",
                     receiver=self._receiver,
-                    event_id=event.id,
+                    event_id=event.number,
                     kind=event.kind,
                 )
                 return True

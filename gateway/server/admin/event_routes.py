@@ -98,7 +98,7 @@ async def stream(
         if batch.gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
         elif batch.events:
-            yield b"".join([_frame(event.id, text) for event, text in batch.events])
+            yield b"".join([_frame(event.number, event.text) for event in batch.events])
         elif not moved:
             if log.is_over(number):
                 return
