@@ -140,7 +140,7 @@ class EngineClient:
                 call.end()
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(512)
 def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
     """Host, port, TLS, and the constant part of the request's head. Raises ValueError."""
     parts = urlsplit(url)
