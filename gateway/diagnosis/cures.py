@@ -70,6 +70,12 @@ _VAGUE_STEP = re.compile(
 _COMMAND = re.compile(r"`(fitserve [a-z]+)")
 _FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _ENGINE_CODE = re.compile(r"(?:packages/|python/|\A|/)(?:vllm|sglang)/\S+\Z")
+# A call in the form of another version, and what stands before the name of what was called.
+_REFUSED_CALL = re.compile(
+    r"\b(?P<name>\w+)(?:\.__init__)?\(\) (?:got an unexpected keyword|got multiple values"
+    r"|missing \d+ required|takes \d+ positional)"
+)
+_OWN_NAMES = frozenset({"self", "cls", "super", "torch", "vllm", "sglang"})
 _PACKAGE_PATH = re.compile(r"(?:site|dist)-packages/([A-Za-z]\w*)/")
 _VARIABLE = re.compile(r"\b(?:VLLM|SGLANG|NCCL|CUDA|HF|TORCH|PYTORCH|FLASHINFER)_[A-Z0-9_]{2,}\b")
 _SETTING_OF_VARIABLE = re.compile(r"\b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+=[\w.]*\w")
@@ -153,6 +159,7 @@ class Cures:
                 values |= _raising_package(shape)
         if _ends_in_engine(shape):
             values["engine_code"] = "yes"
+        values |= _called_package(shape)
         values |= self._folders.locate(shape.message, shape.frames[-_COMPONENT_FRAMES:])
         return values | settings | reasons(shape.message)
 
@@ -395,6 +402,18 @@ def _raising_package(shape: Shape) -> dict[str, Scalar]:
     callers = {name for name in packages if name in ENGINES}
     is_other = bool(packages) and bool(callers - {packages[-1]})
     return {"raising_package": packages[-1]} if is_other else {}
+
+
+def _called_package(shape: Shape) -> dict[str, Scalar]:
+    """The package of which the line of code calls a function that refused it, as `callee`."""
+    refused = _REFUSED_CALL.search(shape.message)
+    if refused is None:
+        return {}
+    name = re.escape(refused["name"])
+    call = re.search(rf"(?<![\w.])(?P<package>[a-z]\w*)(?:\.\w+)*\.{name}\(", shape.source)
+    if call is None or call["package"] in _OWN_NAMES:
+        return {}
+    return {"callee": call["package"], "called_library": "yes"}
 
 
 def _ends_in_engine(shape: Shape) -> bool:

@@ -10,6 +10,7 @@ import pytest
 from gateway.diagnosis.diagnose import diagnose
 from gateway.diagnosis.remedy import Case
 from gateway.diagnosis.signature import CureStep
+from gateway.diagnosis.structure import Shape
 from gateway.domain import Failure
 from gateway.errors import SettingsError
 from gateway.profiles.profiles import Profiles
@@ -104,7 +105,7 @@ def test_what_is_named_as_a_condition_is_known_somewhere() -> None:
     known_texts |= {"code_change", "code_gone", "no_other_code"}
     known_texts |= {"beyond_home", "enough_free", "folder_variable", "local_copy", "one_channel"}
     known_texts |= {"raising_package", "switch", "switch_named", "refused_value", "exceeded_flag"}
-    known_texts |= {"own_variable", "zero_option"}
+    known_texts |= {"own_variable", "zero_option", "own_memory", "unsplit", "dumped", "callee"}
     known_texts |= {"features", "related", "change", "backend", "dashed", "flag_in", "flag_nowhere"}
     named = {name for _, step in steps() for name in (*step.when, *step.also, *step.unless)}
     named |= {name for row in CURES.rows.levers for name in (*row.when, *row.also, *row.unless)}
@@ -353,6 +354,25 @@ def test_where_a_cure_lies_goes_with_the_failure(kind: str, cure: str) -> None:
     drafted = Case("engine_bug", "load", "vllm", {"drafter": "yes"})
     assert CURES.cure(drafted) == "plan"
     assert CURES.cure(drafted._replace(values={})) == "engine"
+
+
+@pytest.mark.parametrize(
+    ("code", "callee"),
+    [
+        ("with frobload.safe_open(path, device) as file:", "frobload"),
+        ("return frobload.files.safe_open(path)", "frobload"),
+        ("return self.safe_open(path)", None),
+        ("return torch.safe_open(path)", None),
+        ("return safe_open(path)", None),
+    ],
+)
+def test_the_package_that_refuses_a_call_is_read_from_the_line_of_code(
+    code: str, callee: str | None
+) -> None:
+    message = "safe_open.__init__() got an unexpected keyword argument 'frob'"
+    frames = ("vllm/model_executor/model_loader/weight_utils.py:frob_weights_iterator",)
+    shape = Shape("TypeError", message, frames, "load", code)
+    assert CURES.in_shape(shape).get("callee") == callee
 
 
 @pytest.mark.parametrize("report", REPORTS, ids=lambda report: report["source"])
