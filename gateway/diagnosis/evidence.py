@@ -12,6 +12,7 @@ from gateway.diagnosis.candidate import EngineLine, FailureCandidate, ProcessTra
 from gateway.diagnosis.crash_stack import CrashStack
 from gateway.diagnosis.cures import FAULTS
 from gateway.diagnosis.lines import line_forms as forms
+from gateway.diagnosis.lines.thread_dump import ThreadDump
 from gateway.diagnosis.options import StartOptions
 from gateway.diagnosis.progress import StartProgress
 from gateway.diagnosis.signature import FailureSignature, TextSignature
@@ -104,6 +105,7 @@ class LogEvidence:
         self.hint: FailureCandidate | None = None
         self.quoted: tuple[FailureCandidate, ...] = ()
         self.crash = CrashStack()
+        self.dump = ThreadDump()
         self.complaints: list[FailureCandidate] = []
         self.faults: dict[tuple[str, str], tuple[FailureCandidate, int]] = {}
         self._advice: deque[tuple[int, str]] = deque(maxlen=_MAX_ADVICE)

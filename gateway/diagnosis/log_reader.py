@@ -164,7 +164,8 @@ class LogReader:
     ) -> None:
         """Read a line by its form: a part of a traceback, an exception, a proof, or plain words."""
         message = line.text
-        if self._evidence.crash.read(message, text, self._lines.number):
+        evidence = self._evidence
+        if evidence.crash.read(message, text, self._lines.number) or evidence.dump.read(message):
             self._lines.attend = MESSAGE_LINES
         is_fatal = (line.header or process.in_traceback) and self._signatures.is_ending(message)
         if is_fatal:

@@ -263,7 +263,11 @@ class LogVerdict:
         libraries = self._evidence.crash.libraries if row.kind in _CRASH_KINDS else ()
         if row.kind in _CRASH_KINDS and not shape.frames:
             shape = shape._replace(frames=self._evidence.crash.frames)
+        is_dumped = row.kind == "hang" and not shape.frames and bool(self._evidence.dump.frames)
+        if is_dumped:
+            shape = shape._replace(frames=self._evidence.dump.frames)
         circumstances = self._evidence.circumstances | cures.in_shape(shape, libraries)
+        circumstances |= {"dumped": "yes"} if is_dumped else {}
         engine = self._engine or next((kind for kind in ENGINES if kind in circumstances), None)
         version = self._version or self._evidence.progress.reported.get("version", "")
         failing = " ".join((shape.message, *shape.frames[-2:]))

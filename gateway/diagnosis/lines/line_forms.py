@@ -184,6 +184,8 @@ NOT_LAYERS = frozenset(
 )
 # py-spy's dump of a process that stands still.
 THREAD_DUMP = re.compile(r'Thread (?:0x[0-9A-Fa-f]+|\d+) \((?:active|idle)(?:\+gil)?\): "')
+DUMP_START = re.compile(r"Thread (?:0x[0-9A-Fa-f]+|\d+) \((?:active|idle)(?:\+gil)?\)")
+DUMP_FRAME = re.compile(r"\s+(?P<function>[\w<>.]+) \((?P<file>[\w./-]+\.(?:py|pyx|pxi)):\d+\)\Z")
 # The level of a program, before a message of several words.
 LEVEL = re.compile(r"\W*(?:ERROR|CRITICAL|FATAL)\b(?! \w+\W*$)")
 # The stack of a crash in compiled code, by Python's fault handler.
