@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from gateway.domain import Scalar
 
 _SHAPES = re.compile(r"shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)")
+_SIZES = re.compile(r"size of tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
+_OWN_MEMORY = re.compile(r"(\d{1,4}(?:\.\d+)?) GiB is allocated by PyTorch")
 # Memory for the driver's own needs beside an allocation.
 _MARGIN = 2**30
 _CHANNELS = 3
@@ -17,8 +19,9 @@ def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """The circumstances that the sizes in a message, or in the values of its proof, show.
 
     `enough_free`: far more memory was free than an allocation asked for, so that no lack of it
-    refused the allocation. `one_channel`: pixels have a third of the expected values, as those of
-    an image in shades of gray.
+    refused the allocation. `own_memory`: the failed process itself holds most of the GPU.
+    `one_channel`: pixels have a third of the expected values, as those of an image in shades of
+    gray. `unsplit`: a weight is as many times larger than its layer as there are ranks.
     """
     circumstances: dict[str, Scalar] = {}
     tried, free = values.get("tried_bytes"), values.get("free_bytes")
@@ -26,4 +29,12 @@ def conclude(message: str, values: Mapping[str, Scalar]) -> dict[str, Scalar]:
         circumstances["enough_free"] = "yes"
     if (match := _SHAPES.search(message)) and int(match[3]) == _CHANNELS * int(match[2]):
         circumstances["one_channel"] = "yes"
+    total, ranks = values.get("total_bytes"), values.get("ranks")
+    allocated = _OWN_MEMORY.search(message)
+    if allocated and isinstance(total, int) and 2 * float(allocated[1]) * 2**30 > total:
+        circumstances["own_memory"] = "yes"
+    if isinstance(ranks, int) and (match := _SIZES.search(message)):
+        less, more = sorted((int(match[1]), int(match[2])))
+        if ranks > 1 and more == ranks * less:
+            circumstances["unsplit"] = "yes"
     return circumstances

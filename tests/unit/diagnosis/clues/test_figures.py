@@ -39,3 +39,38 @@ def test_a_third_of_the_values_is_one_channel_of_three(
     shapes: str, facts: dict[str, Scalar]
 ) -> None:
     assert conclude(f"mat1 and mat2 shapes cannot be multiplied {shapes}", {}) == facts
+
+
+@pytest.mark.parametrize(
+    ("total", "own", "facts"),
+    [
+        (80 * GIB, "78.30", {"own_memory": "yes"}),
+        # Another program has the rest.
+        (80 * GIB, "12.00", {}),
+        (80 * GIB, "40.00", {}),
+        (None, "78.30", {}),
+    ],
+)
+def test_a_process_that_holds_most_of_the_gpu_has_filled_it_itself(
+    total: Scalar, own: str, facts: dict[str, Scalar]
+) -> None:
+    message = f"CUDA out of memory. Of the allocated memory {own} GiB is allocated by PyTorch"
+    assert conclude(message, {"total_bytes": total}) == facts
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "facts"),
+    [
+        (2, (512, 1024), {"unsplit": "yes"}),
+        (4, (2048, 512), {"unsplit": "yes"}),
+        (4, (1024, 512), {}),
+        (1, (512, 512), {}),
+        (None, (512, 1024), {}),
+    ],
+)
+def test_a_weight_as_many_times_too_large_as_there_are_ranks_is_not_split(
+    ranks: Scalar, sizes: tuple[int, int], facts: dict[str, Scalar]
+) -> None:
+    first, second = sizes
+    message = f"The size of tensor a ({first}) must match the size of tensor b ({second})"
+    assert conclude(message, {"ranks": ranks}) == facts
