@@ -90,8 +90,11 @@ def with_cache_traits(diff: ProfileDiff, near: Engine) -> ProfileDiff:
     if diff.kind != "vllm" or diff.version not in read_answers():
         return diff
     found, others = cache_traits_of(diff.version, near.traits), {*near.traits}
-    gone = tuple(name for name in near.traits if name in CACHE_TRAITS - found)
+    kept = {*diff.traits} - CACHE_TRAITS
+    gone = {*diff.without.get("traits", ())} - CACHE_TRAITS
+    gone |= {name for name in near.traits if name in CACHE_TRAITS - found}
     without = {field: names for field, names in diff.without.items() if field != "traits"}
     return diff.evolve(
-        traits=tuple(sorted(found - others)), without=without | ({"traits": gone} if gone else {})
+        traits=tuple(sorted(kept | (found - others))),
+        without=without | ({"traits": tuple(sorted(gone))} if gone else {}),
     )

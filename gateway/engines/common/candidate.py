@@ -306,6 +306,9 @@ class EngineRules(EngineKind, Protocol):
         """Whether the engine takes the model for one that reads images, although nothing in its
         config says so."""
 
+    def leaves_towers(self, spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
+        """Whether flags of the user make it build no encoder of media."""
+
     def unfollowed_variables(self, names: Collection[str]) -> list[str]:
         """The variables among these that may change kernels or memory, and that no rule follows."""
 

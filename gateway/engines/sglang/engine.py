@@ -116,6 +116,9 @@ class SglangRules(SglangKind):
     def takes_media(self, spec: ModelSpec) -> bool:
         return self.memory is not None and multimodal(self.memory, model_of(spec))
 
+    def leaves_towers(self, spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
+        return False
+
     def unfollowed_variables(self, names: Collection[str]) -> list[str]:
         return without_rule(names, ())
 

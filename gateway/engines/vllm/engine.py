@@ -42,6 +42,12 @@ from gateway.engines.common.variant import Variant
 from gateway.engines.vllm import memory as vllm_memory
 from gateway.engines.vllm.attention import layer_attention
 from gateway.engines.vllm.attention_rules import AttentionRules
+from gateway.engines.vllm.encoder_profile import (
+    PROFILED_ENCODERS,
+    EncoderRun,
+    encoder_run,
+    leaves_towers,
+)
 from gateway.engines.vllm.kind import VllmCpuKind, VllmKind
 from gateway.engines.vllm.kv_cache import Cache, cache, stored_dtype
 from gateway.engines.vllm.kv_dtype import AUTO, adopted_dtype, dtype_refusal, flag_wins
@@ -63,6 +69,10 @@ CACHE_BYTES = "kv-cache-memory-bytes"
 # A trait of engine versions: CUDA graphs are counted within the memory budget, not captured beside
 # it.
 GRAPHS_IN_BUDGET = "graphs_in_budget"
+# Traits of engine versions: 16384 tokens in a batch on GPUs of 160 GiB and more, since 0.28.0; the
+# defaults of small GPUs on GB10, since 0.33.0.
+LARGE_BATCHES = "large_batches"
+SMALL_GB10_BATCHES = "small_gb10_batches"
 # Variables of the engine that decide its memory.
 GRAPHS_VARIABLE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -151,6 +161,9 @@ class VllmRules(VllmKind):
 
     def takes_media(self, spec: ModelSpec) -> bool:
         return False
+
+    def leaves_towers(self, spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
+        return leaves_towers(spec, args)
 
     def unfollowed_variables(self, names: Collection[str]) -> list[str]:
         """The variables among these that may change kernels or memory, and that no rule follows."""
@@ -250,7 +263,8 @@ class VllmRules(VllmKind):
             )
             return longest, "an encoder reads a whole input at once", "vllm/config/scheduler.py"
         usual: Default = engine.default_batched_tokens, ENGINE_DEFAULT, candidate.source
-        for least_gib, tokens in ((160, 16384), (70, 8192)):
+        large = ((160, 16384),) if LARGE_BATCHES in engine.traits else ()
+        for least_gib, tokens in (*large, (70, 8192)):
             if _is_big(candidate, least_gib):
                 reason = f"{ENGINE_DEFAULT} for GPUs of {least_gib} GiB and more"
                 usual = tokens, reason, _DEFAULTS
@@ -286,11 +300,10 @@ class VllmRules(VllmKind):
         # vllm/config/vllm.py).
         if candidate.speculation.method.value == "ngram":
             return 1
-        # use_v2_model_runner (vllm/config/vllm.py:733 of 0.33.0). Before 0.26.0 the second runner
-        # was not measured.
+        # use_v2_model_runner (vllm/config/vllm.py:733 of 0.33.0).
         traits = candidate.engine.traits
         second = _switch(candidate, RUNNER_VARIABLE)
-        if second is not None and vllm_memory.DENSE_SECOND_RUNNER in traits:
+        if second is not None and vllm_memory.SECOND_RUNNERS & {*traits}:
             return 2 if second else 1
         return vllm_memory.runner_of(
             candidate.inputs.spec, candidate.built, candidate.engine.traits
@@ -419,13 +432,13 @@ class VllmRules(VllmKind):
             device_bytes=candidate.devices.least,
             budget_bytes=budget_bytes,
             beside_bytes=_beside_bytes(footprint) if candidate.engine.device == "cuda" else 0,
-            graphs_in_budget=_counts_graphs(candidate),
+            graphs_in_budget=_counts_graphs(footprint),
+            encoder=_encoder_run(footprint),
         )
 
     def used_bytes(self, footprint: Footprint, memory: Memory) -> int:
         total = memory.weights_bytes + memory.activation_bytes + memory.overhead_bytes
-        counted = _counts_graphs(footprint.candidate) and footprint.load.runner == 1
-        return total + (memory.graph_bytes if counted else 0)
+        return total + (memory.graph_bytes if _counts_graphs(footprint) else 0)
 
     def cache_flags(self, candidate: Candidate, memory: Memory) -> dict[str, Scalar]:
         """The bytes on a CPU, and where GPU and host share their memory.
@@ -515,7 +528,7 @@ def _is_big(candidate: Candidate, least_gib: int) -> bool:
     return (
         (candidate.gpus[0].total_bytes or 0) >= least_gib * GIB
         and "a100" not in name
-        and "gb10" not in name
+        and not ("gb10" in name and SMALL_GB10_BATCHES in candidate.engine.traits)
     )
 
 
@@ -528,7 +541,7 @@ def _beside_bytes(footprint: Footprint) -> int:
         candidate.inputs.spec,
         candidate.stage,
         footprint.load,
-        graphs_in_budget=_counts_graphs(candidate),
+        graphs_in_budget=_counts_graphs(footprint),
         through_host=candidate.through_host,
     )
     # Each of these facts is what was missing with those before it.
@@ -537,10 +550,23 @@ def _beside_bytes(footprint: Footprint) -> int:
     )
 
 
-def _counts_graphs(candidate: Candidate) -> bool:
+def _counts_graphs(footprint: Footprint) -> bool:
     """vllm/v1/worker/gpu_worker.py:722 of 0.33.0; the variable wins over the version's default."""
-    switch = _switch(candidate, GRAPHS_VARIABLE)
-    return GRAPHS_IN_BUDGET in candidate.engine.traits if switch is None else switch
+    candidate = footprint.candidate
+    traits, switch = candidate.engine.traits, _switch(candidate, GRAPHS_VARIABLE)
+    if footprint.load.runner == 2 and vllm_memory.COUNTED_SECOND_GRAPHS not in traits:
+        return False
+    return GRAPHS_IN_BUDGET in traits if switch is None else switch
+
+
+@lru_cache(maxsize=16)  # asked for each budget that is tried
+def _encoder_run(footprint: Footprint) -> EncoderRun | None:
+    """The encoder's part of this version's profile run; None: it runs none."""
+    candidate, load = footprint.candidate, footprint.load
+    is_later_stage = candidate.whole is not None and candidate.part > 0
+    if load.runner == 2 and (PROFILED_ENCODERS not in candidate.engine.traits or is_later_stage):
+        return None
+    return encoder_run(candidate.inputs.spec, candidate.args, load)
 
 
 def _switch(candidate: Candidate, name: str) -> bool | None:

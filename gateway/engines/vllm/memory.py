@@ -18,6 +18,7 @@ from gateway.domain import Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
 from gateway.engines.common.layers.built_model import BuiltModel, per_rank
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
+from gateway.engines.vllm.encoder_profile import EncoderRun
 from gateway.models.workload import Workload
 
 # Non-torch memory by the engine's count: cuBLAS workspaces and kernels loaded during its profile
@@ -67,10 +68,30 @@ _LATENT = round(0.15 * GIB)
 # Of a family that is not known only the files' tensors are: engines may fuse, pad and cast them
 # otherwise.
 _UNKNOWN_FAMILY = 0.1
-# A trait of engine versions: all but mixtures of experts, hybrids and poolers run on "model runner
-# V2", which does not estimate its graphs. Source: VllmConfig._is_default_v2_model_runner_model
-# (vllm/config/vllm.py:600) of 0.26.0.
+# Traits of engine versions. The models that run on "model runner V2" (use_v2_model_runner in
+# vllm/config/vllm.py): all since 0.29.0; before, all but mixtures of experts, hybrids and poolers
+# since 0.25.0, and listed ones since 0.22.0. Until 0.28.0 it did not estimate its graphs.
+SECOND_RUNNER = "second_runner"
 DENSE_SECOND_RUNNER = "dense_second_runner"
+COUNTED_SECOND_GRAPHS = "counted_second_graphs"
+# DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES of 0.22.1, 0.23.0 and 0.24.0, the first two without
+# quantization.
+_QWEN3_RUNNER = frozenset({"Qwen3ForCausalLM"})
+_LLAMA_RUNNER = _QWEN3_RUNNER | {"LlamaForCausalLM", "MistralForCausalLM"}
+_LISTED_RUNNER = _LLAMA_RUNNER | {
+    "DeepseekV2ForCausalLM",
+    "GraniteMoeForCausalLM",
+    "Qwen2MoeForCausalLM",
+}
+SECOND_RUNNERS = frozenset(
+    {
+        SECOND_RUNNER,
+        DENSE_SECOND_RUNNER,
+        "listed_second_runner",
+        "llama_second_runner",
+        "qwen3_second_runner",
+    }
+)
 # DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES (vllm/config/vllm.py:68) of 0.26.0.
 _SECOND_RUNNER = frozenset(
     {
@@ -86,6 +107,14 @@ _SECOND_RUNNER = frozenset(
 
 def runner_of(spec: ModelSpec, built: BuiltModel, traits: Collection[str]) -> int:
     """Number of vLLM's model runner that serves this model by default."""
+    if SECOND_RUNNER in traits:
+        return 2
+    if "listed_second_runner" in traits:
+        return 2 if spec.architecture in _LISTED_RUNNER else 1
+    if spec.quant is None and spec.architecture in _LLAMA_RUNNER:
+        of_qwen = spec.architecture in _QWEN3_RUNNER and "qwen3_second_runner" in traits
+        if of_qwen or "llama_second_runner" in traits:
+            return 2
     if DENSE_SECOND_RUNNER not in traits or not spec.generates:
         return 1
     if any(group.kind in ("recurrent", "encoder") for group in built.attention):
@@ -107,9 +136,11 @@ def position_bytes(spec: ModelSpec, built: BuiltModel, dtype: str) -> int:
     return spec.max_position * max(heads, default=0) * ITEM_BYTES[dtype]
 
 
-def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
-    """Peak of the engine's profile run: the widest of a full batch's forward pass, of sampling, and
-    of compiling.
+def activation_bytes(
+    spec: ModelSpec, built: BuiltModel, load: Workload, encoder: EncoderRun | None = None
+) -> int:
+    """Peak of the engine's profile run: the widest of the encoder's pass, of a full batch's forward
+    pass, of sampling, and of compiling.
 
     Hidden states, the widest MLP and its halves. Each expert's inputs and outputs, which stay until
     the end (workspace_shapes of TritonExperts, vllm/model_executor/layers/fused_moe). The logits,
@@ -137,7 +168,11 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
     kinds = {group.kind for group in built.attention}
     sees = "vision" in kinds
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
-    embedding_values = (6 * hidden if sees else 0) + (_LATENT if "mla" in kinds else 0)
+    # Profiled images are kept by size.
+    images = encoder is not None and encoder.is_known
+    embedding_values = (0 if not sees else 4 * hidden if images else 6 * hidden) + (
+        _LATENT if "mla" in kinds else 0
+    )
     logits = min(load.seqs, tokens) * spec.vocab if spec.generates else 0
     sampling = round(_LOGIT_BYTES[load.runner] * logits) + hidden
     # A model that sees is given embeddings, so that its compiled part has none.
@@ -147,7 +182,10 @@ def activation_bytes(spec: ModelSpec, built: BuiltModel, load: Workload) -> int:
         if load.graphs and not sees
         else 0
     )
-    return max(forward, sampling, compiling) + experts + embedding_values
+    language = max(forward, sampling, compiling) + experts + embedding_values
+    if encoder is None or not encoder.is_known:
+        return language
+    return max(language + encoder.kept_bytes, encoder.peak_bytes)
 
 
 @lru_cache(maxsize=256)  # asked for each budget that is tried, by all engine versions
@@ -178,7 +216,7 @@ def beside_bytes(
     outside_bytes = _CONTEXT + (nccl if load.rank.tp * load.rank.pp * load.rank.dp > 1 else 0)
     if load.runner == 2 and spec.generates:
         outside_bytes += _warm_bytes(spec, load)
-    if load.graphs and (load.runner == 2 or not graphs_in_budget):
+    if load.graphs and not graphs_in_budget:
         outside_bytes += _graphs(built, load, _CAPTURE_BYTES_OF_LAYER)
     return outside_bytes
 
@@ -227,15 +265,17 @@ def memory(
     budget_bytes: int,
     beside_bytes: int = 0,
     graphs_in_budget: bool = True,
+    encoder: EncoderRun | None = None,
 ) -> Memory:
     """The Memory of one rank under a budget. `kv_bytes` is the expected rest, 0 if nothing is left.
 
-    graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.21 capture them
-    beside it. So does the second runner of 0.26.0, whose profile_cudagraph_memory is 0
+    graphs_in_budget: the engine keeps graphs within its budget. Versions before 0.20 capture them
+    beside it. So does the second runner until 0.28.0, whose profile_cudagraph_memory is 0
     (vllm/v1/worker/gpu/model_runner.py). beside_bytes: result of the function with this name.
+    encoder: what the profile run's encoder takes. One of an unknown family widens the band alone.
     """
     activation, ranks = (
-        activation_bytes(spec, built, load),
+        activation_bytes(spec, built, load, encoder),
         load.rank.tp * load.rank.pp * load.rank.dp,
     )
     overhead, outside_bytes = 2 * GIB, GIB // 2
@@ -244,19 +284,15 @@ def memory(
         outside_bytes = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
         overhead += _fused_bytes(spec, load)
     overhead += position_bytes(spec, built, load.rank.dtype)
-    counted = graphs_in_budget and load.runner == 1
-    graph = (
-        _graphs(built, load, _GRAPH_BYTES_OF_LAYER if counted else _CAPTURE_BYTES_OF_LAYER)
-        if load.graphs
-        else 0
-    )
-    used_bytes = weights_bytes + activation + overhead + (graph if counted else 0)
+    graph = _graphs(built, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
+    used_bytes = weights_bytes + activation + overhead + (graph if graphs_in_budget else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv, per_token = max(0, budget_bytes - used_bytes) if grows else 0, cache.bytes_per_token
     unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
-    warm = _warm_bytes(spec, load) if spec.generates else 0
-    limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
-    limit += _graphs(built, load, _MAX_GRAPH_BYTES_OF_LAYER) if load.graphs else 0
+    # Once kernels are compiled, a start has no peak of compiling.
+    compiled = activation_bytes(spec, built, load._replace(graphs=False), encoder)
+    least = weights_bytes - unsure + min(activation // 2, compiled) + overhead // 2
+    most = _count_peak(spec, built, load, activation, encoder)
     return Memory(
         gpu_bytes=device_bytes,
         budget_bytes=budget_bytes,
@@ -268,6 +304,29 @@ def memory(
         kv_bytes=kv,
         kv_bytes_per_token=per_token,
         kv_tokens=kv // per_token if per_token else 0,
-        low=weights_bytes - unsure + activation // 2 + overhead // 2,
-        high=weights_bytes + weights_bytes // 50 + unsure + limit + overhead + outside_bytes,
+        low=least,
+        high=weights_bytes + weights_bytes // 50 + unsure + most + overhead + outside_bytes,
     )
+
+
+def _graph_bytes(load: Workload, graphs_in_budget: bool) -> int:
+    """Bytes of one layer's graphs: the first runner's estimate is below its captures, and the
+    second one captures nearly all that it estimates."""
+    return (
+        _GRAPH_BYTES_OF_LAYER if graphs_in_budget and load.runner == 1 else _CAPTURE_BYTES_OF_LAYER
+    )
+
+
+def _count_peak(
+    spec: ModelSpec,
+    built: BuiltModel,
+    load: Workload,
+    activation: int,
+    encoder: EncoderRun | None,
+) -> int:
+    """The largest peak, with graphs, with the sampling of a warm-up, and with an encoder whose
+    largest images are not known."""
+    warm = _warm_bytes(spec, load) if spec.generates else 0
+    limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
+    limit += _graphs(built, load, _MAX_GRAPH_BYTES_OF_LAYER) if load.graphs else 0
+    return limit + (encoder.peak_bytes if encoder is not None and not encoder.is_known else 0)

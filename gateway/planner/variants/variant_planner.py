@@ -7,7 +7,7 @@ from functools import partial
 from gateway.domain import Fact, Plan, RuleGap, StrChoice
 from gateway.engines.common.candidate import Candidate
 from gateway.engines.common.layers.build import build, relevant_traits
-from gateway.engines.common.layers.built_model import BuiltModel, with_whole_tower
+from gateway.engines.common.layers.built_model import BuiltModel, with_whole_tower, without_tower
 from gateway.engines.common.quantization.block import UnknownScheme
 from gateway.engines.common.refusal import Refused, VariantEvidence
 from gateway.engines.common.speculative.speculative import DraftTarget, left_out, speculate
@@ -154,6 +154,8 @@ class VariantPlanner:
         built = self._build_layers(variant)
         if variant.tp > 1 and keeps_tower_whole(inputs, engine, built, variant.tp):
             built = with_whole_tower(built)
+        if self.rules.leaves_towers(inputs.spec, self.canonical):
+            built = without_tower(built)
         gate_groups(inputs, engine, self.rules, variant)
         gate_nodes(inputs, engine, variant)
         group = gate_devices(inputs, engine, built, variant, self.layouts.groups)

@@ -63,7 +63,8 @@ def wide(result: Result, columns: int) -> list[str]:
 
 
 def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
-    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", "--all")
+    blind = ("--arg", 'limit-mm-per-prompt={"image": 0, "video": 0}')
+    shown = run("plan", qwen, "--hardware", "2x3090", "--engine", "vllm==0.19.1", "--all", *blind)
     assert shown.exit_code == 0, shown.output
     assert not wide(shown, 80)
     text = shown.stdout
@@ -79,10 +80,10 @@ def test_a_plan_keeps_to_eighty_columns(run: Run, qwen: Path) -> None:
         in text
     )
     assert re.search(r"\n\[W+a*g*o*K+\.+\] 24\.00 GiB\nW weights", text)
-    assert re.search(r"\n2     2     TP=1 PP=2  32,768   [\d.]+ +[\d.,]+ +vllm==0.19.1\n", text)
+    assert re.search(r"\n2     2     TP=1 PP=2  32,768   [\d.]+ +[\d.,]+ +vllm==0.19.1:", text)
     assert re.search(
         r"\n3     2     TP=2       32,768   [\d.]+ +[\d.,]+\s+vllm==0.19.1:\s+float16"
-        r"\s+activations\s+\(degraded\)\n",
+        r"\s+activations,\s+without\s+image,\s+video\s+\(degraded\)\n",
         text,
     )
     assert re.search(r"\n32 at once        [\d,]+ \([\d,]+ to [\d,]+\) tokens/s in all\n", text)

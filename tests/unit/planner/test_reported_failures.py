@@ -65,10 +65,12 @@ def row(rows: tuple[LayerKernel, ...], layer: str) -> LayerKernel:
 # github.com/vllm-project/vllm/issues/40354 ---
 
 QWEN36 = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
+# Images of the largest size take 2 GiB while the engine measures its memory.
+NO_IMAGES = {"args": {"limit-mm-per-prompt": '{"image": 0, "video": 0}'}}
 
 
 def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
-    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1")
+    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1", **NO_IMAGES)
     two = rejection_of(decision, 2)
     assert (two.verdict, two.layer) == (
         "no_kernel",
@@ -92,9 +94,15 @@ def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
 
 
 def test_one_card_serves_qwen36_without_a_warning() -> None:
-    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1", tensor_parallel=1)
+    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1", tensor_parallel=1, **NO_IMAGES)
     assert [(plan.verdict, plan.warnings) for plan in decision.plans] == [("ok", ())]
     assert not decision.rejected
+
+
+def test_images_leave_one_card_no_room_for_long_contexts() -> None:
+    plans = make_decision(QWEN36, "2x3090", "vllm==0.19.1", tensor_parallel=1).plans
+    assert plans
+    assert all(plan.max_model_len.value < 32768 or plan.cost for plan in plans)
 
 
 def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None:
@@ -114,7 +122,7 @@ def test_newer_vllm_keeps_those_gates_whole_and_older_ways_rank_behind() -> None
 
 
 def test_whole_layers_in_two_stages_have_more_room_than_two_copies_and_less_speed() -> None:
-    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1")
+    decision = make_decision(QWEN36, "2x3090", "vllm==0.19.1", **NO_IMAGES)
     staged = next(plan for plan in decision.plans if plan.pipeline_parallel.value == 2)
     assert (staged.tensor_parallel.value, staged.grade) == (1, "predicted")
     copied = next(plan for plan in decision.plans if plan.replicas.value == 2)

@@ -124,20 +124,20 @@ def test_a_model_that_barely_fits_gives_up_one_thing_after_the_other_for_a_usefu
     ]
     # Few requests have few sizes of graphs, which leaves memory too.
     assert told == [
-        (256, False, "auto"),
         (16, False, "auto"),
         (16, True, "auto"),
         (16, False, "fp8"),
         (16, True, "fp8"),
     ]
+    assert decision.rejected[0].verdict == "no_memory"
     contexts = [
         plan.max_model_len.value for plan in sorted(decision.plans, key=lambda plan: plan.cost)
     ]
-    assert contexts[0] < 8192 < contexts[1] < 16_384 < contexts[2]
+    assert 8192 < contexts[0] < 16_384 < contexts[1] < contexts[2]
     graphs = [
         plan.memory.graph_bytes for plan in sorted(decision.plans, key=lambda plan: plan.cost)
     ]
-    assert 0 == graphs[2] < graphs[1] < graphs[0] / 4
+    assert 0 == graphs[1] < graphs[0]
     best = decision.plans[0]
     assert best.max_model_len.value >= 32_768
     assert "no CUDA graphs, which costs speed" in best.enforce_eager.reason
@@ -240,13 +240,15 @@ def test_every_search_ends_soon() -> None:
 
 
 def test_other_gpus_serve_copies_where_no_kernel_lets_them_share_one() -> None:
-    best = make_decision(
-        "qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language"
-    ).plans[0]
+    wanted: dict[str, Any] = {
+        "quant": "auto-round-language",
+        "args": {"limit-mm-per-prompt": '{"image": 0, "video": 0}'},
+    }
+    best = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", **wanted).plans[0]
     assert (best.tensor_parallel.value, best.replicas.value) == (1, 4)
-    asked = make_decision(
-        "qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", quant="auto-round-language", replicas=2
-    ).plans[0]
+    asked = make_decision("qwen3.6-35b-a3b", "4x3090", "vllm==0.19.1", replicas=2, **wanted).plans[
+        0
+    ]
     assert (asked.replicas.value, asked.replicas.source) == (2, "user")
     # Where more GPUs could share a copy, the others stay free.
     assert make_decision("llama-3.1-8b", "4x3090", VLLM_REF).plans[0].replicas.value == 1
@@ -398,7 +400,7 @@ def _total(plan: Plan) -> float:
 def test_of_unlike_gpus_the_fullest_bounds_the_share_and_each_must_compute_its_stage() -> None:
     total = PROFILES.hardware("5090+3090").gpus[0].total_bytes or 0
     best = on_5090_and_3090(0, free_bytes=total * 93 // 100).plans[0]
-    assert "--gpu-memory-utilization=0.89" in best.argv
+    assert "--gpu-memory-utilization=0.84" in best.argv
     assert on_5090_and_3090(1, capability="7.0").plans == ()
     assert on_5090_and_3090(1, capability="7.5").plans == ()
 

@@ -185,10 +185,10 @@ def decision_for(requests: int, *, name: str = "qwen-27b", ref: str = VLLM_REF) 
 
 
 def test_what_the_user_set_stays_with_a_warning() -> None:
-    plan = decision_for(480).plans[0]
-    assert plan.max_num_seqs.value == 480
+    plan = decision_for(360).plans[0]
+    assert plan.max_num_seqs.value == 360
     (warning,) = (text for text in plan.warnings if "state blocks" in text)
-    assert warning.startswith("--max-num-seqs=480 was set, and about ")
+    assert warning.startswith("--max-num-seqs=360 was set, and about ")
     assert not any("state blocks" in text for text in decision_for(8).plans[0].warnings)
 
 

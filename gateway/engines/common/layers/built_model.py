@@ -153,6 +153,23 @@ def with_whole_tower(built: BuiltModel) -> BuiltModel:
     )
 
 
+# Paths of the layers between a tower and the language model.
+_CONNECTORS = ("multi_modal_projector.", "embed_vision.")
+
+
+@lru_cache(maxsize=64)  # one object for all variants, as kernels are kept by it
+def without_tower(built: BuiltModel) -> BuiltModel:
+    """The model without its vision tower, and what connects it."""
+    left = (*_TOWERS, *_CONNECTORS)
+    return built.evolve(
+        linears=tuple(layer for layer in built.linears if not layer.name.startswith(left)),
+        other_tensors=tuple(
+            tensor for tensor in built.other_tensors if not tensor.name.startswith(left)
+        ),
+        attention=tuple(group for group in built.attention if group.kind != "vision"),
+    )
+
+
 def padded_vocab(rows: int) -> int:
     """Rows of an embedding with the engine's padding. Source:
     vllm/model_executor/layers/vocab_parallel_embedding.py."""

@@ -286,3 +286,70 @@ def test_few_requests_have_few_sizes_of_graphs() -> None:
         ).graph_bytes
 
     assert 0.15 / 0.45 < graphs(64) / graphs(256) < 0.45
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "runner"),
+    [
+        ("0.19.1", "qwen3-8b", 1),
+        ("0.22.1", "qwen3-8b", 2),
+        ("0.22.1", "llama-3.1-8b", 1),
+        ("0.23.0", "llama-3.1-8b", 2),
+        ("0.24.0", "deepseek-v2-lite", 2),
+        ("0.24.0", "gemma-2-9b", 1),
+        ("0.25.1", "gemma-2-9b", 2),
+        ("0.28.0", "qwen3-30b-a3b", 1),
+        ("0.29.0", "qwen3-30b-a3b", 2),
+        ("0.33.0", "qwen3.5-9b", 2),
+        ("0.33.0", "bge-m3", 2),
+    ],
+)
+def test_each_version_has_its_own_models_of_the_second_runner(
+    version: str, name: str, runner: int
+) -> None:
+    spec = published_model(name, "embed" if name in _EMBEDS else None)
+    assert runner_of(spec, build(spec), PROFILES.engine(f"vllm=={version}").traits) == runner
+
+
+def memory_on_card(name: str, version: str, **args: Any) -> Memory:
+    """Memory of the best plan on a card of 24 GiB."""
+    engines = PROFILES.engines((f"vllm=={version}",), device="cuda")
+    plan = decide(
+        published_model(name), PROFILES.hardware("3090"), engines,
+        wish(args={"max-model-len": 4096, "kv-cache-dtype": "auto"} | args), PROFILES.facts,
+        rules=PROFILES.rules(engines),
+    ).plans[0]  # fmt: skip
+    assert plan.memory is not None
+    return plan.memory
+
+
+def test_the_second_runner_counts_graphs_since_0_29() -> None:
+    """Until then it captured them beside its share."""
+    old, new = memory_on_card("qwen3-8b", "0.28.0"), memory_on_card("qwen3-8b", "0.29.0")
+    assert old.beside_bytes - new.beside_bytes == old.graph_bytes == new.graph_bytes
+    rest = [
+        size.weights_bytes + size.activation_bytes + size.overhead_bytes + size.kv_bytes
+        for size in (old, new)
+    ]
+    assert rest[0] == old.budget_bytes
+    assert rest[1] == new.budget_bytes - new.graph_bytes
+
+
+def test_images_of_the_profile_run_take_memory() -> None:
+    """The first runner always encoded them, the second one since 0.27.1."""
+    args = {"gpu-memory-utilization": 0.95, "enforce-eager": True}
+    old, new = (memory_on_card("qwen3-vl-8b", version, **args) for version in ("0.26.0", "0.27.1"))
+    assert new.activation_bytes - old.activation_bytes > 1.5 * GIB
+    limits = json.dumps({"image": 0, "video": 0})
+    blind = memory_on_card("qwen3-vl-8b", "0.27.1", **args, **{"limit-mm-per-prompt": limits})
+    assert blind.activation_bytes < old.activation_bytes
+    assert 0.9 * GIB < new.weights_bytes - blind.weights_bytes < 1.2 * GIB
+
+
+def test_the_band_begins_where_kernels_are_compiled_already() -> None:
+    """A 4090 with vLLM 0.27.1 and Qwen3-8B had 1.18 GiB of activations in its first start, and 0.19
+    in the next (a public capture)."""
+    size = memory_on_card("qwen3-8b", "0.27.1", **{"gpu-memory-utilization": 0.9})
+    assert size.activation_bytes / GIB == pytest.approx(1.18, abs=0.03)
+    overhead = size.overhead_bytes // 2
+    assert (size.low - size.weights_bytes - overhead) / GIB == pytest.approx(0.19, abs=0.03)

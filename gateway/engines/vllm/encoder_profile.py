@@ -1,0 +1,178 @@
+"""The images of vLLM's profile run: what a vision tower takes, and what stays of it.
+
+The engine encodes as many of the largest items as its budget of tokens holds, and keeps their
+embeddings beside the pass through the language model. Sources: compute_mm_encoder_budget in
+vllm/v1/core/encoder_cache_manager.py, MultiModalBudget in vllm/multimodal/encoder_budget.py,
+profile_run of both model runners; the sizes of items from the processing class of each model
+(vllm/model_executor/models), 0.18.0 to 0.33.0. The largest image is told by a file of the
+processor, which is not read here: the published ones of each family count.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from gateway.domain import ModelSpec, Scalar
+from gateway.engines.common.memory.kv_cache import ITEM_BYTES
+from gateway.models.media import media_of
+from gateway.models.workload import Workload
+
+# A trait of engine versions: the second model runner profiles encoders as the first does.
+PROFILED_ENCODERS = "profiled_encoders"
+# Published max_pixels and size of Qwen2-VL to Qwen3.6: 12845056 of patches of 14 pixels, 16777216
+# of 16.
+_QWEN_TOKENS = 16384
+_QWEN_VIDEO_PIXELS = 25165824
+# Pairs of frames of a video: half of _MAX_FRAMES_PER_VIDEO in qwen2_vl.py.
+_QWEN_FRAME_PAIRS = 7
+# The length that videos are counted for where nobody names one.
+_USUAL_LENGTH = 32768
+_QWEN_VIDEOS = ("qwen2_vl", "qwen2_5_vl")
+_QWEN_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+# _VIDEO_MAX_FRAMES and _VIDEO_MAX_SOFT_TOKENS in gemma4_mm.py; beside a frame stand 8 tokens.
+_GEMMA_FRAMES, _GEMMA_FRAME_TOKENS, _GEMMA_FRAME_MARKS = 32, 70, 8
+# Towers whose MLP has a gate.
+_GATED_TOWERS = ("qwen2_5_vl", "gemma4_vision", "pixtral")
+_ITEM_LIMIT = 999  # the engine's limit of items in a prompt
+
+
+class _Item(NamedTuple):
+    """The largest item: tokens of the language model, and patches of the tower."""
+
+    tokens: int
+    patches: int
+
+
+class EncoderRun(NamedTuple):
+    """Bytes of the encoder's pass, and those that its embeddings keep afterwards. is_known: False
+    for a family whose largest item is not known here."""
+
+    peak_bytes: int
+    kept_bytes: int
+    is_known: bool = True
+
+
+def leaves_towers(spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
+    """Whether flags give up all media, for which towers are not built: _mark_tower_model in
+    vllm/model_executor/models/interfaces.py."""
+    media = media_of(spec.config)
+    return bool(media) and not any(_limit(args, kind) for kind in media)
+
+
+def encoder_run(spec: ModelSpec, args: Mapping[str, Scalar], load: Workload) -> EncoderRun | None:
+    """The encoder's part of the profile run; None: it runs none."""
+    vision = spec.config.get("vision_config")
+    if not isinstance(vision, Mapping) or leaves_towers(spec, args):
+        return None
+    if str(args.get("skip-mm-profiling", False)).lower() == "true":
+        return None
+    family = str(spec.config.get("model_type"))
+    images, videos = _limit(args, "image"), _limit(args, "video")
+    item = _find_item(spec, family, vision, args, images, videos)
+    largest = item or _Item(load.batched_tokens, load.batched_tokens * 4)
+    budget = max(load.batched_tokens, largest.tokens)
+    of_prompt = max(1, min(images or videos, _length(spec, args) // largest.tokens))
+    items = max(1, min(budget // largest.tokens, load.seqs * of_prompt))
+    outputs = _number(vision, "out_hidden_size", spec.hidden)
+    deep = vision.get("deepstack_visual_indexes")
+    layers = 1 + (len(deep) if isinstance(deep, list) else 0)
+    size = ITEM_BYTES[load.rank.dtype]
+    embedding_bytes = items * largest.tokens * outputs * layers * size
+    whole = args.get("mm-encoder-tp-mode") == "data"
+    patch_bytes = _patch_values(family, vision, 1 if whole else load.rank.tp) * size
+    peak_bytes = items * largest.patches * patch_bytes + embedding_bytes
+    return EncoderRun(peak_bytes, embedding_bytes, item is not None)
+
+
+def _find_item(
+    spec: ModelSpec,
+    family: str,
+    vision: Mapping[str, Any],
+    args: Mapping[str, Scalar],
+    images: int,
+    videos: int,
+) -> _Item | None:
+    """The item with the most tokens of the media that the engine takes; None: not known."""
+    patch, tower = _number(vision, "patch_size", 14), str(vision.get("model_type"))
+    if family in (*_QWEN_VIDEOS, *_QWEN_IMAGES):
+        merge = _number(vision, "spatial_merge_size", 2)
+        of_token = (patch * merge) ** 2
+        tokens = max(1, _pixels(args, _QWEN_TOKENS * of_token) // of_token)
+        if family in _QWEN_VIDEOS and videos:
+            tokens *= max(1, min(_QWEN_FRAME_PAIRS, _length(spec, args) // tokens))
+        elif not images:
+            tokens = _QWEN_VIDEO_PIXELS // 2 // of_token
+        return _Item(tokens, tokens * merge**2)
+    side = _number(vision, "image_size", 0) // patch
+    if tower == "gemma4_vision":
+        pool = _number(vision, "pooling_kernel_size", 3) ** 2
+        if videos:
+            frames = _GEMMA_FRAMES
+            tokens = frames * (_GEMMA_FRAME_TOKENS + _GEMMA_FRAME_MARKS)
+            return _Item(tokens, frames * _GEMMA_FRAME_TOKENS * pool)
+        tokens = _number(vision, "default_output_length", 280)
+        return _Item(tokens, tokens * pool)
+    if family == "gemma3" and side:
+        return _Item(_number(spec.config, "mm_tokens_per_image", 256), side**2)
+    if tower == "pixtral" and side:
+        rows = side // _number(spec.config, "spatial_merge_size", 2)
+        return _Item(rows * (rows + 1), side**2)
+    return None
+
+
+def _patch_values(family: str, vision: Mapping[str, Any], tp: int) -> int:
+    """Values for each patch at the widest point of a layer: pixels as read and as computed, the
+    input and its positions, and the attention's or the MLP's.
+
+    Attention keeps queries, keys and values, a copy of the first two, these rotated, values in
+    order, and its output twice: Qwen2_5_VisionAttention in
+    vllm/model_executor/models/qwen2_5_vl.py.
+    """
+    hidden = _number(vision, "embed_dim", 0) or _number(vision, "hidden_size", 1152)
+    inner = _number(vision, "intermediate_size", 4 * hidden)
+    is_gated = family in _GATED_TOWERS or str(vision.get("model_type")) in _GATED_TOWERS
+    pixels = 3 * _number(vision, "patch_size", 14) ** 2 * _number(vision, "temporal_patch_size", 1)
+    widest = max(10 * hidden, hidden * tp + (3 if is_gated else 2) * inner) // tp
+    return 2 * hidden + widest + 2 * pixels
+
+
+def _length(spec: ModelSpec, args: Mapping[str, Scalar]) -> int:
+    """Tokens of the longest request, as far as it is named."""
+    named = args.get("max-model-len")
+    return int(named) if named is not None else min(spec.max_position, _USUAL_LENGTH)
+
+
+def _limit(args: Mapping[str, Scalar], kind: str) -> int:
+    """Items of this kind in a prompt."""
+    if str(args.get("language-model-only", False)).lower() == "true":
+        return 0
+    limit = _object(args.get("limit-mm-per-prompt")).get(kind, _ITEM_LIMIT)
+    if isinstance(limit, Mapping):
+        limit = limit.get("count", _ITEM_LIMIT)
+    return limit if type(limit) is int else _ITEM_LIMIT
+
+
+def _pixels(args: Mapping[str, Scalar], usual: int) -> int:
+    """Pixels of the largest image."""
+    options = _object(args.get("mm-processor-kwargs"))
+    of_images = options.get("images_kwargs")
+    options |= of_images if isinstance(of_images, Mapping) else {}
+    size = options.get("size")
+    named = options.get("max_pixels", size.get("longest_edge") if isinstance(size, dict) else None)
+    return named if type(named) is int and named > 0 else usual
+
+
+def _object(value: Scalar | None) -> dict[str, Any]:
+    """The JSON object of a flag; empty: none."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else {}
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _number(fields: Mapping[str, Any], name: str, usual: int) -> int:
+    value = fields.get(name)
+    return value if type(value) is int and value > 0 else usual
