@@ -11,12 +11,12 @@ figures, benchmarks/notebook/performance.md the comparison.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from gateway.domain import Memory, ModelSpec
 from gateway.domain.units import GIB, MIB
-from gateway.engines.common.layers.built_model import BuiltModel, per_rank
+from gateway.engines.common.layers.built_model import BuiltModel, is_in_tower, per_rank
 from gateway.engines.common.memory.kv_cache import ITEM_BYTES, KvCache
 from gateway.engines.vllm.encoder_profile import EncoderRun
 from gateway.models.workload import Workload
@@ -58,6 +58,7 @@ _MAX_GRAPH_BYTES_OF_LAYER = round(0.045 * GIB)
 # shared memory counts as three more graphs.
 _MAX_GRAPH_TOKENS = 512
 _FIRST_GRAPHS = 3
+_MAX_LAYERS = 1000  # what config.json names beyond is no number of layers
 # Bytes for each logit of the sampler's dummy run. The first runner samples with top-k and top-p:
 # 3.7 copies in float32 (gpt-oss-20b). The second does neither (gemma-3-1b), and takes up to 27 in
 # its warm-up, which its budget ignores.
@@ -166,7 +167,7 @@ def activation_bytes(
         gathered = tokens * load.rank.dp
         experts = (spec.experts.per_token * rows + spec.hidden) * item * gathered
     kinds = {group.kind for group in built.attention}
-    sees = "vision" in kinds
+    sees = "vision" in kinds or _has_tower(built)
     # Embeddings of images as they are kept, and buffers for them (Qwen2.5-VL, Qwen3-VL, Qwen3.5).
     # Profiled images are kept by size.
     images = encoder is not None and encoder.is_known
@@ -199,6 +200,12 @@ def _widest(built: BuiltModel, tp: int) -> int:
     return max(((per_rank(layer, tp) or (0, 0))[1] for layer in text), default=0)
 
 
+@lru_cache(maxsize=256)
+def _has_tower(built: BuiltModel) -> bool:
+    """Whether layers of it are in a vision tower."""
+    return any(is_in_tower(layer.name) for layer in built.linears)
+
+
 def beside_bytes(
     spec: ModelSpec,
     built: BuiltModel,
@@ -217,7 +224,7 @@ def beside_bytes(
     if load.runner == 2 and spec.generates:
         outside_bytes += _warm_bytes(spec, load)
     if load.graphs and not graphs_in_budget:
-        outside_bytes += _graphs(built, load, _CAPTURE_BYTES_OF_LAYER)
+        outside_bytes += _graphs(spec, built, load, _CAPTURE_BYTES_OF_LAYER)
     return outside_bytes
 
 
@@ -245,9 +252,20 @@ def graph_sizes(seqs: int, query: int = 1) -> int:
     return small + len(range(8, min(limit + 1, 256), 8)) + len(range(256, limit + 1, 16))
 
 
-def _graphs(built: BuiltModel, load: Workload, of_layer: int) -> int:
-    """Bytes of all graphs. of_layer: those of one layer in all sizes."""
+def _named_layers(spec: ModelSpec) -> int:
+    """Layers of the language model by config.json; 0: not named."""
+    text = spec.config.get("text_config")
+    fields = text if isinstance(text, Mapping) else spec.config
+    layers = fields.get("num_hidden_layers")
+    return layers if type(layers) is int and layers < _MAX_LAYERS else 0
+
+
+def _graphs(spec: ModelSpec, built: BuiltModel, load: Workload, of_layer: int) -> int:
+    """Bytes of all graphs. of_layer: those of one layer in all sizes. Layers that share the keys of
+    others are in graphs too."""
     layers = sum(group.layers for group in built.attention if group.kind != "vision")
+    if load.rank.pp == 1:
+        layers = max(layers, _named_layers(spec))
     part = (graph_sizes(load.seqs, load.query) + _FIRST_GRAPHS) / (
         graph_sizes(_MAX_GRAPH_TOKENS) + _FIRST_GRAPHS
     )
@@ -284,7 +302,7 @@ def memory(
         outside_bytes = _CONTEXT + (_NCCL if ranks > 1 else 0) + GIB // 4
         overhead += _fused_bytes(spec, load)
     overhead += position_bytes(spec, built, load.rank.dtype)
-    graph = _graphs(built, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
+    graph = _graphs(spec, built, load, _graph_bytes(load, graphs_in_budget)) if load.graphs else 0
     used_bytes = weights_bytes + activation + overhead + (graph if graphs_in_budget else 0)
     grows = cache.bytes_for(1, load.batched_tokens) > 0
     kv, per_token = max(0, budget_bytes - used_bytes) if grows else 0, cache.bytes_per_token
@@ -328,5 +346,5 @@ def _count_peak(
     largest images are not known."""
     warm = _warm_bytes(spec, load) if spec.generates else 0
     limit = max(2 * activation, activation + warm) if load.runner == 2 else 2 * activation
-    limit += _graphs(built, load, _MAX_GRAPH_BYTES_OF_LAYER) if load.graphs else 0
+    limit += _graphs(spec, built, load, _MAX_GRAPH_BYTES_OF_LAYER) if load.graphs else 0
     return limit + (encoder.peak_bytes if encoder is not None and not encoder.is_known else 0)

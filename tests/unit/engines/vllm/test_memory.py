@@ -353,3 +353,23 @@ def test_the_band_begins_where_kernels_are_compiled_already() -> None:
     assert size.activation_bytes / GIB == pytest.approx(1.18, abs=0.03)
     overhead = size.overhead_bytes // 2
     assert (size.low - size.weights_bytes - overhead) / GIB == pytest.approx(0.19, abs=0.03)
+
+
+def test_a_model_with_a_tower_has_no_copy_of_its_embedding() -> None:
+    """Gemma 4's tower has no attention of vLLM, but its language model is given embeddings too."""
+    spec = published_model("gemma-4-31b")
+    load = Workload("cuda", Rank(), 2048, 16, graphs=True)
+    copied = spec.vocab * spec.hidden * 2
+    assert activation_bytes(spec, build(spec), load) < copied
+    text = published_model("gemma-3-1b")
+    assert activation_bytes(text, build(text), load) > text.vocab * text.hidden * 2
+
+
+def test_layers_that_share_keys_are_in_graphs_too() -> None:
+    """Gemma 4 E4B: 18 of its 42 layers keep none of their own."""
+    spec = published_model("gemma-4-e4b")
+    own = sum(group.layers for group in build(spec).attention if group.kind != "vision")
+    assert own == 24
+    dense = published_model("llama-3.1-8b")
+    ratio = memory_of(spec).graph_bytes / memory_of(dense).graph_bytes
+    assert ratio == pytest.approx(42 / 32, rel=0.01)
