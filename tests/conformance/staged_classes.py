@@ -1,13 +1,15 @@
-"""The classes of models that an SGLang version shares by stages of a pipeline, as its files say.
+"""The classes of models that a version shares by stages of a pipeline, as its files say.
 
-`support_pp` in srt/model_executor/model_runner.py asks whether a class's forward takes
-`pp_proxy_tensors`. A version without rules has classes that the one it is forecast by does not
-know. `scripts/engine-profile` writes the difference.
+SGLang's `support_pp` (srt/model_executor/model_runner.py) asks whether a class's forward takes
+`pp_proxy_tensors`. vLLM's `supports_pp` (model_executor/models/interfaces.py) asks for
+`intermediate_tensors`, and whether the class is a `SupportsPP`. A version without rules has classes
+that the one it is forecast by does not know. `scripts/engine-profile` writes the difference.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +17,13 @@ from typing import NamedTuple
 from gateway.domain import Engine
 from gateway.domain.profile_diff import ProfileDiff
 
-_TAKES = "pp_proxy_tensors"
+_TAKES = {"sglang": "pp_proxy_tensors", "vllm": "intermediate_tensors"}
+_FOLDERS = {
+    "sglang": ("sglang/srt/models",),
+    "vllm": ("vllm/model_executor/models", "vllm/models"),
+}
+_STAGED = "SupportsPP"
+_REGISTRY = "vllm/model_executor/models/registry.py"
 
 
 class _Class(NamedTuple):
@@ -27,11 +35,46 @@ class _Class(NamedTuple):
 
 def with_stages(diff: ProfileDiff, near: Engine, sources: Path) -> ProfileDiff:
     """The difference, with the classes of `sources`, an unpacked wheel, that have no stages."""
-    classes = dict(_classes(sources / "sglang/srt/models"))
+    classes: dict[str, _Class] = {}
+    for folder in _FOLDERS[diff.kind]:
+        classes |= dict(_classes(sources / folder))
     gone = {*diff.without.get("architectures", ()), *near.no_stages}
+    if diff.kind == "vllm":
+        found = _registered(sources / _REGISTRY)
+        fail = tuple(
+            name
+            for name in diff.architectures
+            if name in found and name not in gone and not _is_staged(found[name], classes)
+        )
+        return diff.evolve(no_stages=fail)
     names = (*near.architectures, *diff.architectures)
-    fail = (name for name in names if name not in gone and _has_stages(name, classes) is False)
-    return diff.evolve(no_stages=tuple(fail))
+    takes = _TAKES[diff.kind]
+    return diff.evolve(
+        no_stages=tuple(
+            name
+            for name in names
+            if name not in gone and _has_stages(name, classes, takes) is False
+        )
+    )
+
+
+def _registered(registry: Path) -> dict[str, str]:
+    """vLLM's class of each architecture."""
+    pairs = re.findall(r'"(\w+)":\s*\(\s*"[\w.]+",\s*"(\w+)",?\s*\)', registry.read_text())
+    return dict(pairs)
+
+
+def _is_staged(name: str, classes: dict[str, _Class]) -> bool:
+    return _has_stages(name, classes, _TAKES["vllm"]) is not False and _is_a(name, classes)
+
+
+def _is_a(name: str, classes: dict[str, _Class], seen: tuple[str, ...] = ()) -> bool:
+    """Whether the class has stages' interface among its bases."""
+    if name == _STAGED:
+        return True
+    if name not in classes or name in seen:
+        return False
+    return any(_is_a(base, classes, (*seen, name)) for base in classes[name].bases)
 
 
 def _classes(folder: Path) -> Iterator[tuple[str, _Class]]:
@@ -52,12 +95,14 @@ def _names(node: ast.ClassDef) -> Iterator[str]:
     return (base.id for base in node.bases if isinstance(base, ast.Name))
 
 
-def _has_stages(name: str, classes: dict[str, _Class], seen: tuple[str, ...] = ()) -> bool | None:
+def _has_stages(
+    name: str, classes: dict[str, _Class], takes: str, seen: tuple[str, ...] = ()
+) -> bool | None:
     """None: no class of this name, or of its bases, has a forward."""
     if name not in classes or name in seen:
         return None
     found = classes[name]
     if found.arguments is not None:
-        return _TAKES in found.arguments
-    told = (_has_stages(base, classes, (*seen, name)) for base in found.bases)
+        return takes in found.arguments
+    told = (_has_stages(base, classes, takes, (*seen, name)) for base in found.bases)
     return next((answer for answer in told if answer is not None), None)
