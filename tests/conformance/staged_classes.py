@@ -40,7 +40,7 @@ def with_stages(diff: ProfileDiff, near: Engine, sources: Path) -> ProfileDiff:
         classes |= dict(_classes(sources / folder))
     gone = {*diff.without.get("architectures", ()), *near.no_stages}
     if diff.kind == "vllm":
-        found = _registered(sources / _REGISTRY)
+        found = _read_registry(sources / _REGISTRY)
         fail = tuple(
             name
             for name in diff.architectures
@@ -58,7 +58,7 @@ def with_stages(diff: ProfileDiff, near: Engine, sources: Path) -> ProfileDiff:
     )
 
 
-def _registered(registry: Path) -> dict[str, str]:
+def _read_registry(registry: Path) -> dict[str, str]:
     """vLLM's class of each architecture."""
     pairs = re.findall(r'"(\w+)":\s*\(\s*"[\w.]+",\s*"(\w+)",?\s*\)', registry.read_text())
     return dict(pairs)
