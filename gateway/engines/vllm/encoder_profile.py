@@ -35,6 +35,7 @@ _QWEN_IMAGES = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 _GEMMA_FRAMES, _GEMMA_FRAME_TOKENS, _GEMMA_FRAME_MARKS = 32, 70, 8
 # Towers whose MLP has a gate.
 _GATED_TOWERS = ("qwen2_5_vl", "gemma4_vision", "pixtral")
+_MEDIA_FLAGS = frozenset({"language-model-only", "limit-mm-per-prompt"})
 _ITEM_LIMIT = 999  # the engine's limit of items in a prompt
 
 
@@ -57,6 +58,8 @@ class EncoderRun(NamedTuple):
 def leaves_towers(spec: ModelSpec, args: Mapping[str, Scalar]) -> bool:
     """Whether flags give up all media, for which towers are not built: _mark_tower_model in
     vllm/model_executor/models/interfaces.py."""
+    if not _MEDIA_FLAGS & args.keys():
+        return False
     media = media_of(spec.config)
     return bool(media) and not any(_limit(args, kind) for kind in media)
 

@@ -308,7 +308,11 @@ def memory(
     kv, per_token = max(0, budget_bytes - used_bytes) if grows else 0, cache.bytes_per_token
     unsure = 0 if built.is_known and not built.guessed else round(weights_bytes * _UNKNOWN_FAMILY)
     # Once kernels are compiled, a start has no peak of compiling.
-    compiled = activation_bytes(spec, built, load._replace(graphs=False), encoder)
+    compiled = (
+        activation_bytes(spec, built, load._replace(graphs=False), encoder)
+        if load.graphs
+        else activation
+    )
     least = weights_bytes - unsure + min(activation // 2, compiled) + overhead // 2
     most = _count_peak(spec, built, load, activation, encoder)
     return Memory(
