@@ -66,7 +66,7 @@ def row(rows: tuple[LayerKernel, ...], layer: str) -> LayerKernel:
 
 QWEN36 = config("qwen3.6-35b-a3b", quantization_config=QUANTS["auto-round-language"])
 # Images of the largest size take 2 GiB while the engine measures its memory.
-NO_IMAGES = {"args": {"limit-mm-per-prompt": '{"image": 0, "video": 0}'}}
+NO_IMAGES: dict[str, Any] = {"args": {"limit-mm-per-prompt": '{"image": 0, "video": 0}'}}
 
 
 def test_vllm_0_19_cannot_cut_the_gates_of_qwen36_in_two() -> None:
