@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gateway.controller.decisions.eviction import (
@@ -17,6 +17,7 @@ from gateway.controller.decisions.eviction import (
     Eviction,
     EvictionCause,
     LoadedModel,
+    Moves,
     Place,
     decide_evictions,
     eviction_order,
@@ -86,50 +87,59 @@ class Evictor:
         for model in models:
             self._clear_eviction(model, models_by_instance)
             # Requests that wait while a copy serves are among those that it still answers.
-            is_asked = model.wish.name in demand and not model.serving
-            model.unloaded &= not (is_asked or model.wish.policy.pinned)
-        snapshot = self._loaded_models(models, demand, models_by_instance)
-        self._fleet.eviction_order = eviction_order(snapshot, now)
-        self._fleet.unasked = {
-            loaded_model.name for loaded_model in snapshot if not loaded_model.is_requested
-        }
+            is_requested = model.wish.name in demand and not model.serving
+            model.unloaded &= not (is_requested or model.wish.policy.pinned)
+        loaded_models = self._loaded_models(models, demand, models_by_instance)
+        self._tell_fleet(loaded_models, now)
         for model in models:
             self._note_requests(model, has_requests=model.wish.name in demand)
-        for model, loaded_model in (
-            (self._fleet.models[loaded_model.name], loaded_model) for loaded_model in snapshot
-        ):
+        self._note_idle_models(loaded_models, wall)
+        # The notes change the states of their models.
+        loaded_models = self._loaded_models(models, demand, models_by_instance)
+        self._apply_moves(loaded_models, decide_evictions(loaded_models, now))
+        self._order = {
+            loaded_model.name: load_order(loaded_model) for loaded_model in loaded_models
+        }
+        await self._write_use()
+
+    def _tell_fleet(self, loaded_models: Sequence[LoadedModel], now: float) -> None:
+        """Tell plans which models can be evicted, and in which order."""
+        self._fleet.eviction_order = eviction_order(loaded_models, now)
+        self._fleet.unasked = {
+            loaded_model.name for loaded_model in loaded_models if not loaded_model.is_requested
+        }
+
+    def _note_idle_models(self, loaded_models: Sequence[LoadedModel], wall: float) -> None:
+        """Note which models have had no request since they were loaded last."""
+        for loaded_model in loaded_models:
+            model = self._fleet.models[loaded_model.name]
             model.unused = (
                 (model.unused or loaded_model.state in ("out", "asleep"))
                 and not loaded_model.is_requested
                 and model.used_at != wall
             )
-        loaded_models = self._loaded_models(models, demand, models_by_instance)
-        moves = decide_evictions(loaded_models, now)
+
+    def _apply_moves(self, loaded_models: Sequence[LoadedModel], moves: Moves) -> None:
+        """Evict, hold, and load on request, as was decided."""
         transitions = {
             loaded_model.name for loaded_model in loaded_models if loaded_model.in_transition
         }
         self.in_progress = bool(transitions or moves.evictions or moves.first)
         for place, eviction in moves.evictions.items():
             self._evict(place, eviction)
-        for model, loaded_model in (
-            (self._fleet.models[loaded_model.name], loaded_model) for loaded_model in loaded_models
-        ):
+        for loaded_model in loaded_models:
+            model = self._fleet.models[loaded_model.name]
             model.hold = moves.holds.get(loaded_model.name, "")
             model.is_next = moves.first == loaded_model.name
-            leaves = any(replica.leaving for replica in model.replicas)
-            asked_for = (
+            waits_for_request = (
                 model.on_request
                 or loaded_model.keep_alive_s >= 0
                 or loaded_model.was_evicted
                 or not loaded_model.has_plan
+                or loaded_model.name in moves.holds
+                or any(replica.leaving for replica in model.replicas)
             )
-            model.on_request = (
-                asked_for or loaded_model.name in moves.holds or leaves
-            ) and is_loadable(loaded_model, transitions)
-        self._order = {
-            loaded_model.name: load_order(loaded_model) for loaded_model in loaded_models
-        }
-        await self._write_use()
+            model.on_request = waits_for_request and is_loadable(loaded_model, transitions)
 
     def in_order(self, awake: Iterable[ManagedModel]) -> list[ManagedModel]:
         """The models of the last look in the order in which they are planned."""

@@ -1,7 +1,7 @@
 """The control loop, the only writer: steps of every replica from reality to the wish.
 
 Events only wake the loop. Each pass works from the present state, so a crash at any point costs one
-more pass. An unexpected error stays with the replica or model that met it.
+more pass. An unexpected error stays with its replica or model.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from gateway.controller.endpoints import Endpoints
 from gateway.controller.evictor import Evictor
@@ -21,6 +21,7 @@ from gateway.controller.fleet.remembered import load_models
 from gateway.controller.fleet.route_table import route_table
 from gateway.controller.fleet.start_record import StartRecord
 from gateway.controller.loop_health import LoopHealth
+from gateway.controller.memory_gifts import MemoryGifts
 from gateway.controller.orders import Orders
 from gateway.controller.orphan_engines import OrphanEngines
 from gateway.controller.plan_input_watch import PlanInputWatch
@@ -42,7 +43,7 @@ from gateway.controller.steps.trial_steps import TrialSteps
 from gateway.controller.steps.wish_changes import WishChanges
 from gateway.controller.watch.engine_client import EngineClient
 from gateway.diagnosis.signatures import Signatures
-from gateway.domain import Failure, Instance, Offer
+from gateway.domain import Failure, Instance
 from gateway.domain.running import TRIAL_GENERATION
 from gateway.errors import HostError, StoreError
 from gateway.logging import Logger
@@ -63,7 +64,7 @@ _CALLS_AT_ONCE = 128
 _MAX_BROKEN_PASSES = 8
 # Seconds between two looks at the database.
 _STORE_POLL_S = 2.0
-# Seconds in which what was brought or read ahead ends.
+# Seconds in which early downloads and inquiries end.
 _PREPARATION_END_S = 10.0
 _GATEWAY_END = Failure(
     kind="ended_with_gateway",
@@ -93,31 +94,34 @@ class Loop:
         """`signatures` gives the known failure patterns; `ended` the number of ended requests of
         each model."""
         self._settings = settings = launcher.settings
-        self._store, self._host = store, launcher.host
+        self._store, self._host, self._launcher = store, launcher.host, launcher
+        self._routes, self._gpus, self._lost_gpus = routes, gpus, gpus.lost
+        self._running = RunningEngines(settings.data)
         self.fleet = Fleet(settings.keep_alive)
         self.health = LoopHealth()
         self.starts = StartRecord(store)
         self.prepared, self.machines = launcher.host.prepared_views, launcher.host.machines
         self.passed: Callable[[], object] = lambda: None
         """Called after each pass, with the new state in the models."""
-        self._gpus, self._lost = gpus, gpus.lost
-        self._routes, self._launcher = routes, launcher
-        self._running = RunningEngines(settings.data)
         self._wake = asyncio.Event()
-        self._looked_at = time.monotonic()
+        self._store_read_at = time.monotonic()
         """The time of the last look at the database."""
+        self._has_passed = False
         self._instances: list[Instance] | None = None
         """The instances of the last look; None before the first."""
+        self._resting = RestingModels()
+        self._resting_routes: dict[str, ModelRoute] = {}
+        """The routes of models at rest, as they were last published."""
+        wishes = WishChanges(store)
         self._gate = StartGate(self.fleet, planner.hardware, settings.start_timeout_s)
         self._drains = Drains(routes, settings.drain_s)
-        wishes = WishChanges(store)
-        replica_planner = ReplicaPlanner(planner, settings.start_timeout_s / 2, wishes.keep_commits)
         attempts = Attempts(
             store, self._running, launcher, self._gate, signatures, self.fleet.ports, self.starts
         )
         reader = PlanInputReader(planner.hardware, store.fact_texts, settings.data)
+        self._inputs = PlanInputWatch(self.fleet, reader, self.wake)
         self._steps = ReplicaSteps(
-            self._effects(replica_planner, reader, planner, attempts),
+            self._effects(planner, wishes, reader, attempts),
             self.fleet,
             launcher,
             gpus,
@@ -125,6 +129,7 @@ class Loop:
             self._drains,
             self.wake,
         )
+        self._gifts = MemoryGifts(self.fleet, self._gate.measures, self._steps.shrink)
         self.trials = TrialSteps(attempts, self._drains, self.wake)
         self._changes = ChangeSteps(
             wishes, self.trials, attempts, Failpoint(settings.failpoint), self._drains
@@ -133,22 +138,20 @@ class Loop:
         self._endpoints = Endpoints(self.fleet, client, keys, settings.health_interval_s, self.wake)
         self._orphans = OrphanEngines(launcher.stop, settings.stop_grace_s, self.wake)
         self.evictor = Evictor(self.fleet, routes, store, settings, self._gate.measures, ended)
-        self._resting = RestingModels()
-        self._resting_routes: dict[str, ModelRoute] = {}
-        """The routes of models at rest, as they were last published."""
-        self._inputs = PlanInputWatch(self.fleet, reader, self.wake)
         self.plan_preview = PlanPreview(planner, self.fleet)
         self.orders = Orders(store, self.fleet, wishes, self._publish_new_model, self.wake)
         routes.demanded = self.wake
 
     def _effects(
         self,
-        replica_planner: ReplicaPlanner,
-        reader: PlanInputReader,
         planner: PlannerPort,
+        wishes: WishChanges,
+        reader: PlanInputReader,
         attempts: Attempts,
     ) -> Effects:
+        """The effects of all steps, which share one planner of replicas."""
         launcher, patience_s = self._launcher, self._settings.start_timeout_s
+        replica_planner = ReplicaPlanner(planner, patience_s / 2, wishes.keep_commits)
         return Effects(
             PlanSteps(replica_planner, reader, attempts, launcher, self._gpus),
             StartSteps(
@@ -177,27 +180,9 @@ class Loop:
         # Requests wait until the first look at running engines, so no model appears unknown or
         # away.
         self._routes.table = route_table(self.fleet, [], self._settings.start_timeout_s, waits=True)
-        looked = False
         while True:
             self._wake.clear()
-            try:
-                await self._pass()
-                looked = True
-                self.health.setback.clear()
-            except HostError as error:
-                if self.health.host_problem is None:
-                    # The traceback adds nothing.
-                    log.error("the host does not answer", error=str(error))  # noqa: TRY400
-                self.health.host_problem = str(error)
-                if not looked:
-                    # The wanted models are known without any engine: clients are asked to come
-                    # again, and get no 404.
-                    self._publish_routes([])
-            except Exception as error:
-                self.health.setback.record_failure(error)
-                if self.health.setback.count >= _MAX_BROKEN_PASSES:
-                    raise
-                await asyncio.sleep(self.health.setback.rest_s)
+            await self._guarded_pass()
             self.health.last_pass = time.monotonic()
             self.passed()
             # Yield even after a pass that awaited nothing, so that pending steps can end.
@@ -205,6 +190,31 @@ class Loop:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.tick_s):
                     await self._wake.wait()
+
+    async def _guarded_pass(self) -> None:
+        """Run one pass and record its errors. Raises the last of several unexpected ones."""
+        setback = self.health.setback
+        try:
+            await self._pass()
+            self._has_passed = True
+            setback.clear()
+        except HostError as error:
+            self._note_host_problem(error)
+        except Exception as error:
+            setback.record_failure(error)
+            if setback.count >= _MAX_BROKEN_PASSES:
+                raise
+            await asyncio.sleep(setback.rest_s)
+
+    def _note_host_problem(self, error: HostError) -> None:
+        if self.health.host_problem is None:
+            # The traceback adds nothing.
+            log.error("the host does not answer", error=str(error))
+        self.health.host_problem = str(error)
+        if not self._has_passed:
+            # The wanted models are known without any engine: clients are asked to come again, and
+            # get no 404.
+            self._publish_routes([])
 
     async def close(self) -> None:
         """Stop watching, without waiting for starts. Engines run on."""
@@ -248,8 +258,7 @@ class Loop:
         ]
 
     def load(self) -> None:
-        """Read wishes and attempts before the first request, so that no model is unknown to
-        clients."""
+        """Read wishes and attempts, so that the first request meets no unknown model."""
         if restored := restore_running(self._store, self._running):
             log.warning(
                 "the database was empty, running engines were recorded again", attempts=restored
@@ -261,21 +270,33 @@ class Loop:
         former_instances, instances = self._instances or [], await self._host.list()
         self._instances = instances
         self.health.host_problem, problem = None, await self._store_problem()
-        ended = {
-            former_instance.name
-            for former_instance in former_instances
-            if former_instance.state == "running"
-        } - {
-            running_instance.name
-            for running_instance in instances
-            if running_instance.state == "running"
-        }
-        if ended or self._lost is not self._gpus.lost:
-            # Other GPUs or freed memory: a replica without a plan may find one.
-            self._lost = self._gpus.lost
-            self.fleet.unblock()
+        self._note_freed_gpus(former_instances, instances)
         self._inputs.begin()
-        awake = self._awaken(instances, demand := self._routes.demand())
+        demand = self._routes.demand()
+        awake = self._awaken(instances, demand)
+        await self._look(instances, awake, demand)
+        models = self.evictor.in_order(awake)
+        # All models receive before any is planned, so that no gift is planned twice.
+        for model in models:
+            self._gifts.receive(model, instances)
+        problem = await self._attend_all(models, instances) or problem
+        self._publish_routes(instances)
+        self._let_rest(awake)
+        self.health.store_problem = problem
+
+    def _note_freed_gpus(
+        self, former_instances: Iterable[Instance], instances: Iterable[Instance]
+    ) -> None:
+        """Let replicas without a plan try again after an engine's end, or with other GPUs."""
+        ended = _running_names(former_instances) - _running_names(instances)
+        if ended or self._lost_gpus is not self._gpus.lost:
+            self._lost_gpus = self._gpus.lost
+            self.fleet.unblock()
+
+    async def _look(
+        self, instances: list[Instance], awake: list[ManagedModel], demand: Mapping[str, float]
+    ) -> None:
+        """Show the engines of this pass to all that follow them. Raises StoreError."""
         # First of all, engines that are gone or evicted get no more requests.
         was_in_progress = self.evictor.in_progress
         await self.evictor.look(instances, awake, demand)
@@ -285,10 +306,12 @@ class Loop:
         self._gate.look(instances)
         self._drains.look({instance.name for instance in instances})
         self._orphans.look(instances, self.fleet.instance_names() if instances else ())
-        models = self.evictor.in_order(awake)
-        # All models receive before any is planned, so that no gift is planned twice.
-        for model in models:
-            self._receive(model)
+
+    async def _attend_all(
+        self, models: Iterable[ManagedModel], instances: list[Instance]
+    ) -> str | None:
+        """Take the next steps of all models. The reason why a step could not be recorded."""
+        problem: str | None = None
         for model in models:
             try:
                 await self._attend(model, instances)
@@ -299,12 +322,10 @@ class Loop:
                         "a step could not be recorded", model=model.wish.name, error=str(error)
                     )
                 problem = str(error)
-        self._publish_routes(instances)
-        self._let_rest(awake)
-        self.health.store_problem = problem
+        return problem
 
     def _awaken(self, instances: list[Instance], demand: Mapping[str, float]) -> list[ManagedModel]:
-        """The models that this pass looks at."""
+        """The models that this pass looks at; those at rest are left out."""
         models = self.fleet.models
         names = {instance.model for instance in instances} | demand.keys()
         awake = self._resting.awake(
@@ -315,6 +336,7 @@ class Loop:
         return awake
 
     def _let_rest(self, awake: list[ManagedModel]) -> None:
+        """Leave models without work out of the next passes, and keep their routes."""
         models = self.fleet.models
         self._resting.retain(models.keys())
         self._resting.note(
@@ -328,10 +350,11 @@ class Loop:
                 self._resting_routes[name] = self._routes.table.models[name]
 
     async def _store_problem(self) -> str | None:
-        """The reason why changes cannot be stored now, after a look at the database."""
-        if time.monotonic() > self._looked_at + _STORE_POLL_S:
+        """The reason why changes cannot be stored now, after a look at the database; None: they
+        can."""
+        if time.monotonic() > self._store_read_at + _STORE_POLL_S:
             await asyncio.to_thread(self._store.look)
-            self._looked_at = time.monotonic()
+            self._store_read_at = time.monotonic()
         if self._store.failing is not None:
             # No other change may come for long, so check whether the disk has room again.
             with contextlib.suppress(StoreError):
@@ -362,69 +385,6 @@ class Loop:
         except Exception as error:
             model.setback.record_failure(error)
 
-    def _receive(self, model: ManagedModel) -> None:
-        """Have other models give the awaited offers. An unexpected error stays with the
-        model."""
-        if model.setback.rest_s:
-            return
-        try:
-            for replica in model.replicas:
-                # Each giver is asked, even if another one has not given.
-                missing = [
-                    take for take in replica.takes if not self._has_given(take, model.wish.name)
-                ]
-                if replica.takes and not missing:
-                    replica.receive(
-                        tuple(
-                            take
-                            for take in replica.takes
-                            if self.fleet.has_given(take, model.wish.name)
-                        )
-                    )
-        except Exception as error:
-            model.setback.record_failure(error)
-
-    def _has_given(self, take: Offer, requester: str) -> bool:
-        """Whether a model has given the offer or never will. Otherwise the gift is started."""
-        model = self.fleet.models.get(take.model)
-        if model is None or take.replica >= len(model.replicas):
-            return True
-        replica, attempt = model.replicas[take.replica], model.replicas[take.replica].attempt
-        if take.how != "surplus":
-            is_gone = attempt is None or (take.how == "sleep" and replica.asleep)
-            return is_gone and replica.leaving is None and not replica.busy
-        if model.deleting:
-            return True
-        if attempt is None or replica.busy:
-            return not replica.busy
-        if model.keeps_until > time.monotonic():
-            return True
-        if attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps:
-            # Until the larger engine is gone, no reading of the GPU shows the gift.
-            larger = {
-                past_attempt.instance_name
-                for past_attempt in replica.attempts
-                if past_attempt.id != attempt.id
-            }
-            return not any(
-                instance.name in larger and instance.state == "running"
-                for instance in self._instances or ()
-            )
-        # One copy at a time, so that the others serve.
-        replaces_copy = any(
-            sibling.unrouted_at is not None or (sibling.made_room and sibling.attempt is not None)
-            for sibling in model.replicas
-            if sibling is not replica
-        )
-        if (
-            model.trial is None
-            and not model.has_pending_changes
-            and not replaces_copy
-            and not self._gate.measures(attempt.plan.gpus, attempt.instance_name)
-        ):
-            self._steps.shrink(model, *self.fleet.combined_offer(model, take, requester))
-        return False
-
     async def _forget(self, model: ManagedModel, instances: list[Instance]) -> None:
         """Remove a model once nothing of it runs."""
         name = model.wish.name
@@ -449,18 +409,15 @@ class Loop:
     def _forget_trial(
         self, model: ManagedModel, trial: ReplicaState, instances: list[Instance]
     ) -> None:
-        """Return the attempts of a trial to its replica once nothing of it runs. Measured plans are
-        none of its own."""
-        if (
-            trial.attempt is None
-            and not trial.seeks
-            and not trial.busy
-            and trial.instance_among(instances) is None
-        ):
-            if trial.generation != TRIAL_GENERATION:
-                for attempt in model.replicas[trial.index].remember(*trial.history):
-                    remove_logs(self._settings.data, attempt.instance_name)
-            model.trial = None
+        """Return the attempts of a trial to its replica once nothing of the trial runs. Attempts
+        that measured a plan are dropped."""
+        is_running = trial.attempt is not None or trial.instance_among(instances) is not None
+        if is_running or trial.seeks or trial.busy:
+            return
+        if trial.generation != TRIAL_GENERATION:
+            for attempt in model.replicas[trial.index].remember(*trial.history):
+                remove_logs(self._settings.data, attempt.instance_name)
+        model.trial = None
 
     def _publish_routes(self, instances: list[Instance]) -> None:
         table = route_table(
@@ -471,3 +428,7 @@ class Loop:
         )
         if table != self._routes.table:
             self._routes.table = table
+
+
+def _running_names(instances: Iterable[Instance]) -> set[str]:
+    return {instance.name for instance in instances if instance.state == "running"}

@@ -12,8 +12,8 @@ from gateway.domain.value import Value
 class Offer(Value):
     """Memory that a replica of one model could give to another model.
 
-    surplus: KV cache that its wish does not need. sleep, stop: all memory, and the replica does not
-    serve meanwhile. A larger offer of a replica includes its smaller ones.
+    surplus: KV cache that the wish of the replica does not need. sleep, stop: all memory of the
+    replica, which does not serve meanwhile. A larger offer of a replica includes its smaller ones.
     """
 
     model: str
@@ -23,46 +23,48 @@ class Offer(Value):
         0, description="the copy of the model that gives it, while the others serve"
     )
     keeps: int = Field(
-        0, description="of a surplus: bytes of each GPU that the model then may take"
+        0, description="of a surplus: bytes of each GPU that the giver may take afterwards"
     )
-    tokens: int = Field(0, description="of a surplus: tokens of KV cache that stay")
-    of_tokens: int = Field(0, description="of a surplus: tokens of KV cache that there are")
-    of_bytes: int = Field(0, description="of a surplus: bytes of KV cache that there are")
+    tokens: int = Field(0, description="of a surplus: tokens of KV cache that the giver keeps")
+    of_tokens: int = Field(0, description="of a surplus: tokens of KV cache before the gift")
+    of_bytes: int = Field(0, description="of a surplus: bytes of KV cache before the gift")
     context: int = Field(
-        0, description="of a surplus: tokens of a whole request, of which one always has room"
+        0, description="of a surplus: tokens of one request; at least one always has room"
     )
     beside: int = Field(
         0,
         description=(
-            "of a surplus that is taken: bytes of each GPU that the one who takes it has without it"
+            "of a surplus that is taken: bytes of each GPU that the taker has without the offer"
         ),
     )
-    words: str = Field(description="the same for people")
+    words: str = Field(description="the offer in words")
 
 
 class Holding(Value):
-    """The memory of the machine's GPUs that a model's engines were promised."""
+    """GPU memory that the engines of a model were promised."""
 
     model: str
     gives: dict[str, int] = Field(description="bytes by the UUID of a GPU")
-    pinned: bool = Field(False, description="it never leaves")
-    words: str = Field("", description="the same for people, with the numbers of the GPUs")
+    pinned: bool = Field(False, description="whether the model never leaves")
+    words: str = Field("", description="the holding in words, with the numbers of the GPUs")
 
 
 class Sharing(NamedTuple):
-    """How a model shares its machine. cap: what it keeps to. offers: what others could give, in the
-        order in which it is asked of them.
-    holders: the others. home: UUIDs of the GPUs that it had last. leaves: why it may have to leave
-    its GPUs for a while; "": it does not. restored: the plan that it had until something
-    outside of the plan ended its engine. Its next start keeps that plan.
-    """
+    """How a model shares its machine with the others."""
 
     cap: Cap | None = None
+    """The bytes that the model may take at most, for the sake of others."""
     offers: tuple[Offer, ...] = ()
-    holders: tuple[Holding, ...] = ()
-    home: tuple[str, ...] = ()
-    leaves: str = ""
-    restored: Plan | None = None
+    """Memory that other models could give, in the order in which they are asked."""
+    holdings: tuple[Holding, ...] = ()
+    """Memory that other models were promised."""
+    former_gpus: tuple[str, ...] = ()
+    """UUIDs of the GPUs of the model's last plan."""
+    leave_reason: str = ""
+    """The reason that the model may have to leave its GPUs for a while; "": none."""
+    plan_to_restore: Plan | None = None
+    """The plan of the last engine, which something outside of the plan ended. The next start keeps
+    that plan."""
 
 
 NO_SHARING = Sharing()

@@ -5,6 +5,7 @@ copies(candidate, sizes) -> (number of copies and why, speed of all together)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.domain import Choice, Speed, int_choice
@@ -14,6 +15,7 @@ from gateway.engines.common.speed.correction import measurement_scope
 from gateway.engines.common.speed.count import work_with
 from gateway.engines.common.speed.expectation import PlanLoad, expected_speed
 from gateway.engines.common.speed.machine import (
+    Machine,
     SpeedKnowledge,
     SpeedTable,
     machine_of,
@@ -105,55 +107,64 @@ def _node_counts(on_node: int, most: int) -> list[int]:
 
 def _clock(candidate: Candidate, sizes: Sizes, *, direct: bool) -> StepClock | None:
     """The clock of the work on these GPUs, shared by engine versions: it remembers its results."""
-    inputs, gpus, pace, rows = (
-        candidate.inputs,
-        candidate.gpus,
-        candidate.inputs.pace,
-        candidate.evidence.kernels,
-    )
+    inputs, pace = candidate.inputs, candidate.inputs.pace
     if not pace or not inputs.spec.generates:
         return None
-    if parts := [_clock(part, sizes, direct=direct) for part in candidate.parts]:
-        clocks = [clock for clock in parts if clock is not None]
-        if len(clocks) < len(parts):
-            return None
-        sources = " and ".join(dict.fromkeys(clock.machine.source for clock in clocks))
-        return replace(
-            clocks[0],
-            machine=clocks[0].machine.evolve(source=sources),
-            other_stages=tuple(clocks[1:]),
-        )
+    if candidate.parts:
+        return _joint_clock([_clock(part, sizes, direct=direct) for part in candidate.parts])
+    engine, batch = candidate.engine, sizes.batch
     work = work_with(
         inputs.spec,
         candidate.stage,
         candidate.rank,
-        rows,
+        candidate.evidence.kernels,
         inputs.gpus,
-        candidate.engine.traits,
+        engine.traits,
         pace.table,
     )
-    engine, batch = candidate.engine, sizes.batch
     graphs = pace.table.graphs(
         engine.kind, engine.version, batch.seqs.value, eager=batch.eager.value
     )
-    key = work, tuple([gpu.index for gpu in gpus]), graphs, direct, engine.kind
+    indexes = tuple([gpu.index for gpu in candidate.gpus])
+    key = work, indexes, graphs, direct, engine.kind
     if key not in inputs.clocks:
-        span, variant = inputs.span, candidate.variant
-        place = "machine", key[1], direct, *((variant.tp, variant.pp) if span else ())
-        if place not in inputs.clocks:
-            peers = gpus[: min(variant.tp, span.gpus_each)] if span else gpus
-            local = machine_of(peers, inputs.links, pace, inputs.measurements, direct=direct)
-            inputs.clocks[place] = (
-                machine_of_span(local, span, variant.tp, variant.pp, pace.table)
-                if span and local
-                else local
-            )
-        machine = inputs.clocks[place]
+        machine = _clocked_machine(candidate, pace, direct=direct)
         inputs.clocks[key] = (
             StepClock(work, machine, _table(inputs, pace, engine.kind), graphs) if machine else None
         )
     clock: StepClock | None = inputs.clocks[key]
     return clock
+
+
+def _joint_clock(stage_clocks: Sequence[StepClock | None]) -> StepClock | None:
+    """The clock of a plan of unequal stages; None: the speed of a stage is unknown."""
+    clocks = [clock for clock in stage_clocks if clock is not None]
+    if len(clocks) < len(stage_clocks):
+        return None
+    sources = " and ".join(dict.fromkeys(clock.machine.source for clock in clocks))
+    return replace(
+        clocks[0],
+        machine=clocks[0].machine.evolve(source=sources),
+        other_stages=tuple(clocks[1:]),
+    )
+
+
+def _clocked_machine(candidate: Candidate, pace: SpeedKnowledge, *, direct: bool) -> Machine | None:
+    """The candidate's GPUs and the links between them, which many clocks share."""
+    inputs, gpus, variant = candidate.inputs, candidate.gpus, candidate.variant
+    span = inputs.span
+    indexes = tuple([gpu.index for gpu in gpus])
+    key = "machine", indexes, direct, *((variant.tp, variant.pp) if span else ())
+    if key not in inputs.clocks:
+        peers = gpus[: min(variant.tp, span.gpus_each)] if span else gpus
+        local = machine_of(peers, inputs.links, pace, inputs.measurements, direct=direct)
+        inputs.clocks[key] = (
+            machine_of_span(local, span, variant.tp, variant.pp, pace.table)
+            if span and local
+            else local
+        )
+    machine: Machine | None = inputs.clocks[key]
+    return machine
 
 
 def _table(inputs: PlanningInput, pace: SpeedKnowledge, kind: str) -> SpeedTable:

@@ -152,7 +152,11 @@ def rank_plans(
     useful = _attainable_context(plans, order, min(MIN_USEFUL, longest))
     cost, tokens_needed = gpu_discount(wish), needed_tokens(wish, inputs.spec)
     gpus = len(inputs.hardware.gpus) * inputs.alike_nodes
-    restored = inputs.sharing.restored.fingerprint if inputs.sharing.restored is not None else None
+    restored = (
+        inputs.sharing.plan_to_restore.fingerprint
+        if inputs.sharing.plan_to_restore is not None
+        else None
+    )
 
     def key(plan: Plan) -> tuple[Any, ...]:
         context, size, count = plan.max_model_len.value, len(plan.gpus), plan.replicas.value

@@ -147,29 +147,44 @@ def _holds(
     model_type: str,
     capability: str | None,
 ) -> bool:
-    block = quant.fields
-    if rule.checkpoints and named not in rule.checkpoints:
+    """Whether the rule is one of this checkpoint, on this GPU."""
+    return (
+        _fits_checkpoint(rule, named, quant)
+        and (rule.users is None or user in rule.users)
+        and (not rule.models or model_type in rule.models)
+        and _fits_capability(rule, capability)
+        and _has_algorithms(rule, quant.fields)
+        and _has_fields(rule, quant.fields)
+    )
+
+
+def _fits_checkpoint(rule: MethodRule, named: str, quant: Quant) -> bool:
+    return (
+        (not rule.checkpoints or named in rule.checkpoints)
+        and (not rule.places or quant.place in rule.places)
+        and (rule.nested is None or rule.nested is quant.is_nested)
+    )
+
+
+def _fits_capability(rule: MethodRule, capability: str | None) -> bool:
+    """Whether a GPU is within the bounds. An unknown one is within no bounds."""
+    if not rule.min_capability and not rule.below_capability:
+        return True
+    if capability is None:
         return False
-    if rule.places and quant.place not in rule.places:
+    number = float(capability)
+    return (not rule.min_capability or number >= float(rule.min_capability)) and (
+        not rule.below_capability or number < float(rule.below_capability)
+    )
+
+
+def _has_algorithms(rule: MethodRule, block: Mapping[str, Any]) -> bool:
+    if rule.algorithm is not None and not re.fullmatch(rule.algorithm, _algorithm(block)):
         return False
-    if rule.nested is not None and rule.nested is not quant.is_nested:
-        return False
-    if rule.users is not None and user not in rule.users:
-        return False
-    if rule.models and model_type not in rule.models:
-        return False
-    if rule.min_capability and (
-        capability is None or float(capability) < float(rule.min_capability)
-    ):
-        return False
-    if rule.below_capability and (
-        capability is None or float(capability) >= float(rule.below_capability)
-    ):
-        return False
-    if rule.algorithm is not None and not re.fullmatch(rule.algorithm, _algorithm(quant.fields)):
-        return False
-    if rule.layer_algorithm is not None and not _some_layer(rule.layer_algorithm, quant.fields):
-        return False
+    return rule.layer_algorithm is None or _some_layer(rule.layer_algorithm, block)
+
+
+def _has_fields(rule: MethodRule, block: Mapping[str, Any]) -> bool:
     if rule.unless and all(_has(block, names, values) for names, values in rule.unless.items()):
         return False
     return all(_has(block, names, values) for names, values in rule.fields.items())

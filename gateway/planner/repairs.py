@@ -9,7 +9,7 @@ A repair changes one thing, and never a flag of the user.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from gateway.domain import Engine
@@ -335,21 +335,27 @@ def _other_kernel(
     for that."""
     if not rules.has_rules:
         return
-    if (
-        not experts
-        and "VLLM_DISABLED_KERNELS" in engine.user_env
-        and kernel not in variant.disabled
-    ):
+    can_disable = not experts and "VLLM_DISABLED_KERNELS" in engine.user_env
+    if can_disable and kernel not in variant.disabled:
         # Where that leaves a layer without a kernel, or the engine does not heed it, its refusal
         # leads here again.
-        yield variant.with_change(
-            "disabled", (*variant.disabled, kernel), f"{kernel} is left out: {why}", "fact"
-        )
+        disabled = (*variant.disabled, kernel)
+        yield variant.with_change("disabled", disabled, f"{kernel} is left out: {why}", "fact")
         return
     flag = "moe-backend" if experts else "linear-backend"
     option = engine.flags.get(engine.spelling.get(flag, flag))
     if flag in args or option is None or variant.backend(flag):
         return
+    for name in _backends_without_kernel(option.choices or (), kernel, rules, experts=experts):
+        backends = (*variant.backends, (flag, name))
+        yield variant.with_change("backends", backends, f"{kernel} is passed over: {why}", "fact")
+
+
+def _backends_without_kernel(
+    choices: Iterable[str], kernel: str, rules: EngineRules, *, experts: bool
+) -> Iterator[str]:
+    """The choices of a backend flag that do not take this kernel."""
+    kernels_by_backend = rules.linear.backends if rules.linear else {}
     # The rules of experts describe those backends only that some quantization method can be forced
     # to take.
     forced = (
@@ -357,15 +363,7 @@ def _other_kernel(
         if experts and rules.moe
         else None
     )
-    for name in option.choices or ():
-        if forced is not None and name not in forced:
-            continue
-        if name != "auto" and kernel not in (rules.linear.backends if rules.linear else {}).get(
-            name, ()
-        ):
-            yield variant.with_change(
-                "backends",
-                (*variant.backends, (flag, name)),
-                f"{kernel} is passed over: {why}",
-                "fact",
-            )
+    for name in choices:
+        is_described = forced is None or name in forced
+        if is_described and name != "auto" and kernel not in kernels_by_backend.get(name, ()):
+            yield name

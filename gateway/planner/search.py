@@ -172,7 +172,7 @@ class Search:
         ]
         if inputs.span:
             return [*self._over_nodes(inputs.span, variants[0])]
-        restored = inputs.sharing.restored
+        restored = inputs.sharing.plan_to_restore
         if restored is None:
             return variants
         size = restored.tensor_parallel.value, restored.data_parallel.value
@@ -205,7 +205,7 @@ class Search:
         former_reach = self._reached.get(variant, 0)
         if reach > former_reach:
             self._add_plan(plan)
-        restored = self.inputs.sharing.restored
+        restored = self.inputs.sharing.plan_to_restore
         if restored is not None and plan.fingerprint == restored.fingerprint:
             self._queue.clear()
             return []

@@ -6,7 +6,7 @@ Candidate -> Batch -> Footprint -> Budget -> Memory -> the largest context that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gateway.diagnosis.facts.scope import batch_scope
 from gateway.domain import Cap, Choice, Memory, Plan, bool_choice, int_choice
@@ -75,7 +75,7 @@ def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | 
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
     cap = _cap(candidate)
-    restored = candidate.inputs.sharing.restored
+    restored = candidate.inputs.sharing.plan_to_restore
     if (
         restored is not None
         and _shares(candidate)
@@ -98,7 +98,7 @@ def _cap(candidate: Candidate) -> Cap | None:
     sharing = candidate.inputs.sharing
     if sharing.cap is None or not _shares(candidate):
         return None
-    return sharing.cap if {gpu.uuid for gpu in candidate.gpus} == set(sharing.home) else None
+    return sharing.cap if {gpu.uuid for gpu in candidate.gpus} == set(sharing.former_gpus) else None
 
 
 def _shares(candidate: Candidate) -> bool:
@@ -110,10 +110,10 @@ def _shares(candidate: Candidate) -> bool:
 def _neighbours(candidate: Candidate) -> tuple[str, ...]:
     """The models that have a part of its GPUs, or keep to theirs for its sake."""
     sharing = candidate.inputs.sharing
-    if not (sharing.holders or sharing.cap) or not _shares(candidate):
+    if not (sharing.holdings or sharing.cap) or not _shares(candidate):
         return ()
     uuids, cap = {gpu.uuid for gpu in candidate.gpus}, sharing.cap
-    names = {holder.model for holder in sharing.holders if uuids & holder.gives.keys()}
+    names = {holder.model for holder in sharing.holdings if uuids & holder.gives.keys()}
     return tuple(sorted(names.union(cap.models if cap is not None else ())))
 
 
@@ -209,56 +209,71 @@ def _stage_sizes(candidate: Candidate, batch: Batch) -> Sizes:
     The stage with room for the fewest tokens decides: engines keep the same tokens on every rank
     (get_kv_cache_configs, vllm/v1/core/kv_cache_utils.py).
     """
-    rules, context = candidate.rules, _content(candidate)
+    context_wanted = wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args)
     footprints = [_footprint(part, batch) for part in candidate.parts]
+    budgets = _stage_budgets(candidate, footprints, batch)
+    best_sizes: Sizes | None = None
+    for budget, cap in budgets:
+        try:
+            stage_sizes = _sizes_of_narrowest_stage(candidate, footprints, batch, budget)
+        except Refused:
+            if budget is budgets[-1][0] and best_sizes is None:
+                raise
+            continue
+        best_sizes = stage_sizes._replace(cap=cap or _claim(candidate, stage_sizes.memory))
+        if best_sizes.context.value >= context_wanted:
+            return best_sizes
+    assert best_sizes is not None  # noqa: S101 - else the last refusal was raised
+    return best_sizes
+
+
+def _stage_budgets(
+    candidate: Candidate, footprints: Sequence[Footprint], batch: Batch
+) -> list[tuple[Budget, Cap | None]]:
+    """The budgets that all stages may share, smallest first, as in `_bounds`."""
+    rules, context = candidate.rules, _content(candidate)
     usual = [rules.budget(footprint, context) for footprint in footprints]
-    most = [
+    largest = [
         rules.largest_budget(footprint, budget) or budget
         for footprint, budget in zip(footprints, usual, strict=True)
     ]
-    context_wanted, promise = (
-        wanted_context(candidate.inputs.spec, candidate.inputs.wish, candidate.args),
-        _cap(candidate),
-    )
-    shares: list[tuple[Budget, Cap | None]] = [
-        (min(usual, key=_share), None),
-        (min(most, key=_share), None),
+    shared_usual = min(usual, key=_share)
+    budgets: list[tuple[Budget, Cap | None]] = [
+        (shared_usual, None),
+        (min(largest, key=_share), None),
     ]
     pairs = list(zip(footprints, usual, strict=True))
     if _needs_only(candidate):
-        needed_bytes = max(
-            (_needed_budget(footprint, batch, bounds) for footprint, bounds in pairs),
-            key=_share,
+        needed_budget = max(
+            (_needed_budget(footprint, batch, bounds) for footprint, bounds in pairs), key=_share
         )
-        shares.insert(0, (min(shares[0][0], needed_bytes, key=_share), None))
-    if promise is not None:
-        cut = max(
-            (_limit_budget(footprint, bounds, promise) for footprint, bounds in pairs), key=_share
+        budgets.insert(0, (min(shared_usual, needed_budget, key=_share), None))
+    if (cap := _cap(candidate)) is not None:
+        limited = max(
+            (_limit_budget(footprint, bounds, cap) for footprint, bounds in pairs), key=_share
         )
-        shares.insert(0, (min(shares[-2][0], cut, key=_share), promise))
-    sizes_found: Sizes | None = None
-    for budget, cap in shares:
-        try:
-            stages = [
-                _sizes_within(
-                    footprint,
-                    batch,
-                    budget._replace(bytes=_stage_bytes(footprint, budget, context)),
-                )
-                for footprint in footprints
-            ]
-        except Refused:
-            if budget is shares[-1][0] and sizes_found is None:
-                raise
-            continue
-        least = min(stages, key=lambda stage: (stage.memory.kv_tokens, stage.context.value))
-        fewest = min((stage.batch for stage in stages), key=lambda batch: batch.seqs.value)
-        least = least._replace(batch=fewest)
-        sizes_found = least._replace(cap=cap or _claim(candidate, least.memory))
-        if sizes_found.context.value >= context_wanted:
-            return sizes_found
-    assert sizes_found is not None  # noqa: S101 - else the last refusal was raised
-    return sizes_found
+        budgets.insert(0, (min(shared_usual, limited, key=_share), cap))
+    return budgets
+
+
+def _sizes_of_narrowest_stage(
+    candidate: Candidate, footprints: Sequence[Footprint], batch: Batch, budget: Budget
+) -> Sizes:
+    """The sizes of the stage with room for the fewest tokens, with the smallest batch of all.
+
+    Raises Refused if a stage does not fit.
+    """
+    context = _content(candidate)
+    stages = [
+        _sizes_within(
+            footprint, batch, budget._replace(bytes=_stage_bytes(footprint, budget, context))
+        )
+        for footprint in footprints
+    ]
+    narrowest = min(stages, key=lambda stage: (stage.memory.kv_tokens, stage.context.value))
+    return narrowest._replace(
+        batch=min((stage.batch for stage in stages), key=lambda batch: batch.seqs.value)
+    )
 
 
 def _share(budget: Budget) -> float:

@@ -39,46 +39,81 @@ def composed_machine(name: str, terms: Sequence[Term], snapshots: Iterable[Hardw
             param="hardware",
         )
     machines = sorted(snapshots, key=lambda machine: len(machine.gpus))
-    like = _similar_machine(cards, machines)
-    notes = ["A typical machine with these cards, not a reading of this host"]
-    notes += other_meanings(terms)
+    gpus, gpu_notes = _composed_gpus(name, cards, machines)
+    links, link_notes = _composed_links(cards, machines)
+    model_machine = _similar_machine(cards, machines)
+    ram_bytes, host_notes = _composed_ram(model_machine, gpus)
+    host = model_machine or machines[-1].evolve(
+        arch=_architecture(cards), cpu_name=None, cpu_features=()
+    )
+    return host.evolve(
+        ram_total_bytes=ram_bytes,
+        ram_available_bytes=ram_bytes * 31 // 32,
+        shm_bytes=ram_bytes // 2,
+        gpus=gpus,
+        links=links,
+        notes=(
+            "A typical machine with these cards, not a reading of this host",
+            *other_meanings(terms),
+            *gpu_notes,
+            *link_notes,
+            *host_notes,
+        ),
+    )
+
+
+def _composed_gpus(
+    name: str, cards: Sequence[Card], machines: Sequence[Hardware]
+) -> tuple[tuple[Gpu, ...], list[str]]:
+    """The GPUs of a machine of this name, as known machines have them, and notes on estimates."""
     known_gpus = {gpu.name: gpu for machine in machines for gpu in machine.gpus}
-    gpus = []
-    for index, card in enumerate(cards):
-        gpu = known_gpus.get(card.name) or gpu_of(card)
-        gpus.append(
-            gpu.evolve(index=index, uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{name}/{index}')}")
+    gpus = tuple(
+        (known_gpus.get(card.name) or gpu_of(card)).evolve(
+            index=index, uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{name}/{index}')}"
         )
-    if estimated := sorted(
+        for index, card in enumerate(cards)
+    )
+    estimated_names = sorted(
         {card.name for card in cards if card.idle_mib is None and card.name not in known_gpus}
-    ):
-        notes.append(
-            f"free memory of {', '.join(estimated)} is an estimate: {1 - _DRIVER_SHARE:.0%} of all"
-        )
+    )
+    if not estimated_names:
+        return gpus, []
+    return gpus, [
+        f"free memory of {', '.join(estimated_names)} is an estimate: {1 - _DRIVER_SHARE:.0%} of"
+        " all"
+    ]
+
+
+def _composed_links(
+    cards: Sequence[Card], machines: Sequence[Hardware]
+) -> tuple[tuple[Link, ...], list[str]]:
+    """The links between all cards, and a note on their source."""
     links = tuple(
         _link(first, second, machines).evolve(a=a, b=b)
         for (a, first), (b, second) in itertools.combinations(enumerate(cards), 2)
     )
-    if links:
-        notes.append("links: as in the machines that fitserve knows with these cards, else unknown")
-    memory = sum(gpu.total_bytes or 0 for gpu in gpus)
-    if like is None or len(like.gpus) < len(cards):
-        ram = max(_MIN_RAM_BYTES, memory, like.ram_total_bytes if like else 0)
-        notes.append("RAM is an assumption: that of a known machine, or all memory of the GPUs")
-    else:
-        ram = like.ram_total_bytes
-        notes.append("processor and RAM are those of the most similar machine that fitserve knows")
-    # Processors of NVIDIA stand in the names of chips that join one with a GPU.
-    arch = "aarch64" if any(" GB" in card.name for card in cards) else "x86_64"
-    host = like or machines[-1].evolve(arch=arch, cpu_name=None, cpu_features=())
-    return host.evolve(
-        ram_total_bytes=ram,
-        ram_available_bytes=ram * 31 // 32,
-        shm_bytes=ram // 2,
-        gpus=tuple(gpus),
-        links=links,
-        notes=tuple(notes),
-    )
+    if not links:
+        return (), []
+    return links, ["links: as in the machines that fitserve knows with these cards, else unknown"]
+
+
+def _composed_ram(model_machine: Hardware | None, gpus: Sequence[Gpu]) -> tuple[int, list[str]]:
+    """Bytes of RAM, and a note on their source. model_machine: the most similar known one."""
+    if model_machine is not None and len(model_machine.gpus) >= len(gpus):
+        return model_machine.ram_total_bytes, [
+            "processor and RAM are those of the most similar machine that fitserve knows"
+        ]
+    gpu_bytes = sum(gpu.total_bytes or 0 for gpu in gpus)
+    known_bytes = model_machine.ram_total_bytes if model_machine is not None else 0
+    return max(_MIN_RAM_BYTES, gpu_bytes, known_bytes), [
+        "RAM is an assumption: that of a known machine, or all memory of the GPUs"
+    ]
+
+
+def _architecture(cards: Iterable[Card]) -> str:
+    """The processor's architecture. Processors of NVIDIA stand in the names of chips that join one
+    with a GPU."""
+    return "aarch64" if any(" GB" in card.name for card in cards) else "x86_64"
 
 
 def other_meanings(terms: Iterable[Term]) -> list[str]:

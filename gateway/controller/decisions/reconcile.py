@@ -27,8 +27,9 @@ running engine or stopping an absent one does nothing. So a crash at any point c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal
 
 from gateway.diagnosis.ending import environmental, exit_failure
@@ -333,53 +334,76 @@ def attempts_that_count(
 def _next_attempt(
     replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
 ) -> Action:
+    """The action for a replica without an engine: a new plan, or the reason why none is made."""
     if replica.demand.stopped:
         return Rest("stopped", replica.demand.hold)
     streak = failures_in_a_row(replica.history)
-    if streak:
-        last = streak[-1]
-        cause = f"{last.failure.kind}: {last.failure.message}" if last.failure else "unknown"
-        if len(streak) >= replica.policy.max_attempts:
-            failed = (
-                "its start failed"
-                if len(streak) == 1
-                else f"{len(streak)} starts failed in a row, the last"
-            )
-            return Rest("quarantined", f"{failed} with {cause}")
-        if last.failure is not None and last.failure.cure == "user":
-            return Rest(
-                "quarantined", f"no other plan avoids {cause} {last.failure.advice}".rstrip()
-            )
-        # The next plan avoids a lost GPU, so there is nothing to wait for.
-        avoids_lost_gpu = (
-            last.failure is not None
-            and last.failure.kind == "gpu_lost"
-            and "uuid" in last.failure.culprit
-        )
-        if last.failure is not None and environmental(last.failure) and not avoids_lost_gpu:
-            environment_failures: list[Attempt] = []
-            for attempt in reversed(streak):
-                if attempt.failure is None or not environmental(attempt.failure):
-                    break
-                environment_failures.append(attempt)
-            # The first death of an engine that generated costs no wait.
-            deaths = len(environment_failures) - (environment_failures[-1].ready_at is not None)
-            wait = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
-            # `ended_at` is wall time: a clock that was set back must not stretch the wait.
-            until = (last.ended_at or now) + wait
-            if now < until <= now + wait:
-                return Rest("backing_off", f"after {cause}", until)
+    rest = _quarantine(streak, replica.policy.max_attempts)
+    rest = rest or _back_off(streak, now, backoff_s, backoff_max_s)
+    if rest is not None:
+        return rest
     if replica.demand.hold:
         return Rest("starting" if replica.demand.is_requested else "stopped", replica.demand.hold)
     if replica.planning.blocked is not None:
-        if replica.planning.promised or (
-            replica.planning.on_request and replica.demand.is_requested
-        ):
-            return Rest("starting", replica.planning.blocked)
-        return Rest(
-            "stopped" if replica.planning.on_request else "no_plan", replica.planning.blocked
-        )
+        return _plan_refusal(replica, replica.planning.blocked)
     return MakePlan()
+
+
+def _quarantine(streak: Sequence[Attempt], max_attempts: int) -> Rest | None:
+    """The rest after failures that no further start avoids. None: another start may succeed."""
+    if not streak:
+        return None
+    last_failure = streak[-1].failure
+    if len(streak) >= max_attempts:
+        failed = (
+            "its start failed"
+            if len(streak) == 1
+            else f"{len(streak)} starts failed in a row, the last"
+        )
+        return Rest("quarantined", f"{failed} with {_cause(last_failure)}")
+    if last_failure is not None and last_failure.cure == "user":
+        reason = f"no other plan avoids {_cause(last_failure)} {last_failure.advice}"
+        return Rest("quarantined", reason.rstrip())
+    return None
+
+
+def _back_off(
+    streak: Sequence[Attempt], now: float, backoff_s: float, backoff_max_s: float
+) -> Rest | None:
+    """The rest after failures of the environment. None: the next start needs no wait."""
+    failure = streak[-1].failure if streak else None
+    # The next plan avoids a lost GPU, so there is nothing to wait for.
+    if failure is None or not environmental(failure) or _names_lost_gpu(failure):
+        return None
+    environment_failures = [*takewhile(_failed_by_environment, reversed(streak))]
+    # The first death of an engine that generated costs no wait.
+    deaths = len(environment_failures) - (environment_failures[-1].ready_at is not None)
+    wait_s = backoff(deaths, backoff_s, backoff_max_s) if deaths else 0.0
+    # `ended_at` is wall time: a clock that was set back must not stretch the wait.
+    until = (streak[-1].ended_at or now) + wait_s
+    if now < until <= now + wait_s:
+        return Rest("backing_off", f"after {_cause(failure)}", until)
+    return None
+
+
+def _plan_refusal(replica: ReplicaSnapshot, reason: str) -> Rest:
+    """The rest of a replica that found no plan."""
+    on_request, is_requested = replica.planning.on_request, replica.demand.is_requested
+    if replica.planning.promised or (on_request and is_requested):
+        return Rest("starting", reason)
+    return Rest("stopped" if on_request else "no_plan", reason)
+
+
+def _cause(failure: Failure | None) -> str:
+    return f"{failure.kind}: {failure.message}" if failure is not None else "unknown"
+
+
+def _names_lost_gpu(failure: Failure) -> bool:
+    return failure.kind == "gpu_lost" and "uuid" in failure.culprit
+
+
+def _failed_by_environment(attempt: Attempt) -> bool:
+    return attempt.failure is not None and environmental(attempt.failure)
 
 
 def _end_failure(

@@ -19,7 +19,7 @@ from gateway.controller.fleet.promises import (
     with_promises,
 )
 from gateway.diagnosis.ending import environmental
-from gateway.domain import Attempt, Failure, Holding, Offer, Sharing, Wish
+from gateway.domain import Attempt, Failure, Holding, Offer, Plan, Sharing, Wish
 from gateway.domain.value import MAX_BYTES
 from gateway.errors import Conflict, no_such_model
 from gateway.planner.sharing.leaving import Leaver, leave_offers
@@ -117,51 +117,28 @@ class Fleet:
                 (replica for replica in model.replicas if replica.index == requester.index), {}
             )
             claims = {uuid: size - replaced.get(uuid, 0) for uuid, size in claims.items()}
-        siblings = (
-            replica.attempt
-            for replica in model.replicas
-            if replica is not requester and replica.generation == requester.generation
-        )
-        sibling_plan = next((attempt.plan for attempt in siblings if attempt is not None), None)
-        if sibling_plan is None:
-            sharing = self.sharing(model, wish, requester)
-            places = [
-                (name, replica.index)
-                for name, neighbour in self.models.items()
-                for replica in reversed(neighbour.replicas)
-            ]
-            if_asked = (
-                () if model.has_pending_changes else tuple(self._eviction_offers(model, places))
-            )
-            sharing = (
-                sharing._replace(offers=())
-                if is_trial
-                else sharing._replace(restored=restorable_plan(model, requester, sharing.cap))
-            )
-            return PlanningContext(
-                self.wish_beside_others(wish), claims, sharing, if_asked=if_asked
-            )
-        # All copies take as many GPUs as the first.
-        names_gpus = isinstance(wish.gpus, tuple)
-        size = (
-            {
-                "tensor_parallel": sibling_plan.tensor_parallel.value,
-                "data_parallel": sibling_plan.data_parallel.value,
-            }
-            if names_gpus
-            else {"gpus": max(1, len(sibling_plan.gpus))}
-        )
         sharing = self.sharing(model, wish, requester)
-        # A second copy may only evict others, not shrink them.
-        offers = (
-            tuple(offer for offer in sharing.offers if offer.how != "surplus")
-            if model.serving and not is_trial
-            else ()
+        restorable = restorable_plan(model, requester, sharing.cap)
+        sibling_plan = _sibling_plan(model, requester)
+        if sibling_plan is not None:
+            # A second copy may only evict others, not shrink them.
+            may_evict = model.serving and not is_trial
+            offers = [offer for offer in sharing.offers if may_evict and offer.how != "surplus"]
+            sharing = sharing._replace(offers=tuple(offers), plan_to_restore=restorable)
+            wish = wish.evolve(replicas=1, **_copy_size(wish, sibling_plan))
+            return PlanningContext(wish, claims, sharing, is_copy=True)
+        places = [
+            (name, replica.index)
+            for name, neighbour in self.models.items()
+            for replica in reversed(neighbour.replicas)
+        ]
+        if_asked = () if model.has_pending_changes else tuple(self._eviction_offers(model, places))
+        sharing = (
+            sharing._replace(offers=())
+            if is_trial
+            else sharing._replace(plan_to_restore=restorable)
         )
-        sharing = sharing._replace(
-            offers=offers, restored=restorable_plan(model, requester, sharing.cap)
-        )
-        return PlanningContext(wish.evolve(replicas=1, **size), claims, sharing, is_copy=True)
+        return PlanningContext(self.wish_beside_others(wish), claims, sharing, if_asked=if_asked)
 
     def sharing(
         self, requester: ManagedModel | None, wish: Wish, replica: ReplicaState | None = None
@@ -173,7 +150,7 @@ class Fleet:
         held_bytes = self._bytes_of_others(requester)
         neighbours = {name: self.models[name] for name in held_bytes}
         pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
-        holders = tuple(
+        holdings = tuple(
             Holding(model=name, gives=gives, pinned=name in pinned)
             for name, gives in sorted(held_bytes.items())
             if gives
@@ -193,14 +170,14 @@ class Fleet:
         may = self.evictable_copies(requester)
         if requester is not None:
             requester.offered = frozenset(may)
-        leaves = self._eviction_offers(requester, may)
+        evictions = self._eviction_offers(requester, may)
         past = attempts_of(requester, replica) if requester is not None else []
-        home = past[-1].plan.gpus if past else ()
+        former_gpus = past[-1].plan.gpus if past else ()
         return Sharing(
             current_cap(past, caps),
-            (*(offer for _, offer in surplus), *leaves),
-            holders,
-            home,
+            (*(offer for _, offer in surplus), *evictions),
+            holdings,
+            former_gpus,
             self.eviction_risk(wish),
         )
 
@@ -518,3 +495,23 @@ class Fleet:
 def names(wish: Wish) -> tuple[str, ...]:
     """All names under which clients can call the model."""
     return wish.name, *wish.aliases, *wish.loras
+
+
+def _sibling_plan(model: ManagedModel, requester: ReplicaState) -> Plan | None:
+    """The plan of another copy by the same wish."""
+    siblings = (
+        replica.attempt
+        for replica in model.replicas
+        if replica is not requester and replica.generation == requester.generation
+    )
+    return next((attempt.plan for attempt in siblings if attempt is not None), None)
+
+
+def _copy_size(wish: Wish, sibling_plan: Plan) -> dict[str, int]:
+    """The size of a further copy, as a part of its wish: as many GPUs as the first one has."""
+    if isinstance(wish.gpus, tuple):
+        return {
+            "tensor_parallel": sibling_plan.tensor_parallel.value,
+            "data_parallel": sibling_plan.data_parallel.value,
+        }
+    return {"gpus": max(1, len(sibling_plan.gpus))}

@@ -121,14 +121,14 @@ def room_of(context: PlanningContext) -> Room:
         hash(
             (
                 *(value.model_dump_json() if value is not None else "" for value in values),
-                sharing.home,
-                sharing.leaves,
-                sharing.restored.fingerprint if sharing.restored is not None else "",
+                sharing.former_gpus,
+                sharing.leave_reason,
+                sharing.plan_to_restore.fingerprint if sharing.plan_to_restore is not None else "",
                 context.is_copy,
             )
         ),
         dict(context.claims),
-        frozenset(holder.model for holder in sharing.holders),
+        frozenset(holder.model for holder in sharing.holdings),
     )
 
 

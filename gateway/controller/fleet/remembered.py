@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
 from gateway.domain import Attempt
@@ -12,17 +13,10 @@ from gateway.store.store import Store
 
 def load_models(store: Store) -> dict[str, ManagedModel]:
     """All models by name. Raises StoreError."""
-    models: dict[str, ManagedModel] = {}
-    history: dict[tuple[str, int], list[Attempt]] = {}
-    for attempt in store.attempts():
-        if attempt.generation == TRIAL_GENERATION:
-            # It only measured a plan for the previous gateway. Its engine stops as an orphan.
-            if attempt.live:
-                _end_trial(store, attempt)
-            continue
-        history.setdefault((attempt.model, attempt.replica), []).append(attempt)
+    attempts = _attempts_by_replica(store)
     changes = store.changes()
     residences = store.residences()
+    models: dict[str, ManagedModel] = {}
     for wish, created_at, deleting, forgiven_at in store.models():
         generation, change = changes.get(wish.name, (0, None))
         model = ManagedModel(
@@ -34,36 +28,67 @@ def load_models(store: Store) -> dict[str, ManagedModel]:
             change=change,
         )
         models[wish.name] = model
-        replicas = {index: past for (name, index), past in history.items() if name == wish.name}
-        replica_count = max((index + 1 for index in replicas), default=1)
-        live = [
-            index
-            for index, past in replicas.items()
-            if any(past_attempt.live for past_attempt in past)
-        ]
-        alive = max((index + 1 for index in live), default=0)
-        for index in range(max(wish.replicas or replica_count, alive) if wish.source else 0):
-            _restore_replica(store, model, index, replicas.get(index, []))
+        live_count = _restore_replicas(store, model, attempts.get(wish.name, {}))
         model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
         # Whether running engines have requests is unknown.
-        model.unused = not alive
+        model.unused = not live_count
         model.gave_way = model.on_request = not model.stopped and any(
-            copy_of_model.attempt is None
-            and copy_of_model.history
-            and copy_of_model.history[-1].state == "stopped"
-            and copy_of_model.history[-1].failure is None
-            for copy_of_model in model.replicas
+            _was_unloaded(replica) for replica in model.replicas
         )
-        for attempt in (
-            past_attempt
-            for replica in model.replicas
-            for past_attempt in replica.attempts
-            if past_attempt.started_at > forgiven_at
-        ):
-            engine = attempt.plan.engine
-            if engine.image and engine.digest:
-                model.pins[engine.image] = engine.digest
+        model.pins.update(_image_digests(model))
     return models
+
+
+def _attempts_by_replica(store: Store) -> dict[str, dict[int, list[Attempt]]]:
+    """All attempts by model and replica, oldest first, without measurements of a plan.
+
+    The engine of such a measurement stops as an orphan.
+    """
+    attempts: dict[str, dict[int, list[Attempt]]] = {}
+    for attempt in store.attempts():
+        if attempt.generation != TRIAL_GENERATION:
+            replicas = attempts.setdefault(attempt.model, {})
+            replicas.setdefault(attempt.replica, []).append(attempt)
+        elif attempt.live:
+            _end_trial(store, attempt)
+    return attempts
+
+
+def _restore_replicas(
+    store: Store, model: ManagedModel, attempts: Mapping[int, list[Attempt]]
+) -> int:
+    """Add the replicas of a model. Returns the number of those up to the last live one."""
+    past_count = max((index + 1 for index in attempts), default=1)
+    live_count = max(
+        (index + 1 for index, past in attempts.items() if any(attempt.live for attempt in past)),
+        default=0,
+    )
+    if model.wish.source:
+        for index in range(max(model.wish.replicas or past_count, live_count)):
+            _restore_replica(store, model, index, attempts.get(index, []))
+    return live_count
+
+
+def _was_unloaded(replica: ReplicaState) -> bool:
+    """Whether the last engine was stopped without a failure."""
+    last_attempt = replica.history[-1] if replica.history else None
+    return (
+        replica.attempt is None
+        and last_attempt is not None
+        and last_attempt.state == "stopped"
+        and last_attempt.failure is None
+    )
+
+
+def _image_digests(model: ManagedModel) -> dict[str, str]:
+    """The digests of images by name, by the attempts since the last `retry`."""
+    engines = (
+        attempt.plan.engine
+        for replica in model.replicas
+        for attempt in replica.attempts
+        if attempt.started_at > model.forgiven_at
+    )
+    return {engine.image: engine.digest for engine in engines if engine.image and engine.digest}
 
 
 def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[Attempt]) -> None:

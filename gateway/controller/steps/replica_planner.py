@@ -123,7 +123,7 @@ class ReplicaPlanner:
         """
         plan, former_cap = old.plan, room.sharing.cap
         near = {
-            holder.model for holder in room.sharing.holders if set(plan.gpus) & holder.gives.keys()
+            holder.model for holder in room.sharing.holdings if set(plan.gpus) & holder.gives.keys()
         }
         cap = cap_after_giving(
             take, plan, {*requester, *near, *(former_cap.models if former_cap else ())}
@@ -135,7 +135,9 @@ class ReplicaPlanner:
             "data_parallel": plan.data_parallel.value,
             "replicas": 1,
         }
-        request = _request(model, room, room.sharing._replace(cap=cap, offers=(), home=plan.gpus))
+        request = _request(
+            model, room, room.sharing._replace(cap=cap, offers=(), former_gpus=plan.gpus)
+        )
         planned = await self._planner.plan(
             replace(
                 request,

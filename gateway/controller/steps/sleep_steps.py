@@ -167,41 +167,34 @@ class SleepSteps:
         """
         if attempt.asleep is None or attempt.asleep.gave is None:
             return True
-        end = time.monotonic() + _BACK_S
+        deadline = time.monotonic() + _BACK_S
         while True:
             async with self._turns.turn():
                 machine = await self._planner.hardware()
-                promised, freed = (
-                    bytes_promised_away(attempt, claims(), machine),
-                    bytes_occupied(attempt, machine),
-                )
-                if not promised and not freed:
-                    await self._save(
-                        replica, attempt.evolve(asleep=attempt.asleep.evolve(gave=None))
-                    )
+                promised = bytes_promised_away(attempt, claims(), machine)
+                occupied = bytes_occupied(attempt, machine)
+                if not promised and not occupied:
+                    reserved = attempt.asleep.evolve(gave=None)
+                    await self._save(replica, attempt.evolve(asleep=reserved))
                     return True
-                lack = promised or (freed if time.monotonic() > end else {})
-                leaves = [offer for offer in offers() if offer.how != "surplus"]
-                if takes := offers_to_wake(lack, leaves) or ():
-                    if replica.wait_for(takes):
-                        log.warning(
-                            "others leave",
-                            model=replica.model,
-                            takes=[take.words for take in takes],
-                        )
+                missing = promised or (occupied if time.monotonic() > deadline else {})
+                if self._waits_for_others(replica, missing, offers()):
                     return False
-            if lack and spare:
-                most = max(lack.values())
-                replica.block(
-                    f"a copy of it sleeps: it lacks {gib(most)} of a GPU's memory, which others"
-                    " have"
-                )
-                return False
-            if lack:
-                log.warning("there is no room to wake up in", model=replica.model, lacks=lack)
-                replica.spent = attempt.id
+            if missing:
+                _give_up_waking(replica, attempt, missing, spare=spare)
                 return False
             await asyncio.sleep(_LOOK_S)
+
+    @staticmethod
+    def _waits_for_others(
+        replica: ReplicaState, missing: Mapping[str, int], offers: Iterable[Offer]
+    ) -> bool:
+        """Whether others can leave to free the missing bytes. The replica waits for them."""
+        evictions = [offer for offer in offers if offer.how != "surplus"]
+        takes = offers_to_wake(missing, evictions) or ()
+        if takes and replica.wait_for(takes):
+            log.warning("others leave", model=replica.model, takes=[take.words for take in takes])
+        return bool(takes)
 
     async def _wait_for_freed_bytes(
         self, attempt: Attempt, used_bytes: Mapping[str, int]
@@ -272,3 +265,17 @@ class SleepSteps:
         log.warning("is stopped", model=replica.model, replica=replica.index, why=fact.source)
         await self._save(replica, attempt, *await self._new_facts(fact))
         replica.spent = attempt.id
+
+
+def _give_up_waking(
+    replica: ReplicaState, attempt: Attempt, missing: Mapping[str, int], *, spare: bool
+) -> None:
+    """Leave a spare engine asleep, and end any other that lacks room."""
+    if spare:
+        replica.block(
+            f"a copy of it sleeps: it lacks {gib(max(missing.values()))} of a GPU's memory, which"
+            " others have"
+        )
+        return
+    log.warning("there is no room to wake up in", model=replica.model, lacks=missing)
+    replica.spent = attempt.id

@@ -246,43 +246,50 @@ class Watcher:
         now = time.monotonic()
         self._freeze.note_health(now, healthy=healthy)
         if healthy:
-            self._silent_since = None
-            if not self.observation.answering:
-                self.clock.enter("serving", now)
-                self.note(
-                    answering=True,
-                    phase="verifying" if not self.observation.verified else "serving",
-                )
+            self._note_answer(now)
         elif self.observation.answering:
-            self._silent_since = self._silent_since or now
-            if now - self._silent_since > self._settings.hang_after_s:
-                seconds = round(now - self._silent_since)
-                self._hangs(
-                    f"The engine answered no health check for {seconds} seconds, though its process"
-                    " lives."
-                )
+            self._note_silence(now)
         elif now - self._last_sign > self._settings.start_timeout_s:
-            self.fail(
-                Failure(
-                    kind="start_timeout",
-                    phase=self.observation.phase,
-                    message=(
-                        f"The start printed nothing for {round(self._settings.start_timeout_s)}"
-                        " seconds and does not answer."
-                    ),
-                    line=self.tail[-1] if self.tail else None,
-                    advice="Read the log; FITSERVE_START_TIMEOUT_S sets the longest wait.",
-                )
-            )
+            self._fail_start()
         if not self.observation.answering:
             return _START_POLL_S
         if serves:
             self._judge()
-        soon = not healthy or self._freeze.is_suspicious
-        return (
-            min(_FREEZE_POLL_S, self._settings.health_interval_s)
-            if soon
-            else self._settings.health_interval_s
+        if healthy and not self._freeze.is_suspicious:
+            return self._settings.health_interval_s
+        return min(_FREEZE_POLL_S, self._settings.health_interval_s)
+
+    def _note_answer(self, now: float) -> None:
+        self._silent_since = None
+        if not self.observation.answering:
+            self.clock.enter("serving", now)
+            self.note(
+                answering=True,
+                phase="verifying" if not self.observation.verified else "serving",
+            )
+
+    def _note_silence(self, now: float) -> None:
+        self._silent_since = self._silent_since or now
+        if now - self._silent_since > self._settings.hang_after_s:
+            seconds = round(now - self._silent_since)
+            self._hangs(
+                f"The engine answered no health check for {seconds} seconds, though its process"
+                " lives."
+            )
+
+    def _fail_start(self) -> None:
+        """End a start without any sign of life."""
+        self.fail(
+            Failure(
+                kind="start_timeout",
+                phase=self.observation.phase,
+                message=(
+                    f"The start printed nothing for {round(self._settings.start_timeout_s)}"
+                    " seconds and does not answer."
+                ),
+                line=self.tail[-1] if self.tail else None,
+                advice="Read the log; FITSERVE_START_TIMEOUT_S sets the longest wait.",
+            )
         )
 
     @property

@@ -121,7 +121,7 @@ def sleep_choice(candidate: Candidate, sizes: Sizes, env: Mapping[str, str]) -> 
     evidence = (inputs.facts, sizes.scope, sizes.memory, ranks, inputs.hardware.ram_total_bytes)
     return sleep_mode.choose_sleep_mode(
         candidate.engine,
-        inputs.sharing.leaves,
+        inputs.sharing.leave_reason,
         candidate.args,
         env,
         *evidence,

@@ -103,30 +103,20 @@ class ModelPlanner:
         """
         wish, profiles, spec = request.wish, self.profiles, model.spec
         machine = request.machine or profiles.hardware(request.machine_name)
-        engines = profiles.engines_for(machine, wish.engines, wish.image)
-        uninstalled: list[Engine] = []
-        # Where no engine fits the machine, all are refused by name: no installation helps.
-        fitting = _fitting_engines(engines, machine)
-        if startable is not None and (fitting or not engines):
-            engines, uninstalled = startable.split_startable(fitting)
-            optional = request.include_uninstalled and not request.machine_name and uninstalled
-            if not engines and (uninstalled or startable.installed_only) and not optional:
-                raise startable.refusal(uninstalled, model_name or wish.name)
+        engines, uninstalled = self._split_engines(
+            request, machine, startable, model_name or wish.name
+        )
         if wish.chat_template is not None:
             from gateway.models.catalog.template_syntax import check  # not before there is one
 
             check(wish.chat_template.text, wish.chat_template.name)
         images = profiles.images | ({wish.image} if wish.image else set())
         valid = valid_facts(facts, machine.driver, images, request.pins)
-        running = request.running
-        if running is not None:
-            machine = without_engines(machine, running.held_bytes)
-        learned = (
-            self._learn_from_traffic(running, spec, machine, valid) if running is not None else ()
-        )
-        # A newer fact about the traffic of a plan replaces the older one.
-        replaced = {_fact_key(fact) for fact in learned}
-        valid = [fact for fact in valid if _fact_key(fact) not in replaced] + [*learned]
+        learned: tuple[Fact, ...] = ()
+        if request.running is not None:
+            machine = without_engines(machine, request.running.held_bytes)
+            learned = self._learn_from_traffic(request.running, spec, machine, valid)
+            valid = _with_newer_facts(valid, learned)
         inputs = PlanningInput(
             spec,
             machine,
@@ -138,7 +128,7 @@ class ModelPlanner:
             profiles.pace,
             profiles.parsers,
             self._engine_env,
-            request.sharing._replace(restored=None),
+            request.sharing._replace(plan_to_restore=None),
             model.adapters,
             model.drafter,
             request.machine_name or "this machine",
@@ -146,6 +136,25 @@ class ModelPlanner:
         return ModelPlanning(
             profiles, self._hub, request, inputs, engines, uninstalled, startable, learned, valid
         )
+
+    def _split_engines(
+        self,
+        request: PlanRequest,
+        machine: Hardware,
+        startable: Startable | None,
+        model_name: str,
+    ) -> tuple[list[Engine], list[Engine]]:
+        """The engines to plan for, and those that an installation would add. Raises NoPlan."""
+        engines = self.profiles.engines_for(machine, request.wish.engines, request.wish.image)
+        # Where no engine fits the machine, all are refused by name: no installation helps.
+        fitting = _fitting_engines(engines, machine)
+        if startable is None or (engines and not fitting):
+            return engines, []
+        engines, uninstalled = startable.split_startable(fitting)
+        is_optional = request.include_uninstalled and not request.machine_name and uninstalled
+        if not engines and (uninstalled or startable.installed_only) and not is_optional:
+            raise startable.refusal(uninstalled, model_name)
+        return engines, uninstalled
 
     def _learn_from_traffic(
         self, running: RunningPlan, spec: ModelSpec, machine: Hardware, facts: Sequence[Fact]
@@ -242,8 +251,8 @@ class ModelPlanning(FrozenRecord, frozen=True):
         sharing = self.base.sharing
         decision = self._decide_restoration() or self._with_offers()
         # A holder is named only where its memory is what lacks.
-        if not decision.plans and sharing.holders and self._decide_with(self.base.claims).plans:
-            decision = decision.evolve(holders=held_by(sharing.holders, self.base.hardware))
+        if not decision.plans and sharing.holdings and self._decide_with(self.base.claims).plans:
+            decision = decision.evolve(holders=held_by(sharing.holdings, self.base.hardware))
         lacks_device = {row.verdict for row in decision.rejected} == {"no_device"}
         if self.request.include_uninstalled or lacks_device:
             decision = self._with_alternatives(decision)
@@ -268,7 +277,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
 
     def _decide_restoration(self) -> Decision | None:
         """The decision for the plan to restore; None: there is none, or it cannot come back."""
-        plan = self.request.sharing.restored
+        plan = self.request.sharing.plan_to_restore
         if plan is None:
             return None
         from gateway.planner.sharing.restore import keep_if_unchanged, wish_for_restore
@@ -343,6 +352,12 @@ def _fitting_engines(engines: Sequence[Engine], machine: Hardware) -> Sequence[E
 def check_weights_present(spec: ModelSpec, wish: Wish) -> None:
     """Raise BadModel if the engine of the wish would find no weights to load."""
     check_weights(spec, str(wish.args.get("load-format", wish.args.get("load_format", ""))))
+
+
+def _with_newer_facts(facts: Iterable[Fact], newer_facts: Sequence[Fact]) -> list[Fact]:
+    """Facts of which newer ones replace those about the same thing."""
+    replaced = {_fact_key(fact) for fact in newer_facts}
+    return [fact for fact in facts if _fact_key(fact) not in replaced] + [*newer_facts]
 
 
 def _fact_key(fact: Fact) -> tuple[str, tuple[tuple[str, str], ...]]:

@@ -42,7 +42,7 @@ def plan_to_restore(plan: Plan, cap: Cap | None) -> Plan | None:
 
 
 def wish_for_restore(wish: Wish, plan: Plan) -> Wish:
-    """The wish to decide with the plan as `Sharing.restored`."""
+    """The wish to decide with the plan as `Sharing.plan_to_restore`."""
     return wish.evolve(engines=(str(plan.engine),), gpus=plan.gpus, replicas=plan.replicas.value)
 
 

@@ -376,7 +376,7 @@ class Machine:
 
     def restart(self, name: str) -> None:
         sharing = self.sharing(name)._replace(offers=())
-        before = sharing.restored
+        before = sharing.plan_to_restore
         found = (
             keep_if_unchanged(
                 self.make_decision(name, sharing, wish=wish_for_restore(self.wishes[name], before)),
@@ -385,7 +385,7 @@ class Machine:
             if before
             else None
         )
-        found = found or self.make_decision(name, sharing._replace(restored=None))
+        found = found or self.make_decision(name, sharing._replace(plan_to_restore=None))
         assert found.plans, found.rejected
         self.start(name, found.plans[0])
 

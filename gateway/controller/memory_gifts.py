@@ -1,0 +1,113 @@
+"""Memory that one model gives to another, for a plan that waits for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable
+
+from gateway.controller.fleet.fleet import Fleet
+from gateway.controller.fleet.managed_model import ManagedModel, ReplicaState
+from gateway.domain import Attempt, Instance, Offer
+
+
+class MemoryGifts:
+    """Has models give the offers that others wait for, and tells the receivers.
+
+    `measures` is `StartGate.measures`, and `shrink` is `ReplicaSteps.shrink`.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        measures: Callable[[Collection[str], str], bool],
+        shrink: Callable[[ManagedModel, Offer, Collection[str]], None],
+    ) -> None:
+        self._fleet, self._measures, self._shrink = fleet, measures, shrink
+
+    def receive(self, model: ManagedModel, instances: Collection[Instance]) -> None:
+        """Have other models give the offers that this one waits for.
+
+        A replica whose offers are all given is planned. An unexpected error stays with the model.
+        """
+        if model.setback.rest_s:
+            return
+        try:
+            for replica in model.replicas:
+                self._receive_offers(replica, instances)
+        except Exception as error:
+            model.setback.record_failure(error)
+
+    def _receive_offers(self, replica: ReplicaState, instances: Collection[Instance]) -> None:
+        # Each giver is asked, even if another one has not given.
+        missing = [
+            take for take in replica.takes if not self._is_settled(take, replica.model, instances)
+        ]
+        if replica.takes and not missing:
+            replica.receive(
+                tuple(take for take in replica.takes if self._fleet.has_given(take, replica.model))
+            )
+
+    def _is_settled(self, take: Offer, requester: str, instances: Collection[Instance]) -> bool:
+        """Whether the giver has given the offer, or never will. Otherwise the gift is started."""
+        giver = self._fleet.models.get(take.model)
+        if giver is None or take.replica >= len(giver.replicas):
+            return True
+        replica = giver.replicas[take.replica]
+        if take.how != "surplus":
+            return _is_away(replica, take)
+        if giver.deleting:
+            return True
+        if replica.attempt is None or replica.busy:
+            return not replica.busy
+        if giver.keeps_until > time.monotonic():
+            return True
+        if _has_shrunk(replica.attempt, take):
+            return not _is_larger_engine_running(replica, replica.attempt, instances)
+        if self._may_shrink(giver, replica, replica.attempt):
+            self._shrink(giver, *self._fleet.combined_offer(giver, take, requester))
+        return False
+
+    def _may_shrink(self, giver: ManagedModel, replica: ReplicaState, attempt: Attempt) -> bool:
+        """Whether the replica may be replaced by a smaller one now.
+
+        Its copies shrink one at a time, so that the others serve.
+        """
+        siblings = (sibling for sibling in giver.replicas if sibling is not replica)
+        return (
+            giver.trial is None
+            and not giver.has_pending_changes
+            and not _is_any_replaced(siblings)
+            and not self._measures(attempt.plan.gpus, attempt.instance_name)
+        )
+
+
+def _is_away(replica: ReplicaState, take: Offer) -> bool:
+    """Whether a copy has left its GPUs, by the way that its offer names."""
+    is_gone = replica.attempt is None or (take.how == "sleep" and replica.asleep)
+    return is_gone and replica.leaving is None and not replica.busy
+
+
+def _has_shrunk(attempt: Attempt, take: Offer) -> bool:
+    return attempt.plan.cap is not None and attempt.plan.cap.bytes <= take.keeps
+
+
+def _is_larger_engine_running(
+    replica: ReplicaState, attempt: Attempt, instances: Iterable[Instance]
+) -> bool:
+    """Whether an engine of an earlier attempt runs. Until its end no reading of the GPU shows the
+    gift."""
+    former_names = {
+        past_attempt.instance_name
+        for past_attempt in replica.attempts
+        if past_attempt.id != attempt.id
+    }
+    return any(
+        instance.name in former_names and instance.state == "running" for instance in instances
+    )
+
+
+def _is_any_replaced(copies: Iterable[ReplicaState]) -> bool:
+    return any(
+        copy.unrouted_at is not None or (copy.made_room and copy.attempt is not None)
+        for copy in copies
+    )
