@@ -1,7 +1,7 @@
 """The tree of errors that users can meet.
 
-The class gives the HTTP status, the OpenAI error type and a code. The message says what happened
-and why, the hint what to do next. Both reach the user, in the CLI and over HTTP.
+The class gives the HTTP status, the OpenAI error type and a code. The message describes the error
+and its cause, the hint the next step. Both reach the user, in the CLI and over HTTP.
 """
 
 from __future__ import annotations

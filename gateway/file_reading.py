@@ -39,8 +39,8 @@ class FileReader(Generic[Result]):
         self._call: asyncio.Future[Result] | None = None
 
     async def result(self) -> Result:
-        """The result of a call that began now, or earlier and hangs. Raises what the function
-        raises, and OSError after the time."""
+        """The result of a call that began now, or earlier and hangs. Raises the errors of the
+        function, and OSError after the time."""
         call = self._call
         if call is None:
             loop = asyncio.get_running_loop()

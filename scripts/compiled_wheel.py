@@ -2,9 +2,9 @@
 
     HATCH_BUILD_HOOKS_ENABLE=true python -m hatchling build -t wheel
 
-It needs a C compiler and the packages of requirements/dev.txt: mypyc checks the types of what it
-compiles. Without the variable the wheel is pure, and both answer alike. A compiled function checks
-the types of its arguments, so stand-ins of tests must be of the declared classes.
+It needs a C compiler and the packages of requirements/dev.txt: mypyc checks the types of the
+compiled modules. Without the variable the wheel is pure, and both answer alike. A compiled function
+checks the types of its arguments, so stand-ins of tests must be of the declared classes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# What a request and a chunk run through. msgspec reads the types of fields, which a compiled class
-# does not keep: modules with what it decodes stay out.
+# The modules that a request and a chunk run through. msgspec reads the types of fields, which a
+# compiled class does not keep, so modules with decoded classes stay out.
 MODULES = (
     *("client_answer", "client_connection", "data_plane", "engine_request", "exchange"),
     *("head_cache", "heads", "meter", "queue_wait", "request_reader", "upload"),

@@ -22,7 +22,7 @@ _INDENT = 2
 
 class Breaks:
     """Where a YAML text may break, by line: columns behind commas, of spaces within texts, and
-    before values; and the indentation of what follows."""
+    before values; and the indentation of the next line."""
 
     def __init__(self, text: str) -> None:
         self.lines = text.split("\n")

@@ -328,7 +328,7 @@ def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
         and attempt.ready_at is not None
         and attempt.serves
     ):
-        # Without what a first start downloads.
+        # Without the downloads of a first start.
         load_s = sum(attempt.phases.values()) or attempt.ready_at - attempt.started_at
         loaded = attempt.ready_at - load_s, attempt.ready_at
         began, at = woken if woken is not None and woken[1] > attempt.ready_at else loaded

@@ -15,7 +15,7 @@ log = Logger("fitserve.loop")
 
 
 class PlanInputWatch:
-    """Lets models without a plan look again after a change of what their plans depend on.
+    """Lets models without a plan look again after a change of their plans' inputs.
 
     A look takes place every `REPLAN_S` seconds while a model has no plan. A task makes it, so no
     hanging disk holds the loop up.

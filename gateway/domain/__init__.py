@@ -3,7 +3,7 @@
 Sizes are bytes, lengths are tokens, times are Unix seconds.
 
 probe -> Hardware, catalog -> ModelSpec, user -> Wish, store -> Fact   into the planner
-Plan -> LaunchSpec -> Instance (what a host runs) and Attempt (what we remember of it)
+Plan -> LaunchSpec -> Instance (run by a host) and Attempt (our record of it)
 Observation -> Failure -> Fact                                         back into the planner
 
 A module is loaded when one of its names is first used: its classes take as long to make as a plan.

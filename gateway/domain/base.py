@@ -47,7 +47,7 @@ _lean = False
 
 
 class NeedsPydantic(BaseException):
-    """Only pydantic can say what these data are. No `except Exception` takes it."""
+    """Only pydantic can read these data. No `except Exception` takes it."""
 
 
 def become_lean() -> None:

@@ -47,7 +47,7 @@ class Install(Value):
 class Warmup(Value):
     """A warm-up of an engine version without a switch.
 
-    shapes: MODULE:NAME of a tuple of what it compiles; an empty one leaves it out.
+    shapes: MODULE:NAME of a tuple of the shapes that it compiles; an empty one leaves it out.
     """
 
     shapes: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")

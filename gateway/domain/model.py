@@ -72,7 +72,7 @@ class AttentionGroup(Value):
     sliding    the same, for the last `window` tokens
     mla        one latent of `head_dim` (kv_lora_rank + rope) per token, whole on every rank;
                value_dim: kv_lora_rank
-    cross      keys and values of what an encoder read, not of the sequence's own tokens
+    cross      keys and values of an encoder's input, not of the sequence's own tokens
     recurrent  a constant state per sequence, in `recurrent`
     """
 

@@ -1,8 +1,8 @@
 """The contract of a host, which runs engines and outlives the gateway.
 
-A host reports what exists, and the loop decides. An instance is ours if it carries our marker:
-container labels, or a record with the start time of its process. Foreign instances are never
-listed, stopped or removed.
+A host reports all existing instances, and the loop decides. An instance is ours if it carries our
+marker: container labels, or a record with the start time of its process. Foreign instances are
+never listed, stopped or removed.
 
     state of NAME              start(spec)                      stop(name)       list()
     absent                     -> running                       nothing          not listed

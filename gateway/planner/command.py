@@ -47,7 +47,7 @@ def check_command(
     The engine's command in its container, flags that plans may have, and at the end the gateway's
     own: the weights below `folder`, the name, and the address. env: of the engine; it decides
     whether the engine needs authentication. peers: addresses of first nodes that ranks of an engine
-    over several nodes may meet; who answers there can run code in the engine.
+    over several nodes may meet; any process that answers there can run code in the engine.
     """
     arguments = _arguments(engine, argv, env)
     own_names = {engine.spelling.get(name, name): name for name in GATEWAY_FLAGS}

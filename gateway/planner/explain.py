@@ -137,7 +137,7 @@ def memory_bar(memory: Memory, width: int = 60) -> str:
 
 
 def speed_rows(speed: Speed) -> list[tuple[str, str]]:
-    """How fast the plan should be: what, and how much, with its band."""
+    """The expected speed of the plan: each figure with its name and band."""
     rows = [
         ("one request", f"{_estimate_text(speed.stream)} tokens/s"),
         (f"{speed.concurrency:,} at once", f"{_estimate_text(speed.total)} tokens/s in all"),

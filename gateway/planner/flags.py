@@ -79,8 +79,8 @@ def canonical(engine: Engine, args: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def spell_flags(engine: Engine, flags: Mapping[str, Scalar]) -> tuple[str, ...]:
-    """The planner's flags, and what `canonical` gave, as this engine spells them; without those
-    that it does not have.
+    """The planner's flags and those of `canonical`, as this engine spells them. Flags that the
+    engine does not have are left out.
 
     A switch that this engine has as a size (SGLang's --ep-size) is the tensor parallel size.
     """
@@ -228,7 +228,7 @@ def _command(
 
 
 def _program(plan: Plan, engine: Engine, inputs: LaunchInputs, *, answers: bool) -> tuple[str, ...]:
-    """The program and what stands before its flags. answers: it has a server for requests."""
+    """The program and the words before its flags. answers: it has a server for requests."""
     environment = inputs.environment
     command = engine.container_command if environment is None else engine.process_command
     if not answers:
@@ -301,7 +301,7 @@ def _engine_flags(engine: Engine, args: Mapping[str, Scalar]) -> Iterable[tuple[
 
 
 def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
-    """The value in the flag's type. Raises BadFlag that says what the flag takes."""
+    """The value in the flag's type. Raises BadFlag with the values that the flag takes."""
     if isinstance(value, str):
         check_text(f"--{name}", value, param="args", lines=flag.type == "json")
     typed = _convert(flag, value, engine_kind(engine.kind).magnitudes)
@@ -329,8 +329,8 @@ def check_value(engine: Engine, name: str, flag: Flag, value: Scalar) -> Scalar:
 
 
 def check_text(name: str, value: str, *, param: str, lines: bool = False) -> None:
-    """Raises BadFlag for what would forge lines in a log or a process listing, or cannot be passed
-    to a process.
+    """Raises BadFlag for a text that would forge lines in a log or a process listing, or that no
+    process can be passed.
 
     `lines` allows line breaks and tabs, for JSON that is written anew anyway.
     """

@@ -141,8 +141,8 @@ def without_engines(machine: Hardware, reserved: Mapping[str, int]) -> Hardware:
         if gpu.free_bytes is None or gpu.uuid not in reserved:
             return gpu
         total = gpu.free_bytes + reserved[gpu.uuid]
-        # More than there is: they do not have all of it yet, and what the driver and others have is
-        # in what is not free.
+        # More than the GPU has: the engines have not taken all of it yet. The memory that is not
+        # free includes that of the driver and of other programs.
         return gpu.evolve(
             free_bytes=(
                 total
@@ -190,8 +190,8 @@ class GpuGroups:
 
     def __init__(self, hardware: Hardware, claims: Mapping[str, int]) -> None:
         self._hardware, self._claims = hardware, claims
-        # Groups are many: what is asked of each is made of plain numbers, and counted without a
-        # step of Python for each.
+        # Groups are many, so each is described by plain numbers and counted without a step of
+        # Python.
         groups = {
             pair: link.nvlinks or 0
             for link in hardware.links
@@ -220,8 +220,8 @@ class GpuGroups:
         """Alike GPUs: of the groups with room, most NVLink between them, then most memory, then
         lowest index. None: there are not so many of one kind.
 
-        A group has room when its fullest GPU has at least half of what the best group could offer:
-        links between GPUs that are in use are worth less than memory.
+        A group has room when its fullest GPU has at least half of the best group's room: links
+        between GPUs that are in use are worth less than memory.
         """
         if size not in self._best:
             self._best[size] = self._group_of_size(size)

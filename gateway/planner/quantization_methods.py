@@ -38,7 +38,7 @@ class MethodRefused(Refused):
 
 class Resolved(NamedTuple):
     """The method by the engine's own name, "none" for weights that stay unquantized; `limits` are
-    what it asks for."""
+    its requirements."""
 
     method: str
     limits: Method = Method()
@@ -200,7 +200,7 @@ def _has(block: Mapping[str, Any], names: str, values: tuple[Any, ...]) -> bool:
 
 
 def _algorithm(block: Mapping[str, Any]) -> str:
-    """ModelOpt's name of what it did."""
+    """ModelOpt's name of its algorithm."""
     return str(block.get("quant_algo", "")).upper()[:80]
 
 

@@ -1,4 +1,5 @@
-"""The start of a plan that an inquiry rehearses, and what its refusal means for the plan. Pure."""
+"""The start of a plan that an inquiry rehearses, and the meaning of its refusal for the plan.
+Pure."""
 
 from __future__ import annotations
 

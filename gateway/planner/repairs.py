@@ -293,8 +293,8 @@ def _half_cache(
 
 
 def _stages(refusal: Refused, most: int) -> list[int]:
-    """The numbers of stages worth a look: the least that could hold the weights, one more for what
-    they need beside, and all GPUs."""
+    """The numbers of stages worth a look: the least that could hold the weights, one more for
+    memory beside them, and all GPUs."""
     memory = refusal.evidence.memory
     room = memory.budget_bytes - memory.overhead_bytes if memory else 0
     least = max(2, math.ceil(memory.weights_bytes / room)) if memory and room > 0 else 2
@@ -302,8 +302,8 @@ def _stages(refusal: Refused, most: int) -> list[int]:
 
 
 def _is_near(refusal: Refused) -> bool:
-    """The weights have room, so that less beside them may help. Of what a start showed to be too
-    much, "conservative" is less."""
+    """Whether the weights have room, so that less memory beside them may help. After a start that
+    took too much, "conservative" is the smaller variant."""
     memory = refusal.evidence.memory
     return (
         memory is not None

@@ -230,7 +230,7 @@ class Search:
         evidence, engine, gpus = refusal.evidence, self.engine, self._max_gpus
         if self._has_same_kernels(variant, evidence.kernels, evidence.attention):
             return []
-        # The refusal of the unchanged variant tells what the change could not cure.
+        # The refusal of the unchanged variant names the problem that the change could not cure.
         if not variant.reasons or refusal.verdict == "known_bad":
             self.rejected.append(rejection(engine, variant, refusal))
         quantized = self.inputs.spec.quant is not None

@@ -13,7 +13,7 @@ from gateway.engines.common.speed.objective import LONG_REQUESTS_MAX, concurrenc
 COMFORTABLE_CONTEXT = 32768
 # A context below this and below the wished one is no reason to keep the weights as they are.
 MIN_USEFUL = 4096
-# By which part of what it needs beside its KV cache a budget that is cut to the need is larger.
+# A budget that is cut to the need gets this part of the memory beside its KV cache in addition.
 UNCERTAINTY_PARTS = 20
 
 
@@ -56,8 +56,8 @@ class Batch(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """`flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`:
-    what the budget keeps to."""
+    """`flags` tell the engine its budget; `scope` is where facts about these sizes hold. `cap`: the
+    bound of the budget."""
 
     batch: Batch
     memory: Memory

@@ -70,8 +70,8 @@ def sizes(candidate: Candidate, batch: Batch) -> Sizes:
 
 
 def _bounds(footprint: Footprint, batch: Batch) -> Iterator[tuple[Budget, Cap | None]]:
-    """The budgets of a candidate, smallest first: what it keeps to, what it needs beside others,
-    the engine's usual share, all that is free."""
+    """The budgets of a candidate, smallest first: its cap, its need beside others, the engine's
+    usual share, all that is free."""
     candidate, rules = footprint.candidate, footprint.candidate.rules
     usual = rules.budget(footprint, _content(candidate))
     cap = _cap(candidate)
@@ -131,7 +131,7 @@ def _claim(candidate: Candidate, memory: Memory) -> Cap | None:
 
 
 def _limit_budget(footprint: Footprint, bounds: Budget, cap: Cap) -> Budget:
-    """The budget within what the model keeps to."""
+    """The budget within the cap of the model."""
     rules = footprint.candidate.rules
     # A budget is told in steps of a GPU, whose size is not read quite the same each time.
     return rules.narrow_budget(
@@ -326,8 +326,8 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     context, warnings = _context(footprint, evidence, memory.kv_bytes, scope)
     if memory.kv_bytes:
         requests = footprint.cache.requests(memory.kv_bytes, context.value, batch.tokens.value)
-        # The engine's own count: what fits of requests this long, which with windows is less than
-        # bytes divided by a token's.
+        # The engine's own count of requests this long that fit. With windows the count is lower
+        # than all bytes divided by those of a token.
         if math.isfinite(requests):
             tokens = round(requests * context.value)
             memory = memory.evolve(full_requests=round(requests, 2), kv_tokens=tokens)

@@ -18,11 +18,11 @@ from gateway.domain.units import gib, plural
 from gateway.engines.common.candidate import Footprint
 from gateway.engines.common.refusal import Refused
 
-# The size of a KV cache is an estimate. It lacks this part of what the rest may need beyond its own
-# estimate. In 33 measured starts, all on _MEASURED_CAPABILITIES, it lacked a thirtieth at most
-# (engines/vllm/memory.py). Elsewhere the whole band is kept back, and this part of the states at
-# least: on 12.0 there were 939 state blocks of Qwen3.8-27B in FP8 where 1,122 were expected, and
-# 556 of up to 760 in 16 bits (github.com/vllm-project/recipes/pull/831).
+# The size of a KV cache is an estimate. The estimate lacks this part of the memory that the rest
+# may need beyond its own estimate. In 33 measured starts, all on _MEASURED_CAPABILITIES, it lacked
+# a thirtieth at most (engines/vllm/memory.py). Elsewhere the whole band is kept back, and this part
+# of the states at least: on 12.0 there were 939 state blocks of Qwen3.8-27B in FP8 where 1,122 were
+# expected, and 556 of up to 760 in 16 bits (github.com/vllm-project/recipes/pull/831).
 _UNCERTAINTY_PARTS = 4
 _MEASURED_CAPABILITIES = ("9.0",)
 _RESERVE_PARTS_ELSEWHERE = 3

@@ -1,1 +1,1 @@
-"""Profiles: what is known of engines, failures and machines, read from YAML and JSON."""
+"""Profiles: the knowledge of engines, failures and machines, read from YAML and JSON."""

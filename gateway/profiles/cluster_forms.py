@@ -66,7 +66,7 @@ def cluster_of(machines: list[Hardware], network: Network) -> Cluster:
 
 
 def network_of(text: str) -> Network:
-    """The network of `200gbit,2us,roce`; what is left out is unknown. Raises BadRequest."""
+    """The network of `200gbit,2us,roce`; a missing part is unknown. Raises BadRequest."""
     fields: dict[str, Any] = {}
     for part in text.split(","):
         word = part.strip().lower()

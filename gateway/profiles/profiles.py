@@ -90,8 +90,8 @@ class Profiles(ProfileTables):
 
     @cached_property
     def diff_files(self) -> dict[str, Path]:
-        """The same, of versions that are told by what they have otherwise than a known one:
-        considered where they are named."""
+        """The same, of versions that are described by their difference from a known one. A plan
+        considers such a version only where a wish names it."""
         return {
             ref: path
             for ref, path in self._files("engine_diffs").items()

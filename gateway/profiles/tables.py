@@ -43,7 +43,7 @@ class ProfileTables:
     """Reads each table when it is first asked for."""
 
     def __init__(self, roots: tuple[Path, ...], cache: Path | None) -> None:
-        """roots: the folders, those first whose rows win. cache: where what was read is kept
+        """roots: the folders, those first whose rows win. cache: the store of parsed files
         (Documents)."""
         self.roots = roots
         self.documents = Documents(cache)
@@ -188,8 +188,8 @@ class ProfileTables:
 
     @cached_property
     def pace(self) -> SpeedKnowledge:
-        """How fast GPUs and engines are; of the table of what engines reach a user's file wins over
-        ours."""
+        """The speeds of GPUs and engines. In the table of speeds that engines reach a user's file
+        wins over ours."""
         path = self._nearest_file("speed.yaml")
         return SpeedKnowledge(self.cards, validate(path, SpeedTable, self.document(path)))
 

@@ -34,7 +34,7 @@ class Documents:
                 )
 
     def read(self, path: Path) -> list[Any]:
-        """All documents of the file. Raises SettingsError for what is not YAML."""
+        """All documents of the file. Raises SettingsError for a text that is not YAML."""
         return self._documents(path, str(path), None)
 
     def first(self, path: Path) -> Any:

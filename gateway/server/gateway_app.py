@@ -168,8 +168,8 @@ class GatewayApp:
     def _open_answer(
         self, key: Key, need: KeyScope, scope: Scope, receive: Receive, send: Send
     ) -> OpenAnswer | None:
-        """The answer to a request that changes nothing. None: a change is completed, whatever
-        becomes of its key."""
+        """The answer to a request that changes nothing. None for a change, which is completed even
+        if its key is removed."""
         if scope["method"] != "GET":
             return None
         return OpenAnswer(lambda: self._keys.allow(key, need), receive, send)

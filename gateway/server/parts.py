@@ -84,7 +84,7 @@ class Gateway:
     answers: dict[str, SharedAnswer] = field(default_factory=dict)
 
     async def shared_answer(self, name: str, render: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The answer of that name, which all who ask meanwhile share."""
+        """The answer of that name, which all requests of that time share."""
         if name not in self.answers:
             self.answers[name] = SharedAnswer(render)
         return await self.answers[name].body()

@@ -1,4 +1,5 @@
-"""An answer that requests share: rendered once for all who ask meanwhile, in a part of the time."""
+"""An answer that requests share: rendered once for all that wait meanwhile, in a part of the
+time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The mirror of a database: a second file with each change, which replaces a damaged file.
 
 SQLite keeps pages in memory and would go on over a file that others have changed. So `inspect` and
-each change compare the file with what was written.
+each change compare the file with the written content.
 """
 
 from __future__ import annotations

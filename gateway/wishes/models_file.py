@@ -275,7 +275,7 @@ def _name_mistakes(document: Document, wishes: dict[str, Wish]) -> list[Mistake]
     ]
 
 
-# Keys of other programs' files: what to write instead.
+# Keys of other programs' files, and their equals here.
 _FOREIGN_KEYS = {
     "ttl": "write `policy: {keep_alive: 300s}`; llama-swap's 0 is -1",
     "cmd": "the plan makes the command; write `source` and perhaps `args`, or let `fitserve import`"

@@ -27,8 +27,8 @@ class Unresolved(Exception):
 
 @dataclass
 class References:
-    """References of one file; relative paths begin in its folder. values: by reference, and
-    whole texts by what stands in the file."""
+    """References of one file; relative paths begin in its folder. values: by reference, and whole
+    texts by their placeholder in the file."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)

@@ -1,7 +1,6 @@
 """`python -m tests.support.alone PORT PROGRAM...`: a gateway in a network that has nothing but
-loopback. Prints what its model `m` is once that is ready
-or has no way to be, what it answers, and what is said when a repository is added that is not here.
-The gateway and its engines end with it.
+loopback. Prints the state of its model `m` once that is ready or has no way to be, and its answer.
+Prints the error for a repository that is not here. The gateway and its engines end with it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def asked_in(
         try:
             async with asyncio.timeout(limit_s), contextlib.aclosing(lines):
                 async for line in lines:
-                    found.append(line)  # noqa: PERF401 - what was said until the end is kept
+                    found.append(line)  # noqa: PERF401 - lines until the end are kept
         except HostError as error:
             return found, error.message
         except TimeoutError:

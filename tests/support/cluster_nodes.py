@@ -177,7 +177,7 @@ class ClusterNodes:
         node.start()
 
     def _clear(self, node: ClusterNode) -> None:
-        """End what runs on a machine without supervisor, and remove its network."""
+        """End the processes of a machine without supervisor, and remove its network."""
         end_strays(node_socket(node.data))
         for pid in node.pids():
             os.kill(pid, signal.SIGKILL)

@@ -114,8 +114,8 @@ class _Loop(uvloop.Loop):
 
 
 class Gateway:
-    """The data plane on a free port, in a thread with its own event loop. `tasks` counts what runs
-    in that loop.
+    """The data plane on a free port, in a thread with its own event loop. `tasks` counts the tasks
+    of that loop.
 
     still: its clock stands, and moves by `later` alone, so that no time-out depends on how fast
     this machine is.
@@ -180,7 +180,7 @@ class Gateway:
 
     def route(self, *models: ModelRoute) -> None:
         async def swap() -> None:
-            self.routes.table = RouteTable({})  # forgets who was picked last
+            self.routes.table = RouteTable({})  # forgets the last choice
             self.routes.table = RouteTable({route.name: route for route in models})
 
         asyncio.run_coroutine_threadsafe(swap(), self._loop).result(hang_s())
@@ -198,8 +198,8 @@ class Gateway:
         asyncio.run_coroutine_threadsafe(look(), self._loop).result(hang_s())
 
     def catch_up(self) -> None:
-        """Returns when the loop is through with what it was doing: who has an answer may be faster
-        than what follows it."""
+        """Returns when the loop is through with its present work, of which a part follows the
+        answer."""
         self.tasks()
 
     def tasks(self) -> int:

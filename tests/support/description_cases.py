@@ -134,9 +134,9 @@ def asked_gateway(folder: Path) -> Iterator[Gateway]:
 
 
 def ask_cases(gateway: Gateway, cases: int, seed: int, each: int = 10) -> dict[str, Row]:
-    """What came of at least so many cases, by "METHOD /path". The routes have their turns, so that
-    each is met in many states of the others;
-    in one turn a route is asked `each` times as it takes it, and as often as it does not."""
+    """The results of at least so many cases, by "METHOD /path". The routes have their turns, so
+    that each is met in many states of the others; in one turn a route is asked `each` times as it
+    takes it, and as often as it does not."""
     api = gateway.client.get("/admin/openapi.json").json()
     for methods in api["paths"].values():
         for operation in methods.values():
@@ -262,7 +262,7 @@ CHECKS = [
 
 
 def _keep_here(schema: BaseSchema, gateway: Gateway) -> None:
-    """Most cases name what is there, and none anything on another machine."""
+    """Most cases name existing things, and none names another machine."""
     source = str(gateway.data.parent / "model")
 
     def map_path_parameters(

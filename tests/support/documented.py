@@ -98,8 +98,8 @@ def mentioned_commands() -> list[Shown]:
 
 
 def commands(text: str) -> Iterator[tuple[str, ...]]:
-    """The words of each command in a line, without `fitserve`. Brackets are around what may be left
-    out, `|` between alternatives."""
+    """The words of each command in a line, without `fitserve`. Brackets are around optional words,
+    `|` is between alternatives."""
     plain = re.sub(r"\{[^}]*\}", "X", text.replace("[[", "").replace("]]", ""))
     plain = re.split(r"\s{2,}|\s#|\s>|\|\s*source", plain.strip())[0]
     for part in re.split(r"\s\|\s|;\s*", plain.replace("...", "")):

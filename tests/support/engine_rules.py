@@ -39,7 +39,7 @@ def read_rules(kind: type[V], name: str, version: str) -> V:
 
 
 def rule_document(kind: str, version: str, name: str) -> Any:
-    """The rules of one file as YAML data, with what the file inherits."""
+    """The rules of one file as YAML data, with the inherited rows."""
 
     def folder_of(ref: str) -> Path:
         kind, _, version = ref.partition("==")

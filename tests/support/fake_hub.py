@@ -66,8 +66,8 @@ class FakeHub:
     redirects: dict[str, str] = field(default_factory=dict)
     """File -> target of the redirection."""
     variants: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """By repository what is listed as its quantized variants; of one that is missing the answer
-    stands still until `close`."""
+    """By repository, the list of its quantized variants. The answer for a missing repository stands
+    still until `close`."""
     listed: list[dict[str, Any]] = field(default_factory=list)
     """The rows that a search finds: id, tags, pipeline_tag, downloads, trendingScore."""
     search_answer: bytes | None = None

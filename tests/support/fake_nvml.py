@@ -24,7 +24,7 @@ VM_CARD = "card seen from a virtual machine"  # its address is all ones
 
 @dataclass
 class Card:
-    """`links` names what each NVLink link ends in: a card's number, a switch, or None for an
+    """`links` names the far end of each NVLink link: a card's number, a switch, or None for an
     inactive link."""
 
     uuid: str | bytes

@@ -1,5 +1,5 @@
-"""Runs as a process of its own without threads: imports what modules of `gateway` import, then
-forks a process for each that is asked for.
+"""Runs as a process of its own without threads: imports all that modules of `gateway` import, then
+forks a process for each request.
 
 A request on the socket of its first argument: JSON (module, arguments, environment, folder, umask,
 terminal, asks), with four descriptors: standard input, output and error, and where it tells the pid
@@ -41,7 +41,7 @@ IMPORTED = (
     "gateway.__main__",
     "gateway.server.server",
     "gateway.hosts.agent.agent_server",
-    # Imported late: the loop of a gateway, and what plans.
+    # Imported late: the loop of a gateway, and the planner.
     "uvicorn.lifespan.on",
     "uvicorn.loops.auto",
     "gateway.proxy.workers.orphaned_workers",

@@ -2,8 +2,7 @@
 second of processor time each.
 
 They are forked from one process for the whole run of tests (fork_server.py), which has imported the
-gateway and done nothing else. Where the start of the process itself is what is tested, it is
-started as users start it.
+gateway and done nothing else. A test of the start itself starts the process as users do.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from tests.support.patience import hang_s
 
 
 class Forked:
-    """A running process, with what `subprocess.Popen` has for it. Its standard streams are the
-    descriptors that it was given; theirs who asked for it
-    are their own to close. asks: it is a gateway, whose planner is forked too."""
+    """A running process, with the interface of `subprocess.Popen`. Its standard streams are the
+    given descriptors; the caller closes its own ends. asks: it is a gateway, whose planner is
+    forked too."""
 
     def __init__(
         self,
@@ -134,8 +133,8 @@ class _Pipes:
 
 
 class ForkedProgram:
-    """What `gateway.worker_process.spawn` gives of a program, as far as its callers need it.
-    stderr: where standard error has a socket."""
+    """The result of `gateway.worker_process.spawn`, as far as its callers need it. stderr: where
+    standard error has a socket."""
 
     def __init__(
         self,

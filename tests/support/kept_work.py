@@ -1,7 +1,7 @@
 """Work that every gateway repeats with the same result, done once a process of tests.
 
 A run of tests has hundreds of gateways, each with an empty data folder. Processes that are forked
-(fork_server.py) have what the process before them kept.
+(fork_server.py) have the work that the process before them kept.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the gateway logs while a test looks: each line with its fields."""
+"""The log of the gateway during a test: each line with its fields."""
 
 from __future__ import annotations
 

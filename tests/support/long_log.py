@@ -1,4 +1,4 @@
-"""Logs of any length: what an engine prints while it serves, and a fatal error at the end."""
+"""Logs of any length: lines of a serving engine, and a fatal error at the end."""
 
 from __future__ import annotations
 

@@ -3,12 +3,13 @@ process.
 
     python -S memory_engine.py FOLDER TOTAL ARGUMENTS...
 
-FOLDER has what all processes use of the GPUs (pretended_gpus.py), and a line in `measured` for each
-KV cache that was made. What it takes follows from the model's config.json and its flags. While
-there is a file `keeps` in FOLDER, its sleep gives nothing back. The order is that of vLLM 0.26.0: a
-CUDA context, free memory compared with its share (v1/worker/utils.py:425), the weights, a profile
-run, the check of that run and what is left for the KV cache (v1/worker/gpu_worker.py:482 to 545) or
-the bytes that it was given (:462 to 480), the cache, graphs. Standard library only.
+FOLDER has the use of the GPUs by all processes (pretended_gpus.py), and a line in `measured` for
+each KV cache that was made. The memory of the engine follows from the model's config.json and its
+flags. While there is a file `keeps` in FOLDER, its sleep gives nothing back. The order is that of
+vLLM 0.26.0: a CUDA context, free memory compared with its share (v1/worker/utils.py:425), the
+weights, a profile run, the check of that run and the rest for the KV cache
+(v1/worker/gpu_worker.py:482 to 545) or the bytes that it was given (:462 to 480), the cache,
+graphs. Standard library only.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     world.fail_next("start", HostError("The host is on fire."))
 
 Engines that `serve` listen on real loopback sockets, so that a whole gateway runs over them within
-one process. What a real host keeps across a restart of the gateway is the `World`; a new MemoryHost
-on the same world adopts its engines.
+one process. The `World` holds all that a real host keeps across a restart of the gateway; a new
+MemoryHost on the same world adopts its engines.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ from tests.support.yaml_file import read_yaml
 # Whose config.json has the model's shapes: tests/models/NAME.json, or
 # model_configs/NAME_config.json of aiconfigurator-core.
 CONFIG = r"^(tests|aiconfigurator):[A-Za-z0-9._-]+$"
-# int4_g32: compressed-tensors in groups of 32, as cyankiwi (once cpatonn) makes what their names
-# call AWQ: GLM-4.5-Air's 10944 inputs divide by no larger one that is used, and 63.4 GB of the
-# checkpoint are those of this one.
+# int4_g32: compressed-tensors in groups of 32, as cyankiwi (once cpatonn) makes the repositories
+# with AWQ in their names: GLM-4.5-Air's 10944 inputs divide by no larger one that is used, and 63.4
+# GB of the checkpoint are those of this one.
 Quantization = Literal[
     "bf16",
     "fp16",
@@ -63,7 +63,7 @@ class Figure(Value):
 
 
 class Measured(Value):
-    """One engine on one machine, and what it did. Nothing here drafts tokens (speculative
+    """One engine on one machine, and its results. Nothing here drafts tokens (speculative
     decoding)."""
 
     model: str = Field(description="as it was named there")
@@ -131,8 +131,8 @@ class For(Value):
 
 
 class Choice(Value):
-    """What people run of one model on one machine: whoever chooses one of the settings has chosen
-    as they did."""
+    """The settings with which people run one model on one machine. Each of them is an equal
+    choice."""
 
     machine: str = Field(description="a snapshot of profiles/hardware")
     model: str

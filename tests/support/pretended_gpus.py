@@ -1,4 +1,5 @@
-"""Pretended GPUs that processes share: what one of them takes, all others see, as with real ones.
+"""Pretended GPUs that processes share: all see the memory that one of them takes, as with real
+ones.
 
 A folder has a file for each process that uses a GPU, which holds its bytes; a process that is gone
 uses nothing. Standard library only.

@@ -36,7 +36,7 @@ def tensors(shapes: dict[str, tuple[int, ...]], dtype: str = "BF16") -> dict[str
     return {name: Tensor(dtype, shape) for name, shape in shapes.items()}
 
 
-# Fields that decide what a model is, besides those of the published ones.
+# Fields that decide the kind of a model, besides those of the published ones.
 OTHERS = """
 compression_config dtype is_encoder_decoder kv_lora_rank layer_types mamba_d_state multi_query
 n_embd n_head n_layer quantization_config sliding_window_pattern text_config

@@ -178,8 +178,8 @@ class FakeEngine:
         return self
 
     def _accept(self) -> None:
-        """Not by a server of asyncio's: that leaks what it was accepting when it is closed (3.11,
-        Server._attach)."""
+        """Not by a server of asyncio's: when closed, that leaks the connection that it was
+        accepting (3.11, Server._attach)."""
         loop = asyncio.get_running_loop()
         with suppress(OSError):  # gone again
             accepted, _ = self._listener.accept()
@@ -198,7 +198,7 @@ class FakeEngine:
         self.abort()
         asyncio.get_running_loop().remove_reader(self._listener)
         self._listener.close()
-        # What was being accepted is made, and breaks.
+        # The connection that was being accepted is made, and breaks.
         await asyncio.gather(*self._accepting, return_exceptions=True)
         while self.connections:
             await asyncio.sleep(0)
@@ -209,7 +209,7 @@ class FakeEngine:
         for connection in tuple(self.connections):
             connection.abort()
 
-    # --- what it answers ---
+    # --- answers ---
 
     def admit(self, path: str, headers: dict[str, str]) -> None:
         """Raises RequestRefused where the key is missing."""
@@ -260,7 +260,7 @@ class FakeEngine:
             if document.get("model") not in (None, self.script.model, *self.script.adapters):
                 raise RequestRefused(404, f"The model `{document['model']}` does not exist.")
             self.requests += 1
-            # Its scheduler is paused: what comes waits.
+            # Its scheduler is paused: new requests wait.
             await self._awake.wait()
             if self.script.hang_after is not None and self.requests > self.script.hang_after:
                 await asyncio.Event().wait()

@@ -192,7 +192,7 @@ OPENAI: dict[str, OpenAICall] = {
         temperature=0,
         extra_body={"ignore_eos": True, "min_tokens": 2, "repetition_penalty": 1.0},
     ),
-    # What the engine refuses is told in its own words.
+    # Refusals of the engine come in its own words.
     "bad parameter": lambda c, m: c.chat.completions.create(
         model=m, messages=MESSAGES, max_tokens="many"
     ),  # type: ignore[call-overload]
@@ -202,7 +202,7 @@ OPENAI: dict[str, OpenAICall] = {
     "no messages": lambda c, m: c.post("/chat/completions", body={"model": m}, cast_to=object),
 }
 
-# What the gateway refuses itself: the SDK must take it for the same error.
+# Refusals of the gateway itself: the SDK must take them for the same error.
 OPENAI_REFUSED: dict[str, OpenAICall] = {
     "unknown model": lambda c, _: c.chat.completions.create(model="nobody", messages=MESSAGES),
     "unknown path": lambda c, m: c.post("/no/such", body={"model": m}, cast_to=object),
@@ -242,7 +242,7 @@ ANTHROPIC: dict[str, AnthropicCall] = {
     "count of tokens": lambda c, m: c.messages.count_tokens(model=m, messages=MESSAGES),
 }
 
-# What the engine refuses, with OpenAI's words.
+# Refusals of the engine, with OpenAI's words.
 ANTHROPIC_UNREADABLE: AnthropicCall = lambda c, m: c.post(  # noqa: E731
     "/v1/messages", body={"model": m, "messages": MESSAGES}, cast_to=object
 )

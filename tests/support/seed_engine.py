@@ -1,10 +1,10 @@
-"""An engine of a reported failure, as a child process: whether it serves follows from what it was
-really launched with.
+"""An engine of a reported failure, as a child process: its flags and environment decide whether it
+serves.
 
     python -S seed_engine.py VERSION STARTS ARGUMENTS...
 
-It reads the model's config.json, its flags and its environment, as the engine does, and prints what
-that engine printed (tests/logs) wherever the real one fails. Each start is a line of JSON in the
+It reads the model's config.json, its flags and its environment, as the engine does, and prints the
+log of that engine (tests/logs) wherever the real one fails. Each start is a line of JSON in the
 file STARTS. Standard library only.
 """
 
@@ -76,7 +76,7 @@ def main() -> int:
     if ending:
         script = replace(script, lines=printed_lines(ending), serve=False, exit_code=1)
     elif config.get("quantization_config", {}).get("format") == "mxfp4-pack-quantized":
-        # 001: what it prints before its trace is a healthy start; then /health says 200, and short
+        # 001: its lines before the trace are a healthy start; then /health says 200, and short
         # prompts are answered.
         lines = printed_lines("failed-001-marlin-moe-first-request")
         cut = next(number for number, (_, line) in enumerate(lines) if "ERROR" in line)

@@ -56,8 +56,7 @@ def serve_models(
     """A gateway whose models are engines that run elsewhere, by base URL; it is ended after, and
     must end well.
 
-    ulimit: flags of the shell's command, what the system allows the gateway. settings: of its
-    environment.
+    ulimit: flags of the shell's command, the limits of the gateway. settings: of its environment.
     """
     port = free_port()
     keep = {name: value for name, value in os.environ.items() if not name.startswith("FITSERVE_")}

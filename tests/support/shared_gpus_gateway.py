@@ -1,7 +1,7 @@
 """`python -m tests.support.shared_gpus_gateway SNAPSHOT FOLDER [ungated]`: `fitserve serve` on the
 machine of a hardware snapshot, whose GPUs
-are pretended ones that engines share (pretended_gpus.py). ungated: engines start whenever they want
-to, to see what that costs.
+are pretended ones that engines share (pretended_gpus.py). ungated: engines start at any time, so
+that a test sees the cost of that.
 """
 
 from __future__ import annotations

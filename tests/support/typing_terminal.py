@@ -54,7 +54,7 @@ class TypingTerminal:
         os.write(self._ours, text.encode())
 
     def until(self, words: str, after: int = 0) -> int:
-        """Read until the words come, behind what stood at `after`; where they end."""
+        """Read until the words come behind the position `after`. Returns the end of the words."""
         while words not in self.seen[after:]:
             assert self._read(), f"the command ended without {words!r}: {self.seen[-2000:]}"
         return self.seen.index(words, after) + len(words)

@@ -126,11 +126,11 @@ class Upstream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # No more is accepted before it is closed: of a server that is closed asyncio drops what was
-        # accepted last, with its socket open.
+        # No more is accepted before it is closed: when a server is closed, asyncio drops the
+        # connection that was accepted last, with its socket open.
         for listener in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listener.fileno())
-        for _turn in range(4):  # what was accepted just now is told of
+        for _turn in range(4):  # the loop reports the last accepted connection
             await asyncio.sleep(0)
         self._server.close()
         for handler in self._scripts:

@@ -187,7 +187,7 @@ class ReplicaState:
         return min(REPLAN_S * 2.0 ** min(self.vain_looks, 16), _MAX_REPLAN_S)
 
     def swap_engines(self, neighbour: ReplicaState) -> None:
-        """Exchange the engines of two replicas, with what belongs to them."""
+        """Exchange the engines of two replicas, with all that belongs to them."""
         self.attempt, neighbour.attempt = neighbour.attempt, self.attempt
         self.watcher, neighbour.watcher = neighbour.watcher, self.watcher
         self.generation, neighbour.generation = neighbour.generation, self.generation

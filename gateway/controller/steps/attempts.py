@@ -98,7 +98,7 @@ class Attempts:
     async def note_abilities(
         self, replica: ReplicaState, attempt: Attempt, abilities: Abilities
     ) -> None:
-        """Record what a serving engine has shown. Raises StoreError."""
+        """Record the abilities that a serving engine has shown. Raises StoreError."""
         noted = attempt.evolve(abilities=abilities)
         await asyncio.to_thread(self._store.save_attempt, noted)
         replica.attempt = noted

@@ -124,8 +124,8 @@ class Launcher:
             )
 
     async def expect(self, attempt: Attempt, *, allow_remote_code: bool) -> None:
-        """Announce a start to a host that forks. Its files, which may not be here yet, decide
-        nothing of what it imports."""
+        """Announce a start to a host that forks. The model's files, which may not be here yet, do
+        not affect the imports."""
         if not self.host.forks:
             return
         try:

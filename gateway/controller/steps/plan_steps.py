@@ -49,8 +49,8 @@ class PlanSteps:
     ) -> None:
         """Plan the replica, or note why there is no plan now.
 
-        in_place: the room in the place of what serves; what is tried beside has to be as good as a
-        plan for that.
+        in_place: the room in the place of the serving engine. A plan beside that engine has to be
+        as good as one for this room.
         """
         basis: PlanBasis | None = None
         try:
@@ -152,10 +152,10 @@ class PlanSteps:
         in_place: CurrentContext,
     ) -> bool:
         if room().claims == in_place().claims:
-            return True  # what serves holds nothing that plans are made of
+            return True  # the serving engine holds no claimed memory
         replacement = await self._replica_planner.decide(model, in_place)
         if replacement.takes or replacement.plan is None:
-            # In its place others may give, or an engine may allow what the rules refuse.
+            # In its place others may give, or an engine may overrule a refusal of the rules.
             return not replacement.takes and not replacement.engines_to_ask
         return planned.plan is not None and is_as_good(planned.plan, replacement.plan)
 
@@ -223,7 +223,7 @@ def _answers(model: ManagedModel) -> tuple[object, ...]:
 
 
 def _cause_fields(history: Sequence[Attempt], plan: Plan) -> dict[str, str]:
-    """For the log: which failure a plan follows, and what is other in it."""
+    """For the log: the failure that a plan follows, and its differences."""
     if not history or (failure := history[-1].failure) is None:
         return {}
     return {

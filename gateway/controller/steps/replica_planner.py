@@ -172,7 +172,7 @@ def _request_sharing(context: PlanningContext, neighbours: NeighbourRole) -> Sha
 
 
 def plan_for_images(plan: Plan, pins: Mapping[str, str]) -> Plan:
-    """The plan for exactly these images; what is learned from it holds for them."""
+    """The plan for exactly these images, for which its facts hold."""
     engine = exact(plan.engine, pins)
     return (
         plan.evolve(engine=engine, under={**plan.under, "digest": engine.digest})

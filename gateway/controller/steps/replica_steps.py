@@ -167,7 +167,8 @@ class ReplicaSteps:
             replica.vain_looks += 1
 
     def _prepare(self, model: ManagedModel, replica: ReplicaState) -> None:
-        """Prepare the next start while others leave for it, and end what no start needs."""
+        """Prepare the next start while others leave for it, and end preparations that no start
+        needs."""
         if not _is_prepared(model, replica):
             replica.end_preparation()
         elif (

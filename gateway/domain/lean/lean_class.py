@@ -129,7 +129,7 @@ class ValueType(type):
 
 
 def _declared_field(owner: type, name: str, declared: Any) -> FieldInfo:
-    """A field of a class, of what its body says."""
+    """A field of a class, by the statement in the body."""
     if isinstance(declared, FieldInfo):
         field = declared
     elif declared is NO_FIELD:

@@ -1,7 +1,7 @@
 """Data as values of a lean process, where pydantic would take the data as they are.
 
-A reader of a type returns the value, or raises Inexact: then only pydantic can say what the data
-are, or that they are wrong. Trusted data (shipped files, which tests validate) are only converted:
+A reader of a type returns the value, or raises Inexact: then only pydantic can read the data, or
+say that they are wrong. Trusted data (shipped files, which tests validate) are only converted:
 mappings to values, lists to tuples, whole numbers to floats.
 """
 
@@ -185,7 +185,7 @@ def _chain(readers: Iterable[Reader | None]) -> Reader | None:
 
 
 def _guard(function: Reader) -> Reader:
-    """A validator: what it refuses, pydantic refuses with a message."""
+    """A validator. Pydantic refuses the same data with a message."""
 
     def read(value: Any) -> Any:
         try:

@@ -9,7 +9,7 @@
     ConditionsCall(engine)     -> DoneAnswer with the conditions of a start
     FollowCall(name)           -> LineAnswer ... DoneAnswer
     ResolveCall(engine)        -> DoneAnswer with the engine, and the digest of its image
-    IdentityCall(engine)       -> DoneAnswer with what would answer
+    IdentityCall(engine)       -> DoneAnswer with the identity of the engine
     InquireCall(engine, asked) -> LineAnswer ... DoneAnswer
     PortCall()                 -> DoneAnswer with a port
     PreparedCall()             -> DoneAnswer with the prepared processes

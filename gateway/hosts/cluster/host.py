@@ -380,7 +380,7 @@ class ClusterHost:
             self._listings[instance.node] = [*neighbours, instance]
 
     async def _ask_for_instances(self, node: NodeHost) -> Instances:
-        """Raises TimeoutError while the machine is silent, and what its answer raises."""
+        """Raises TimeoutError while the machine is silent, and the errors of its answer."""
         call = self._silent_calls.get(node.name)
         patience_s = _SILENT_CALL_PATIENCE_S
         if call is None:

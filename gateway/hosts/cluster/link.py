@@ -36,7 +36,7 @@ class LinkServer:
         self._nodes: dict[str, dict[str, Any]] = {}
 
     async def look(self) -> None:
-        """Read who is there, as Ray knows it."""
+        """Read the nodes that Ray knows."""
         nodes: dict[str, dict[str, Any]] = {}
         for node in await asyncio.to_thread(self._ray.nodes):
             name = next((key for key in node["Resources"] if key.startswith(RESOURCE)), "")

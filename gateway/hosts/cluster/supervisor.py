@@ -119,8 +119,9 @@ async def _run(command: Sequence[str], environment: Mapping[str, str], output: P
 
 
 async def _end_session(leader: int) -> None:
-    """Kill what lives of a session, and wait for its end. Agents of Ray live a little longer than
-    their raylet, and their titles hide their environment. Engines have sessions of their own."""
+    """Kill the remaining processes of a session, and wait for their end. Agents of Ray live a
+    little longer than their raylet, and their titles hide their environment. Engines have sessions
+    of their own."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_GRACE_S):
             while processes := procfs.session(leader):

@@ -1,8 +1,9 @@
 """Caches of compiled code for later starts: DATA/caches/KIND-VERSION/HASH/.
 
 Each environment and each `LaunchSpec.cache` has a folder. Another environment of the same version,
-another GPU kind, or a repository's code has another one, as its writer decides what the next engine
-runs. The folder is also the HOME of its engines, for files that no variable moves.
+another GPU kind, or a repository's code has another one, because the writer of a folder controls
+the code of the next engine. The folder is also the HOME of its engines, for files that no variable
+moves.
 """
 
 from __future__ import annotations

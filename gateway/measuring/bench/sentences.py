@@ -1,4 +1,4 @@
-"""Plain English prompts, for engines whose speed depends on what is said."""
+"""Plain English prompts, for engines whose speed depends on the text."""
 
 from __future__ import annotations
 

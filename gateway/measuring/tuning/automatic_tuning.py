@@ -1,7 +1,7 @@
 """Searches for better plans of idle models, where FITSERVE_AUTO_TUNE allows them.
 
     model idle, not tuned   begin the search that `fitserve tune` begins
-    request while it runs   end it; the next idle time continues with what was measured
+    request while it runs   end it; the next idle time continues with the measurements
     search has ended        take the best plan, if any; then wait until another plan serves
 
 Engines are tried beside the model where memory allows. Otherwise the model stops meanwhile, but
@@ -35,7 +35,8 @@ _RETRY_S = 3600.0
 
 
 class _Search(NamedTuple):
-    """The running search. began: monotonic seconds. plans: what served then, and its rival."""
+    """The running search. began: monotonic seconds. plans: the serving plan of that time, and its
+    rival."""
 
     name: str
     began: float
@@ -78,7 +79,7 @@ class AutomaticTuning:
         return _LOOK_S
 
     async def _attend(self, search: _Search, idle: dict[str, float]) -> None:
-        """End the search for a request, or take what it found."""
+        """End the search for a request, or take its result."""
         name, model = search.name, self._fleet.models.get(search.name)
         if model is None:
             self._search = None

@@ -4,7 +4,7 @@ pinned(wish, plan)           -> the wish for the engine version and layout of a 
 neighbours(about)            -> differences from a plan in one respect, most promising first
 other_engines(owner, plans)  -> the best plan of each other engine
 forecast_best(owner, rival)  -> the plan that should beat the served one by its forecast
-engine_defaults(about)       -> what the engine does by itself, to compare with; the first that fits
+engine_defaults(about)       -> plans by the engine's defaults, to compare with; the first that fits
 keeps_quality(plan, about)   -> whether nothing but the speed may get worse
 may_win(plan, about)         -> whether a trial could pay
 """
@@ -44,7 +44,7 @@ _EIGHT_BITS = ("fp8", "fp8_e4m3")
 
 
 class PlanChange(NamedTuple):
-    """A wish to try. change: the difference to what it was made from. reason: of the trial."""
+    """A wish to try. change: the difference from the wish before. reason: of the trial."""
 
     change: str
     reason: str

@@ -183,7 +183,7 @@ class PlanSearch:
         return reason
 
     async def _compare_defaults(self, served: BasePlan) -> None:
-        """Measure what the engine does by itself, where that is another plan."""
+        """Measure the engine's own defaults, where they are another plan."""
         for candidate in engine_defaults(served):
             plan = await self._plan(candidate)
             if plan is not None:

@@ -1,4 +1,4 @@
-"""The searches for better plans, one at a time, and what their owner takes of them."""
+"""The searches for better plans, one at a time, and the plans that their owner takes."""
 
 from __future__ import annotations
 

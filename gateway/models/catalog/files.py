@@ -19,7 +19,7 @@ from gateway.models.tensor import Tensor
 
 
 class Header(NamedTuple):
-    """One safetensors file: its size and what it holds."""
+    """One safetensors file: its size and contents."""
 
     size: int
     tensors: dict[str, Tensor]

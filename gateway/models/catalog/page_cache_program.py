@@ -6,7 +6,7 @@ Input: a line of JSON on stdin, `{"files": [path], "most_bytes": N}`. Output: a 
 the bytes that were read, and those that were in the cache. The program ends early when its stdin
 ends. Nothing of this package is imported, as the program starts beside an engine.
 
-A call of posix_fadvise reads at most what the kernel reads ahead at once, 128 KiB on many disks
+A call of posix_fadvise reads no more than one read-ahead of the kernel, 128 KiB on many disks
 (force_page_cache_ra in mm/readahead.c of Linux 6). So a step is no longer, and many are under way.
 Holes of sparse files cost nothing and are left out.
 """
@@ -57,7 +57,7 @@ class CacheReader:
             status = os.fstat(descriptor)
             return not stat.S_ISREG(status.st_mode) or self._read(descriptor, status.st_size)
         except OSError:
-            # The engine reads the same file, and tells what is wrong with it.
+            # The engine reads the same file, and reports its error.
             return True
         finally:
             os.close(descriptor)

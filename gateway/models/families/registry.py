@@ -136,9 +136,9 @@ def blueprint_of(
 ) -> Blueprint:
     """The blueprint of this config.json for an engine of these traits.
 
-    structure: JSON text of what an engine builds of the architecture, for families without a reader
-    here. An unknown family gives a blueprint with `guessed` parts. Raises BadModel that names the
-    missing or wrong field.
+    structure: JSON text of the layers that an engine builds, for families without a reader here. An
+    unknown family gives a blueprint with `guessed` parts. Raises BadModel that names the missing or
+    wrong field.
     """
     exact = _exact_blueprint(config, source, traits)
     if exact is not None:

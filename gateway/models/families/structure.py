@@ -1,4 +1,4 @@
-"""The blueprint of a model from its structure: what an engine builds, as terms of config fields.
+"""The blueprint of a model from its structure: the engine's layers, as terms of config fields.
 
 A structure is learned from the engine's own model class (scripts/engine-structures) and stands in
 gateway/models/structures/ARCHITECTURE.json:

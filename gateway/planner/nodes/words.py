@@ -11,7 +11,7 @@ _KINDS = {"roce": "RoCE", "infiniband": "InfiniBand", "none": "TCP"}
 
 
 def network_words(network: Network) -> str:
-    """`200 Gbit/s, 2 us, RoCE`; what nobody measured is called unknown."""
+    """`200 Gbit/s, 2 us, RoCE`; a figure without measurement is called unknown."""
     bandwidth = (
         "bandwidth unknown" if network.bytes_s is None else f"{network.bytes_s * 8 / 1e9:,g} Gbit/s"
     )

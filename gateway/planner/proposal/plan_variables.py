@@ -16,8 +16,8 @@ from gateway.variables import NO_PROXY
 def engine_variables(
     candidate: Candidate, env: Mapping[str, str], silent: Mapping[str, Fact], sizes: Sizes
 ) -> dict[str, Choice[str]]:
-    """Why the engine gets each of its variables; `env` are the operator's, and what the variant
-    adds to them."""
+    """The reason for each variable of the engine. `env`: the operator's variables, and those that
+    the variant adds."""
     engine, wish_env, global_env = (
         candidate.engine,
         candidate.inputs.wish.env,
@@ -52,8 +52,8 @@ def engine_variables(
 def _start_method(
     candidate: Candidate, scope: Mapping[str, str], env: Mapping[str, str]
 ) -> dict[str, Choice[str]]:
-    """How the engine starts its processes, and what forks of it leave out. A failure of a fork here
-    leaves that to the engine."""
+    """The way in which the engine starts its processes, and the steps that its forks leave out. A
+    failure of a fork here leaves that to the engine."""
     if next(candidate.inputs.facts.holding("fork_fails", scope), None) is not None:
         return {}
     chosen = candidate.rules.start_method(

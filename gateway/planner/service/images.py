@@ -9,7 +9,7 @@ from gateway.engines.inquiry.learned import learn
 from gateway.errors import BadRequest, HostError
 from gateway.profiles.profiles import Profiles
 
-# Python starts and reads what is installed; the engine is not imported.
+# Python starts and reads the installed packages; the engine is not imported.
 _NAME_S = 30.0
 
 

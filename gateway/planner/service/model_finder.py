@@ -124,7 +124,7 @@ class ModelFinder:
     def __init__(
         self, planner: OfflinePlanner, machine: tuple[str, Hardware], use: Use | None
     ) -> None:
-        """machine: its name and the machine. use: what the models must be able to do."""
+        """machine: its name and the machine. use: the tasks and abilities that models must have."""
         self._planner, self._machine, self._use = planner, machine, use
         self._end_s = time.monotonic() + _LIMIT_S
 

@@ -250,7 +250,7 @@ class ModelPlanning(FrozenRecord, frozen=True):
     def _decide_request(self) -> Decision:
         sharing = self.base.sharing
         decision = self._decide_restoration() or self._with_offers()
-        # A holder is named only where its memory is what lacks.
+        # A holder is named only where no more than its memory is missing.
         if not decision.plans and sharing.holdings and self._decide_with(self.base.claims).plans:
             decision = decision.evolve(holders=held_by(sharing.holdings, self.base.hardware))
         lacks_device = {row.verdict for row in decision.rejected} == {"no_device"}

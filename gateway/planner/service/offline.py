@@ -39,7 +39,7 @@ from gateway.planner.service.startable import Startable
 from gateway.profiles.profiles import Profiles
 from gateway.settings import Settings, load_settings
 
-# Only for types: a command must not pay for what only asking needs.
+# Only for types: only inquiries need this import, so other commands must not pay for it.
 if TYPE_CHECKING:
     from gateway.engines.inquiry.inquirer import Inquirer
 
@@ -179,7 +179,7 @@ class OfflinePlanner:
     def decide_here(self, wish: Wish, startable: Startable, facts: Iterable[Fact] = ()) -> Decision:
         """The plan that a gateway with this data folder would start on this machine.
 
-        With the plans of engines that are not installed. facts: what the gateway learned.
+        With the plans of engines that are not installed. facts: those that the gateway learned.
         """
         _, machine = self.machine(None)
         request = PlanRequest(wish, machine, include_uninstalled=True)

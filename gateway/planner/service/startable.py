@@ -59,7 +59,7 @@ class Startable(NamedTuple):
         wish: Wish,
         decide: Callable[[list[Engine]], Decision],
     ) -> Decision:
-        """The decision with a row for each engine: whether it can start, and what it would gain.
+        """The decision with a row for each engine: whether it can start, and its gain.
 
         decide: the decision with other engines.
         """

@@ -272,7 +272,7 @@ class VariantPlanner:
         return {**env, "VLLM_DISABLED_KERNELS": ",".join([*disabled, *variant.disabled])}
 
     def _apply_facts(self, plan: Plan) -> Plan:
-        """The plan as facts allow it, with what they prove or correct.
+        """The plan as facts allow it, with their proofs and corrections.
 
         Raises Refused for a plan that failed here before.
         """

@@ -1,7 +1,7 @@
 """The hosts that media URLs of requests may name, because an engine would fetch them.
 
-An engine stands inside the network, so a client could reach through it what the client itself
-cannot: other machines, the loopback interface, the metadata service of a cloud.
+An engine stands inside the network, so through the engine a client could reach places that are
+closed to the client: other machines, the loopback interface, the metadata service of a cloud.
 """
 
 from __future__ import annotations

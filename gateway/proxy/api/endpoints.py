@@ -64,7 +64,7 @@ class Endpoint:
         )
 
 
-# By task: what the model does, and where it is asked.
+# By task: the work of the model, and the path of its requests.
 _TASKS = {
     "generate": ("generates text", "Use /v1/chat/completions or /v1/completions."),
     "transcribe": ("writes speech as text", "Use /v1/audio/transcriptions."),

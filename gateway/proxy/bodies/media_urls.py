@@ -29,7 +29,7 @@ _INERT_FIELDS = frozenset(
         *("chat_template_kwargs", "guided_json", "tools"),
     )
 )
-# Fields at any depth that tell what tools and earlier answers did.
+# Fields at any depth that describe the work of tools and earlier answers.
 _HISTORY = frozenset(("action", "annotations", "arguments", "citations"))
 # The same of parts by their type.
 _INERT_BY_TYPE = {

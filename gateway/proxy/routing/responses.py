@@ -4,7 +4,7 @@ Only the replica that made a response can continue it, and only for the same key
 
 Engines keep responses in memory and never drop one (vLLM 0.33.0: `response_store` in
 entrypoints/openai/responses/serving.py; SGLang 0.5.23: the same in
-entrypoints/openai/serving_responses.py). So the gateway counts what each engine keeps.
+entrypoints/openai/serving_responses.py). So the gateway counts the answers that each engine keeps.
 """
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
-"""Models of other programs' files as models of fitserve, and what has no equal here. Pure."""
+"""Models of other programs' files as models of fitserve, and the settings without an equal here.
+Pure."""

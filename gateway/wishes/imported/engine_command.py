@@ -14,7 +14,7 @@ from gateway.errors import BadFlag
 from gateway.variables import engine_env
 
 ClosingReason = Callable[[str], tuple[str, str]]
-"""A flag -> why users may not give it, and what to do."""
+"""A flag -> the reason why users may not give it, and the remedy."""
 
 _IMAGE = re.compile(r"(?:[\w.:-]+/)*(vllm|sglang)[\w.-]*(?:[:@].*)?", re.IGNORECASE)
 _STARTS = (
@@ -40,7 +40,7 @@ _CONTAINER_SWITCHES = (
 _CONTAINER_SWITCH_LETTERS = "diqtP"
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _SHELL_SIGNS = "();<>|&"
-# More is no number of a flag; also the bound of what `int` reads.
+# A longer text is no number of a flag; also the bound of `int`.
 _NUMBER = re.compile(r"[0-9]{1,18}")
 # Letters of vLLM's human_readable_int (vllm/engine/arg_utils.py of 0.33.0).
 _LETTERS = {"": 1, "k": 1000, "m": 10**6, "K": 1024, "M": 1024**2}
@@ -60,7 +60,7 @@ class EngineCommand(NamedTuple):
 
 
 class ImportedFields(NamedTuple):
-    """fields: of a wish. notices: what has no equal, and what to do."""
+    """fields: of a wish. notices: settings without an equal, and the remedies."""
 
     fields: dict[str, Any]
     notices: list[str]

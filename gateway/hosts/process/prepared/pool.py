@@ -129,7 +129,7 @@ class PreparedEngines:
                 return None
 
     def tend(self, records: Iterable[Record], identities: Callable[[], Mapping[str, str]]) -> None:
-        """Prepare what is due, and end what is not wanted. identities: reads engine ->
+        """Prepare the engines that are due, and end the others. identities: reads engine ->
         environment."""
         if time.monotonic() - self._tended_at < TEND_S:
             return

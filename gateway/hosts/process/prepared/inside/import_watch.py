@@ -1,4 +1,5 @@
-"""The imports of an engine, watched for what no fork survives and what the environment decides."""
+"""The imports of an engine, watched for effects that no fork survives, and for reads of the
+environment."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ class ImportWatch:
         self.refused = self._read_refusals()
 
     def import_all(self, names: Iterable[str]) -> None:
-        """Import the names and what is learned. Raises Unforkable."""
+        """Import the named and the learned modules. Raises Unforkable."""
         self._folders = {path: _entries(path) for path in sys.path}
         with self._watch_imports():
             for name in names:
@@ -92,7 +93,7 @@ class ImportWatch:
         return list(dict.fromkeys(names))[:MAX_NAMES]
 
     def _import_learned_names(self) -> None:
-        """Import what is learned, each part after a fork survived it.
+        """Import the learned modules, each part after a fork survived it.
 
         A trial ends at a module that no fork survives, and the next one is without that module.
         """

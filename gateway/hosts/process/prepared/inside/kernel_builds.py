@@ -2,7 +2,7 @@
 
 An engine chooses its sampler and its kernels before it reads weights, and calls them a minute
 later. The first call builds the module: 117 s for sampling and 105 s for block FP8 on an H200. A
-build holds a lock of FlashInfer, so the call waits for what is left of it.
+build holds a lock of FlashInfer, so the call waits for the rest of the build.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _wrapper(builder: str, begun: set[str]) -> Callable[..., Callable[..., Any]]
 
 
 def build(builder: str) -> None:
-    """Build what is not built. The engine meets an error again at its own call."""
+    """Build the missing modules. The engine meets an error again at its own call."""
     module_name, _, name = builder.partition(":")
     try:
         kernels = getattr(importlib.import_module(module_name), name)()

@@ -60,7 +60,7 @@ def with_compiled_kernels(warmup: Callable[..., Any], module: Any) -> Callable[.
             traceback.print_exc()
         answer = warmup(*arguments, **options)
         if mark is not None:
-            # The warm-up has compiled whatever the processes did not.
+            # The warm-up has compiled all that the processes did not.
             with suppress(OSError):
                 mark.touch()
         return answer
@@ -69,7 +69,7 @@ def with_compiled_kernels(warmup: Callable[..., Any], module: Any) -> Callable[.
 
 
 def compile_kernels(warm_up: Callable[[], Any], module: Any) -> Path | None:
-    """Compile what the calls of `warm_up` need, once for each list of calls and each cache.
+    """Compile the kernels for the calls of `warm_up`, once for each list of calls and each cache.
 
     Several ranks of an engine share a cache. The first compiles, and the others wait for it. Where
     it fails, the others try nothing again. Returns the mark of a cache that has all kernels; None:
@@ -136,7 +136,7 @@ def available_bytes() -> int:
 def recorded_calls(warm_up: Callable[[], Any], module: Any) -> list[dict[str, Any]]:
     """The calls of RECORDED_FUNCTIONS that `warm_up` makes, without their effect.
 
-    Sets of the module, its memory of what is done, are as before afterwards.
+    The sets in which the module remembers finished work are restored afterwards.
     """
     calls: list[dict[str, Any]] = []
 

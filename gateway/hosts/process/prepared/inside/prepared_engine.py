@@ -138,7 +138,7 @@ class ForkServer:
             self._poll.register(connection.fileno(), select.POLLIN)
 
     def _read(self, number: int) -> list[str] | None:
-        """Answer what this connection asks. In a fork: the command line of its engine."""
+        """Answer the question of this connection. In a fork: the command line of its engine."""
         connection, received = self._connections[number]
         try:
             data = connection.recv(65536)
@@ -204,7 +204,7 @@ class ForkServer:
         return argv
 
     def _leave(self, connection: socket.socket) -> None:
-        """Close what belongs to the parent, and take back its signal handlers."""
+        """Close the parent's files and sockets, and take back its signal handlers."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -219,7 +219,7 @@ class ForkServer:
 
 
 def begin_engine(connection: socket.socket, request: dict[str, Any], oom_score: str) -> None:
-    """Give this fork what a plain start would have, and wait until it may go on."""
+    """Give this fork the environment of a plain start, and wait until it may go on."""
     _OOM_SCORE.write_text(oom_score)
     log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     devnull = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -244,7 +244,8 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, st
 
 
 def change_environment(changes: Mapping[str, str | None]) -> None:
-    """Set what imports had set, as `import vllm` does: the imports of a plain start set it too."""
+    """Set the variables that imports had set, as `import vllm` does. A plain start sets them
+    too."""
     for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
