@@ -283,21 +283,21 @@ def _refuse_engine_variable(engine: Engine | None, name: str, value: str) -> tup
 
     Profiles list all open variables of vLLM. Of SGLang all switches are open, with exceptions.
     """
-    sglang = not name.startswith("VLLM_")
-    reviewed = name in f"{_REVIEWED_VARIABLES} {_SGLANG_REVIEWED_VARIABLES}".split()
+    is_sglang = not name.startswith("VLLM_")
+    is_reviewed = name in f"{_REVIEWED_VARIABLES} {_SGLANG_REVIEWED_VARIABLES}".split()
     why = (
         None
-        if reviewed
+        if is_reviewed
         else _closed_word(name, _CLOSED_WORDS)
-        or (_closed_word(name, _SGLANG_WORDS) if sglang else None)
+        or (_closed_word(name, _SGLANG_WORDS) if is_sglang else None)
     )
-    if why is None and not sglang and _LIMITS.match(name):
+    if why is None and not is_sglang and _LIMITS.match(name):
         why = "it is a limit on requests of clients"
     if why is not None:
         return f"The variable {name} cannot be given to engines: {why}.", "Leave it out."
     if engine is not None and not name.startswith(engine.open_switches):
         return _suggest_name(engine, name)
-    if sglang and not _SWITCH.fullmatch(value):
+    if is_sglang and not _SWITCH.fullmatch(value):
         return f"{name} takes a number or a switch.", "Correct the value."
     return None
 

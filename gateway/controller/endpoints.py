@@ -37,9 +37,9 @@ class Endpoints:
     async def look(self, model: ManagedModel) -> None:
         """Start and close watchers, so that each endpoint of the wish has one."""
         key = EndpointKey(self._keys, model.wish.endpoint_key)
-        if model.deleting or [(watcher.endpoint, watcher.key) for watcher in model.endpoints] == [
-            (url, key) for url in model.wish.endpoints
-        ]:
+        if model.is_deleting or [
+            (watcher.endpoint, watcher.key) for watcher in model.endpoints
+        ] == [(url, key) for url in model.wish.endpoints]:
             return
         former_watchers = {watcher.endpoint: watcher for watcher in model.endpoints}
         watched = (self._client, self._interval_s, self._stretch, self._wake, key)

@@ -68,7 +68,7 @@ class Evictor:
         self._counted_at = self._noted_at = 0.0
         self._noted: dict[str, float] = {}
         self._times = SteadyTimes()
-        self.in_progress = False
+        self.is_making_room = False
         """Whether room for a model is being made, or awaited."""
         self._order: dict[str, tuple[bool, int, float]] = {}
 
@@ -88,7 +88,7 @@ class Evictor:
             self._clear_eviction(model, models_by_instance)
             # Requests that wait while a copy serves are among those that it still answers.
             is_requested = model.wish.name in demand and not model.serving
-            model.unloaded &= not (is_requested or model.wish.policy.pinned)
+            model.is_unloaded &= not (is_requested or model.wish.policy.pinned)
         loaded_models = self._loaded_models(models, demand, models_by_instance)
         self._tell_fleet(loaded_models, now)
         for model in models:
@@ -113,8 +113,8 @@ class Evictor:
         """Note which models have had no request since they were loaded last."""
         for loaded_model in loaded_models:
             model = self._fleet.models[loaded_model.name]
-            model.unused = (
-                (model.unused or loaded_model.state in ("out", "asleep"))
+            model.is_unused = (
+                (model.is_unused or loaded_model.state in ("out", "asleep"))
                 and not loaded_model.is_requested
                 and model.used_at != wall
             )
@@ -122,9 +122,9 @@ class Evictor:
     def _apply_moves(self, loaded_models: Sequence[LoadedModel], moves: Moves) -> None:
         """Evict, hold, and load on request, as was decided."""
         transitions = {
-            loaded_model.name for loaded_model in loaded_models if loaded_model.in_transition
+            loaded_model.name for loaded_model in loaded_models if loaded_model.is_in_transition
         }
-        self.in_progress = bool(transitions or moves.evictions or moves.first)
+        self.is_making_room = bool(transitions or moves.evictions or moves.first)
         for place, eviction in moves.evictions.items():
             self._evict(place, eviction)
         for loaded_model in loaded_models:
@@ -132,14 +132,14 @@ class Evictor:
             model.hold = moves.holds.get(loaded_model.name, "")
             model.is_next = moves.first == loaded_model.name
             waits_for_request = (
-                model.on_request
+                model.waits_for_request
                 or loaded_model.keep_alive_s >= 0
                 or loaded_model.was_evicted
                 or not loaded_model.has_plan
                 or loaded_model.name in moves.holds
                 or any(replica.leaving for replica in model.replicas)
             )
-            model.on_request = waits_for_request and is_loadable(loaded_model, transitions)
+            model.waits_for_request = waits_for_request and is_loadable(loaded_model, transitions)
 
     def in_order(self, awake: Iterable[ManagedModel]) -> list[ManagedModel]:
         """The models of the last look in the order in which they are planned."""
@@ -156,7 +156,7 @@ class Evictor:
         ]
         if replicas:
             # A sleeping copy was counted before.
-            self.unloads[name, eviction.cause] += not all(evicted.asleep for evicted in replicas)
+            self.unloads[name, eviction.cause] += not all(evicted.is_asleep for evicted in replicas)
             log.info("leaves", model=name, replica=index, why=eviction.reason)
         for replica in replicas:
             replica.leaving = eviction
@@ -164,14 +164,14 @@ class Evictor:
     def _clear_eviction(self, model: ManagedModel, models_by_instance: Mapping[str, str]) -> None:
         """Clear an eviction once the engine is gone, or asleep where that suffices."""
         for replica in model.all_replicas:
-            if replica.leaving is None or replica.busy:
+            if replica.leaving is None or replica.is_busy:
                 continue
-            stays = replica.asleep and not (replica.leaving.ends or model.deleting)
+            stays = replica.is_asleep and not (replica.leaving.ends or model.is_deleting)
             is_running = replica.attempt is not None or any(
                 attempt.instance_name in models_by_instance for attempt in replica.attempts
             )
             if stays or not is_running:
-                replica.leaving, replica.looks_again, model.gave_way = None, True, True
+                replica.leaving, replica.looks_again, model.was_evicted = None, True, True
                 self._fleet.unblock()
 
     def _note_requests(self, model: ManagedModel, *, has_requests: bool) -> None:
@@ -205,7 +205,7 @@ class Evictor:
         is_first = has_requests and not (model.has_requests or model.serving)
         if is_first or has_candidate or (stops and is_idle and (is_overdue or not may_evict)):
             for replica in model.replicas:
-                replica.blocked, replica.takes, replica.outdated = None, (), True
+                replica.blocked, replica.takes, replica.is_outdated = None, (), True
         model.has_requests = has_requests
 
     def _loaded_models(
@@ -231,24 +231,24 @@ class Evictor:
             model.wish.name,
             [replica.attempt for replica in model.replicas if replica.attempt is not None],
         )
-        if model.deleting:
-            is_running = live or self._busy(model) or name in models_by_instance.values()
+        if model.is_deleting:
+            is_running = live or self._is_busy(model) or name in models_by_instance.values()
             return LoadedModel(name, (Copy(0, "leaves"),)) if is_running else None
         copies = tuple(
             replace(
                 copy,
                 entered_at=self._times.steady(name, copy.entered_at),
-                watched=self._is_watched(replica),
+                is_watched=self._is_watched(replica),
             )
             for replica in model.replicas
             for copy in (_copy(model, replica),)
         )
         loaded = LoadedModel(name, copies)
         if loaded.state == "serves":
-            model.gave_way = False
+            model.was_evicted = False
         # Room is a question for the copies that are away.
         absent = [
-            replica for replica in model.replicas if replica.attempt is None or replica.asleep
+            replica for replica in model.replicas if replica.attempt is None or replica.is_asleep
         ] or model.replicas
         unable = [
             replica.status.state in ("quarantined", "backing_off")
@@ -257,8 +257,8 @@ class Evictor:
         policy = model.wish.policy
         return replace(
             loaded,
-            is_stopped=model.stopped,
-            is_unloaded=model.unloaded,
+            is_stopped=model.is_stopped,
+            is_unloaded=model.is_unloaded,
             keep_alive_s=self._fleet.keep_alive_s(model.wish),
             is_pinned=policy.pinned,
             priority=policy.priority,
@@ -269,19 +269,19 @@ class Evictor:
             must_evict=model.needs,
             must_stop=model.ends,
             is_promised_memory=any(replica.takes for replica in model.replicas),
-            on_request=any(replica.on_request for replica in model.replicas),
+            waits_for_request=any(replica.waits_for_request for replica in model.replicas),
             can_start=not all(unable),
-            was_evicted=model.gave_way,
+            was_evicted=model.was_evicted,
             was_never_loaded=not any(replica.history for replica in model.replicas),
-            had_no_request=model.unused,
+            had_no_request=model.is_unused,
         )
 
     def _is_watched(self, replica: ReplicaState) -> bool:
         return replica.attempt is not None and self._measures(replica.attempt.plan.gpus)
 
     @staticmethod
-    def _busy(model: ManagedModel) -> bool:
-        return any(replica.busy for replica in model.replicas)
+    def _is_busy(model: ManagedModel) -> bool:
+        return any(replica.is_busy for replica in model.replicas)
 
     def _note_use(self, models: Iterable[ManagedModel], now: float, *, has_requests: bool) -> None:
         """Note the time of use: a request is in flight, or has ended since the last look."""
@@ -336,10 +336,15 @@ def _copy(model: ManagedModel, replica: ReplicaState) -> Copy:
     ended = replica.history[-1].ended_at if replica.history else None
     if replica.leaving is not None:
         return Copy(replica.index, "leaves", ended or model.created_at)
-    if attempt is not None and attempt.asleep is not None and replica.asleep and not replica.busy:
+    if (
+        attempt is not None
+        and attempt.asleep is not None
+        and replica.is_asleep
+        and not replica.is_busy
+    ):
         return Copy(replica.index, "asleep", attempt.asleep.since)
     return Copy(
         replica.index,
-        "loads" if attempt is not None or replica.busy else "out",
+        "loads" if attempt is not None or replica.is_busy else "out",
         ended or model.created_at,
     )

@@ -298,9 +298,9 @@ class Loop:
     ) -> None:
         """Show the engines of this pass to all that follow them. Raises StoreError."""
         # First of all, engines that are gone or evicted get no more requests.
-        was_in_progress = self.evictor.in_progress
+        was_making_room = self.evictor.is_making_room
         await self.evictor.look(instances, awake, demand)
-        if self.evictor.in_progress != was_in_progress:
+        if self.evictor.is_making_room != was_making_room:
             self.wake()
         self._publish_routes(instances)
         self._gate.look(instances)
@@ -310,7 +310,8 @@ class Loop:
     async def _attend_all(
         self, models: Iterable[ManagedModel], instances: list[Instance]
     ) -> str | None:
-        """Take the next steps of all models. The reason why a step could not be recorded."""
+        """Take the next steps of all models. Returns the reason why a step could not be recorded;
+        None: all were."""
         problem: str | None = None
         for model in models:
             try:
@@ -329,7 +330,7 @@ class Loop:
         models = self.fleet.models
         names = {instance.model for instance in instances} | demand.keys()
         awake = self._resting.awake(
-            models.values(), names, self.evictor.in_progress, time.monotonic()
+            models.values(), names, self.evictor.is_making_room, time.monotonic()
         )
         for model in awake:
             self._resting_routes.pop(model.wish.name, None)
@@ -341,7 +342,7 @@ class Loop:
         self._resting.retain(models.keys())
         self._resting.note(
             (model for model in awake if model.wish.name in models),
-            self.evictor.in_progress,
+            self.evictor.is_making_room,
             time.monotonic(),
         )
         for model in awake:
@@ -377,7 +378,7 @@ class Loop:
             # One step in a pass, so that an engine has left the routes before it stops.
             if await self._changes.attend(model):
                 self.wake()
-            if model.deleting:
+            if model.is_deleting:
                 await self._forget(model, instances)
             model.setback.clear()
         except StoreError:
@@ -391,7 +392,7 @@ class Loop:
         replicas = model.all_replicas
         for replica in replicas:
             await replica.unwatch()
-        if any(replica.busy for replica in replicas) or any(
+        if any(replica.is_busy for replica in replicas) or any(
             instance.model == name for instance in instances
         ):
             return
@@ -412,7 +413,7 @@ class Loop:
         """Return the attempts of a trial to its replica once nothing of the trial runs. Attempts
         that measured a plan are dropped."""
         is_running = trial.attempt is not None or trial.instance_among(instances) is not None
-        if is_running or trial.seeks or trial.busy:
+        if is_running or trial.seeks or trial.is_busy:
             return
         if trial.generation != TRIAL_GENERATION:
             for attempt in model.replicas[trial.index].remember(*trial.history):

@@ -55,10 +55,10 @@ class MemoryGifts:
         replica = giver.replicas[take.replica]
         if take.how != "surplus":
             return _is_away(replica, take)
-        if giver.deleting:
+        if giver.is_deleting:
             return True
-        if replica.attempt is None or replica.busy:
-            return not replica.busy
+        if replica.attempt is None or replica.is_busy:
+            return not replica.is_busy
         if giver.keeps_until > time.monotonic():
             return True
         if _has_shrunk(replica.attempt, take):
@@ -83,8 +83,8 @@ class MemoryGifts:
 
 def _is_away(replica: ReplicaState, take: Offer) -> bool:
     """Whether a copy has left its GPUs, by the way that its offer names."""
-    is_gone = replica.attempt is None or (take.how == "sleep" and replica.asleep)
-    return is_gone and replica.leaving is None and not replica.busy
+    is_gone = replica.attempt is None or (take.how == "sleep" and replica.is_asleep)
+    return is_gone and replica.leaving is None and not replica.is_busy
 
 
 def _has_shrunk(attempt: Attempt, take: Offer) -> bool:
@@ -108,6 +108,6 @@ def _is_larger_engine_running(
 
 def _is_any_replaced(copies: Iterable[ReplicaState]) -> bool:
     return any(
-        copy.unrouted_at is not None or (copy.made_room and copy.attempt is not None)
+        copy.unrouted_at is not None or (copy.has_made_room and copy.attempt is not None)
         for copy in copies
     )

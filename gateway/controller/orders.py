@@ -46,7 +46,7 @@ class Orders:
         Raises Conflict where the key added a model of another name.
         """
         for model in self._fleet.models.values():
-            if not key or model.idempotency_key != key or model.deleting:
+            if not key or model.idempotency_key != key or model.is_deleting:
                 continue
             if model.wish.name != name:
                 raise Conflict(
@@ -77,7 +77,7 @@ class Orders:
         """Mark a model for removal. The loop stops its engines. Raises NotFound, StoreError."""
         self._store.changeable()
         await asyncio.to_thread(self._store.mark_deleting, name)
-        self._fleet.model(name).deleting = True
+        self._fleet.model(name).is_deleting = True
         self._wake()
 
     async def change(
@@ -96,15 +96,15 @@ class Orders:
                     f"The model {name} was changed by another request.",
                     hint="This change was not made. Try again.",
                 )
-            if model.deleting:
+            if model.is_deleting:
                 raise Conflict(
                     f"The model {name} is being removed.", hint="Add it again after its removal."
                 )
             if model.change is not None and not model.change.refused:
                 ends = f"`fitserve show {name}` shows its progress. Try again afterwards."
-                if model.stopped:
+                if model.is_stopped:
                     ends = f"Its owner stopped it. `fitserve start {name}` continues the change."
-                elif model.unloaded:
+                elif model.is_unloaded:
                     ends = f"Its owner unloaded it. `fitserve start {name}` continues the change."
                 raise Conflict(f"The model {name} is being changed already.", hint=ends)
             if wish == old:
@@ -130,7 +130,7 @@ class Orders:
         model = self._fleet.model(name)
         now = time.time()
         await asyncio.to_thread(self._store.forgive, name, now)
-        model.forgiven_at, model.unloaded = now, False
+        model.forgiven_at, model.is_unloaded = now, False
         model.inquiry_problems.clear()
         # Work under way keeps its own references. Answers stay on disk as long as their source
         # exists.
@@ -162,7 +162,7 @@ class Orders:
                 f"{name} is pinned, so it is never unloaded.",
                 hint=f"Run `fitserve set {name} --no-pinned` first, or `fitserve stop {name}`.",
             )
-        model.unloaded = True
+        model.is_unloaded = True
         for replica in model.replicas:
             if _has_engine(replica):
                 replica.status = _leaving_state("its owner unloads it")
@@ -174,7 +174,7 @@ class Orders:
         model = self._fleet.model(name)
         _check_local(model)
         await asyncio.to_thread(self._store.set_stopped, name, stopped=stopped)
-        model.stopped = stopped
+        model.is_stopped = stopped
         for replica in model.replicas:  # shown until the next pass
             if stopped and _has_engine(replica):
                 replica.status = _leaving_state("its owner stops it")
@@ -183,10 +183,10 @@ class Orders:
             elif not _has_engine(replica):
                 replica.status = Rest("starting", "its owner starts it")
         if stopped:
-            model.on_request = False
+            model.waits_for_request = False
         else:
             # A start by the owner counts as a request.
-            model.used_at, model.gave_way, model.unloaded = time.time(), False, False
+            model.used_at, model.was_evicted, model.is_unloaded = time.time(), False, False
         self._wake()
         return model
 
@@ -204,7 +204,7 @@ class Orders:
             (
                 replica.model
                 for replica in self._fleet.replicas()
-                if replica.attempt is None and replica.busy
+                if replica.attempt is None and replica.is_busy
             ),
             None,
         )
@@ -226,7 +226,7 @@ class Orders:
 
 
 def _has_engine(replica: ReplicaState) -> bool:
-    return replica.attempt is not None or replica.busy
+    return replica.attempt is not None or replica.is_busy
 
 
 def _leaving_state(reason: str) -> Rest:

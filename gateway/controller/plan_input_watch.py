@@ -77,6 +77,6 @@ class PlanInputWatch:
 
 
 def _is_blocked(model: ManagedModel) -> bool:
-    return not model.deleting and any(
+    return not model.is_deleting and any(
         replica.blocked is not None and not replica.takes for replica in model.replicas
     )

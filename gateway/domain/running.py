@@ -272,7 +272,7 @@ class Attempt(Value):
         return served_name(self.model)
 
     @property
-    def live(self) -> bool:
+    def is_live(self) -> bool:
         return self.state in ("starting", "ready")
 
     @property

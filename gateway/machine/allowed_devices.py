@@ -46,9 +46,9 @@ class AllowedDevices(Value):
         if gpus is not None:
             return cls(gpus=_configured_uuids(hardware, gpus), variable="FITSERVE_GPUS")
         if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
-            in_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+            is_in_order = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
             return cls(
-                gpus=_visible_to_cuda(hardware, visible, in_order=in_order),
+                gpus=_visible_to_cuda(hardware, visible, in_order=is_in_order),
                 variable="CUDA_VISIBLE_DEVICES",
             )
         visible = environment.get("NVIDIA_VISIBLE_DEVICES")

@@ -89,7 +89,7 @@ class GpuLinks:
 
         ends: Counter[Bus | str] = Counter()
         refusal: Exception | None = None
-        answered = False
+        has_answered = False
         try:
             for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
                 try:
@@ -97,12 +97,12 @@ class GpuLinks:
                 except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_InvalidArgument) as error:
                     refusal = refusal or error  # a number past the card's last link
                     continue
-                answered = True
+                has_answered = True
                 if active:
                     ends[self._far_end(handle, link, cards)] += 1
         except pynvml.NVMLError as error:
-            refusal, answered = error, False
-        if not answered:
+            refusal, has_answered = error, False
+        if not has_answered:
             self.notes.add(f"GPU {index}: NVLink: {words_of(refusal)}")
             return None
         return ends

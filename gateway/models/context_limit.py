@@ -55,11 +55,12 @@ _OFFSETS = {"roberta": 2, "xlm-roberta": 2, "mpnet": 2}
 
 
 class ContextLimit(NamedTuple):
-    """Tokens, and where the number comes from. open: the engine takes a longer context if told."""
+    """Tokens, and where the number comes from. is_open: the engine takes a longer context if
+    told."""
 
     tokens: int
     source: str
-    open: bool = False
+    is_open: bool = False
 
 
 def context_limit(
@@ -96,7 +97,7 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
     if limit is None or (spec.sentence_limit or limit.tokens) < limit.tokens:
         return spec
     words = limit.source.replace("config.json", spec.sources.get("config", "config.json"))
-    if (limit.tokens, words, limit.open) == (
+    if (limit.tokens, words, limit.is_open) == (
         spec.max_position,
         spec.sources.get("max_position"),
         spec.open_limit,
@@ -104,7 +105,7 @@ def with_limit(spec: ModelSpec, traits: Collection[str]) -> ModelSpec:
         return spec
     return spec.evolve(
         max_position=limit.tokens,
-        open_limit=limit.open,
+        open_limit=limit.is_open,
         sources={**spec.sources, "max_position": words},
     )
 
@@ -115,7 +116,7 @@ def _lengths(text: text_config.Text, family: str) -> dict[str, ContextLimit]:
     inner = text.inner
     kind = inner.get("model_type") if isinstance(inner.get("model_type"), str) else family
     default_lengths = DEFAULTS.get(str(kind), {})
-    if text.nested and family in OUTER_LENGTHS:
+    if text.is_nested and family in OUTER_LENGTHS:
         kind, default_lengths = family, OUTER_LENGTHS[family]
     defaults = {field: length for field, length in default_lengths.items() if field not in inner}
     lengths = _configured_limits(Fields(inner, text.fields.source))

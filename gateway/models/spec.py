@@ -86,7 +86,7 @@ def read_model(
         task=task,
         dtype=cast("Any", dtype),
         max_position=limit.tokens,
-        open_limit=limit.open,
+        open_limit=limit.is_open,
         sources={
             "max_position": limit.source,
             "dtype": dtype_source,
@@ -159,10 +159,10 @@ def _has_tied_head(plan: Blueprint) -> bool:
 def _draft_layers(fields: Fields) -> Callable[[str], bool]:
     """A predicate over tensor names: whether the layer only drafts tokens."""
     last = text_config.layers_of(fields)
-    numbered = bool(fields.config.get("num_nextn_predict_layers"))
+    is_numbered = bool(fields.config.get("num_nextn_predict_layers"))
 
     def drafts(name: str) -> bool:
-        layer = _LAYER_NUMBER.match(name) if numbered else None
+        layer = _LAYER_NUMBER.match(name) if is_numbered else None
         return bool(_DRAFT_LAYER.match(name)) or (layer is not None and int(layer[1]) >= last)
 
     return drafts

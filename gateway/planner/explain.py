@@ -396,9 +396,9 @@ _MAX_MISSING_ROWS = 3
 
 def not_here(decision: Decision) -> list[str]:
     """The gains of engines that cannot start here, best first, without useless ones."""
-    first = not decision.plans
+    is_first = not decision.plans
     worth = [row for row in decision.engines if not row.here and row.gives not in ("", "no plan")]
-    worth = [row for row in worth if first or (row.gain or 0) >= _MIN_GAIN]
+    worth = [row for row in worth if is_first or (row.gain or 0) >= _MIN_GAIN]
     worth.sort(key=lambda row: -(row.gain or 0))
     lines = []
     for row in worth[:_MAX_MISSING_ROWS]:

@@ -123,10 +123,10 @@ class LaunchInputs(FrozenRecord, frozen=True):
 
     weights, drafter: model folders. templates: folder of chat templates. adapters: names and
     folders. environment: folder of the virtual environment; None: the engine runs in a container.
-    remote_code: code of the model's repository may run. cache_bytes: KV cache on each GPU of an
-    engine that does not measure. copy_number: of a plan over several nodes. media_hosts: the only
-    ones that the engine may fetch media from; (): any. is_exposed: other machines reach its port,
-    so each path needs its key.
+    allows_remote_code: code of the model's repository may run. cache_bytes: KV cache on each GPU of
+    an engine that does not measure. copy_number: of a plan over several nodes. media_hosts: the
+    only ones that the engine may fetch media from; (): any. is_exposed: other machines reach its
+    port, so each path needs its key.
     """
 
     weights: str
@@ -135,7 +135,7 @@ class LaunchInputs(FrozenRecord, frozen=True):
     drafter: str | None = None
     templates: str | None = None
     adapters: tuple[tuple[str, str], ...] = ()
-    remote_code: bool = False
+    allows_remote_code: bool = False
     cache_bytes: int | None = None
     copy_number: int = 0
     media_hosts: tuple[str, ...] = ()
@@ -191,7 +191,7 @@ def launch_spec(
         memory_bytes=resources.memory(plan),
         pids=resources.pids(plan),
         scratch=engine.scratch if environment is None else None,
-        cache=resources.cache(plan, engine, remote_code=inputs.remote_code),
+        cache=resources.cache(plan, engine, remote_code=inputs.allows_remote_code),
         caches=engine.caches,
         forked_calls=engine_kind(plan.engine.kind).forked_calls,
         kernel_warmups=engine_kind(plan.engine.kind).kernel_warmups,

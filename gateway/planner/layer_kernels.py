@@ -127,10 +127,10 @@ def _experts(
         return _refused_row(
             layer, k, n, "unknown", "the function between the experts' products is not known here"
         )
-    gated = not traits.function.endswith("_no_mul")
+    is_gated = not traits.function.endswith("_no_mul")
     shape = MoeShape(
         hidden=k if first else n,
-        intermediate=max(n // (2 if gated else 1), 1) if first else k,
+        intermediate=max(n // (2 if is_gated else 1), 1) if first else k,
         experts=layer.experts,
         scheme=scheme,
         origin="" if scheme.kind == "unquantized" else traits.origin,

@@ -68,10 +68,10 @@ def _merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
 def _with_config(spec: ModelSpec, config: dict[str, Any]) -> ModelSpec:
     hint = spec.task if "sentence-transformers" in spec.sources.get("task", "") else None
     # Another architecture has another structure.
-    same_class = config.get("architectures") == spec.config.get("architectures")
+    has_same_class = config.get("architectures") == spec.config.get("architectures")
     facts = (spec.source, spec.revision, config, None, spec.file_bytes, spec.remote_code, hint)
     try:
-        read = read_model(*facts, spec.structure if same_class else "")
+        read = read_model(*facts, spec.structure if has_same_class else "")
     except BadModel as error:
         raise BadRequest(
             f"--{_CONFIG} makes no model of {spec.source}: {error.message}",

@@ -36,7 +36,7 @@ class _RefusedVariant(FrozenRecord, frozen=True):
     rules: EngineRules
     max_gpus: int
     args: Collection[str]
-    quantized: bool
+    is_quantized: bool
 
     @property
     def reason(self) -> str:
@@ -205,7 +205,7 @@ def _memory_repairs(refused: _RefusedVariant) -> Iterator[Variant]:
                 "pp", stages, f"the layers are shared by {stages} stages: {why}", "memory model"
             )
     halved = (
-        not refused.quantized
+        not refused.is_quantized
         and engine.device == "cuda"
         and LATE_QUANTIZATION_TRAIT not in engine.traits
     )

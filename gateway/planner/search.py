@@ -114,7 +114,7 @@ class Search:
             if wish.goal == "throughput"
             else 0
         )
-        self._satisfied = False  # a variant that gives nothing up has the context that is wanted
+        self._is_satisfied = False  # a variant that gives nothing up has the context that is wanted
         self._queue = _VariantQueue(())
         # By variant the context, or the KV cache, of a plan with fewer changes.
         self._reached: dict[Variant, int] = {}
@@ -141,7 +141,7 @@ class Search:
             return
         self._queue = _VariantQueue(first)
         for _ in range(_MAX_VARIANTS):
-            variant = self._queue.pop(satisfied=self._satisfied)
+            variant = self._queue.pop(satisfied=self._is_satisfied)
             if variant is None:
                 break
             try:
@@ -209,7 +209,7 @@ class Search:
         if restored is not None and plan.fingerprint == restored.fingerprint:
             self._queue.clear()
             return []
-        self._satisfied |= (
+        self._is_satisfied |= (
             context >= self._context_wanted
             and not crowded
             and not plan.quantizes_weights
@@ -233,17 +233,17 @@ class Search:
         # The refusal of the unchanged variant names the problem that the change could not cure.
         if not variant.reasons or refusal.verdict == "known_bad":
             self.rejected.append(rejection(engine, variant, refusal))
-        quantized = self.inputs.spec.quant is not None
+        is_quantized = self.inputs.spec.quant is not None
         changed = [
             *repairs(
-                variant, refusal, engine, self.rules, gpus, self._user_flags, quantized=quantized
+                variant, refusal, engine, self.rules, gpus, self._user_flags, quantized=is_quantized
             ),
             *self._unquantized_cache(variant, refusal),
             *self._unequal_stages(variant, evidence.memory),
         ]
         if refusal.verdict == "known_bad" and evidence.memory is not None:
             reach = evidence.memory.kv_tokens
-            self._satisfied |= reach >= self._context_wanted and not (
+            self._is_satisfied |= reach >= self._context_wanted and not (
                 variant.conservative or "quantization" in variant.reasons
             )
             # A failure with a short context says nothing about a longer one.

@@ -303,8 +303,8 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
     evidence = candidate.evidence.with_sizes(memory)
     used_bytes = rules.used_bytes(footprint, memory)
     if used_bytes > bounds.bytes:
-        learned = rules.used_bytes(footprint, estimate) < used_bytes
-        verb_text = "were needed here" if learned else "are needed"
+        is_learned = rules.used_bytes(footprint, estimate) < used_bytes
+        verb_text = "were needed here" if is_learned else "are needed"
         had = f"and {gib(bounds.bytes)} are available ({bounds.words})"
         if gib(used_bytes) == gib(bounds.bytes):
             had = (
@@ -312,7 +312,9 @@ def _sizes_within(footprint: Footprint, batch: Batch, bounds: Budget) -> Sizes:
                 f" ({bounds.words})"
             )
         reason = f"{gib(used_bytes)} {verb_text} beside the KV cache, {had}"
-        raise Refused("no_memory", reason, "fact" if learned else "memory model", evidence=evidence)
+        raise Refused(
+            "no_memory", reason, "fact" if is_learned else "memory model", evidence=evidence
+        )
     states, per_request = (
         footprint.cache.states(memory.kv_bytes),
         footprint.cache.states_per_request,
@@ -496,16 +498,18 @@ def _eager(candidate: Candidate, seqs: int) -> Choice[bool]:
 def _tokens(candidate: Candidate, seqs: int) -> tuple[int, str, str]:
     value, reason, source = candidate.rules.default_tokens(candidate)
     variant = candidate.variant
-    fewer = (variant.conservative or variant.small) and value > _MIN_TOKENS
-    if fewer and all(group.kind in ("encoder", "vision") for group in candidate.built.attention):
-        fewer = False  # it reads a whole input at once
-    if fewer and variant.conservative:
+    is_smaller = (variant.conservative or variant.small) and value > _MIN_TOKENS
+    if is_smaller and all(
+        group.kind in ("encoder", "vision") for group in candidate.built.attention
+    ):
+        is_smaller = False  # it reads a whole input at once
+    if is_smaller and variant.conservative:
         value, reason, source = (
             max(_MIN_TOKENS, value // 4),
             "a smaller batch, because the plan with the usual one failed",
             "fact",
         )
-    if fewer and variant.small and value > _MIN_TOKENS:
+    if is_smaller and variant.small and value > _MIN_TOKENS:
         value, (reason, source) = _MIN_TOKENS, variant.reasons["small"]
     # Drafted tokens take their places in the batch first; the engine refuses to start when nothing
     # is left beside them.

@@ -70,7 +70,7 @@ class PlacedEngine(FrozenRecord, frozen=True):
     stage: "loads" before its KV cache exists; "warms" while graphs and workspaces are made;
     "stands"; "ends" once it was told to stop. since: begin of the stage, in seconds.
     measures: a start that has imported its code, and so reads the memory of its GPUs.
-    proved: it has generated tokens. sized: its KV cache was given in bytes.
+    is_proved: it has generated tokens. is_sized: its KV cache was given in bytes.
     """
 
     instance: str
@@ -80,15 +80,15 @@ class PlacedEngine(FrozenRecord, frozen=True):
     stage: Stage
     since: float = 0.0
     measures: bool = True
-    proved: bool = False
-    sized: bool = False
+    is_proved: bool = False
+    is_sized: bool = False
 
 
 class PendingStart(FrozenRecord, frozen=True):
     """An engine that waits for its start.
 
-    order: the smaller starts first. proven: exactly this plan has generated tokens before.
-    sized: its KV cache will be given in bytes.
+    order: the smaller starts first. is_proved: exactly this plan has generated tokens before.
+    is_sized: its KV cache will be given in bytes.
     """
 
     instance: str
@@ -96,8 +96,8 @@ class PendingStart(FrozenRecord, frozen=True):
     gpus: frozenset[str]
     shape: str
     order: int
-    proven: bool
-    sized: bool = False
+    is_proved: bool
+    is_sized: bool = False
 
 
 class Blocked(FrozenRecord, frozen=True):
@@ -114,14 +114,14 @@ def start_of(attempt: Attempt, *, sized: bool = False) -> PendingStart:
     After a boot the oldest model is first.
     """
     plan = attempt.plan
-    proven = plan.grade == "verified"
+    is_proved = plan.grade == "verified"
     return PendingStart(
         attempt.instance_name,
         attempt.model,
         frozenset(plan.gpus),
         shape(plan),
         attempt.id,
-        proven,
+        is_proved,
         sized,
     )
 
@@ -175,7 +175,7 @@ def blocked_by(
         and (engine.stage in _HARMLESS_STAGES or time_s - engine.since < limit_s)
     ]
     for engine in neighbours:
-        side_by_side = start.sized and engine.sized and engine.stage == "loads"
+        side_by_side = start.is_sized and engine.is_sized and engine.stage == "loads"
         if engine.stage in _HARMLESS_STAGES or side_by_side:
             continue
         if shared := engine.gpus & start.gpus:
@@ -186,12 +186,12 @@ def blocked_by(
         for engine in neighbours
         if (engine.model, engine.shape) == (start.model, start.shape) and engine.stage != "ends"
     ]
-    if copies and not start.proven and not any(engine.proved for engine in copies):
+    if copies and not start.is_proved and not any(engine.is_proved for engine in copies):
         return Blocked(start.model, "is started for the first time with this plan")
     for earlier in sorted(waiting, key=lambda start: start.order):
         if earlier.order >= start.order:
             break
-        if earlier.sized and start.sized:
+        if earlier.is_sized and start.is_sized:
             continue
         if shared := earlier.gpus & start.gpus:
             return Blocked(earlier.model, "starts first", min(shared))
@@ -219,7 +219,7 @@ def disturbances(
         )
         for neighbour in new.values():
             is_disturbed = (neighbour.measures or not small) and not (
-                neighbour.sized and engine.sized
+                neighbour.is_sized and engine.is_sized
             )
             if neighbour.instance != instance and engine.gpus & neighbour.gpus and is_disturbed:
                 yield neighbour.instance, words

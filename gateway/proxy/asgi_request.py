@@ -36,8 +36,8 @@ def _address(name: object) -> tuple[str, int] | None:
 
 
 class AsgiRequest(RequestResponseCycle):
-    """A request that FastAPI answers. `whole`: all of it was received; `id`: the client's own, if
-    valid."""
+    """A request that FastAPI answers. `is_whole`: all of it was received; `id`: the client's own,
+    if valid."""
 
     shape: Shape = "openai"
     # FastAPI identifies the caller; until then no memory is charged to a key.
@@ -91,8 +91,8 @@ class AsgiRequest(RequestResponseCycle):
             on_response=self._end_turn,
         )
         self.id = id_
-        self.whole = False
-        self.in_budget = False  # the `BodyBudget` counts the body
+        self.is_whole = False
+        self.is_in_budget = False  # the `BodyBudget` counts the body
         self._connection = connection
         self._budget = connection.plane.body_budget
         self._received = 0
@@ -122,14 +122,14 @@ class AsgiRequest(RequestResponseCycle):
     def keep_body(self) -> None:
         """Counts the body, which uvicorn or FastAPI keeps."""
         if self._received > SMALL_BYTES and not self.response_complete:
-            self.in_budget = True
+            self.is_in_budget = True
             self._budget.keep(self, self._received)
 
     def has_room(self) -> bool:
         """Always True, because FastAPI takes all pieces and its bodies are small. Raises Busy."""
         if (
             self._received > SMALL_BYTES
-            and not self.in_budget
+            and not self.is_in_budget
             and self._budget.is_crowded(self.account)
         ):
             raise no_room()
@@ -138,7 +138,7 @@ class AsgiRequest(RequestResponseCycle):
 
     def release_body(self) -> None:
         """Ends the count of the body."""
-        self.in_budget = False
+        self.is_in_budget = False
         self._budget.release(self)
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class AsgiRequest(RequestResponseCycle):
 
     def complete(self) -> None:
         """Marks the body as complete."""
-        self.whole = True
+        self.is_whole = True
         self.more_body = False
         self.message_event.set()
 
@@ -192,7 +192,7 @@ class AsgiRequest(RequestResponseCycle):
     # --- called by the cycle ---
 
     async def send(self, message: ASGISendEvent) -> None:
-        if not self.whole:
+        if not self.is_whole:
             # The head of the answer announces the close, because the rest of the body is not read.
             self.keep_alive = False
         if message["type"] != "http.response.body" or len(message["body"]) <= PIECE_BYTES:

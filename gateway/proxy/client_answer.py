@@ -65,13 +65,13 @@ class ClientAnswer:
 
     id: of the request, as bytes. writer: destination of the engine's answer. status: 0 before its
     head. `accepts_chunked`: the client understands chunked encoding. events: the answer is an event
-    stream; `sse_head_sent`: its head was sent while the request waited. `head_withheld`: the head
-    is held back, because the engine may report its own end. permit: of a key with limits.
+    stream; `has_sent_sse_head`: its head was sent while the request waited. `withholds_head`: the
+    head is held back, because the engine may report its own end. permit: of a key with limits.
     """
 
     __slots__ = (
-        *("_buffered", "_connection", "_request", "accepts_chunked", "events", "head_withheld"),
-        *("id", "permit", "sse_head_sent", "status", "writer"),
+        *("_buffered", "_connection", "_request", "accepts_chunked", "events", "withholds_head"),
+        *("id", "permit", "has_sent_sse_head", "status", "writer"),
     )
 
     def __init__(self, connection: ClientConnection, request: RequestHead, id_: bytes) -> None:
@@ -83,14 +83,14 @@ class ClientAnswer:
         self.status = 0
         self.accepts_chunked = True
         self.events = False
-        self.sse_head_sent = False
-        self.head_withheld = False
+        self.has_sent_sse_head = False
+        self.withholds_head = False
         self.permit: Permit | None = None
 
     @property
     def has_started(self) -> bool:
         """Whether the client has a part of the answer, or the engine's status for it."""
-        return bool(self.status) or self.sse_head_sent
+        return bool(self.status) or self.has_sent_sse_head
 
     @property
     def streams_events(self) -> bool:
@@ -100,11 +100,11 @@ class ClientAnswer:
     def begin(self, upstream: UpstreamConnection, *, keep_alive: bool) -> bool:
         """Writes the head for the client before the body. `keep_alive` without this answer, and the
         result with it: whether the connection may serve another request."""
-        self.head_withheld = False
+        self.withholds_head = False
         if (
             self.status >= 400
             and self._request.endpoint.shape == "anthropic"
-            and not self.sse_head_sent
+            and not self.has_sent_sse_head
         ):
             self.writer = self._buffered = BufferedAnswer()  # its form changes
             return keep_alive
@@ -113,8 +113,8 @@ class ClientAnswer:
             accepts_chunked=self.accepts_chunked,
             keep_alive=keep_alive,
         )
-        if not self.sse_head_sent:
-            self.events, upstream.framed = head.events, head.framed
+        if not self.has_sent_sse_head:
+            self.events, upstream.framed = head.events, head.is_framed
             upstream.lead = head.data
             return head.keep_alive
         if head.events:
@@ -127,14 +127,14 @@ class ClientAnswer:
     def write_comment(self, comment: bytes, *, keep_alive: bool) -> bool:
         """Writes a comment of an event stream to a waiting client, after the head. `keep_alive` as
         for `begin`."""
-        if not self.sse_head_sent:
+        if not self.has_sent_sse_head:
             head = waiting_head(
                 self.own_headers(),
                 self.id,
                 accepts_chunked=self.accepts_chunked,
                 keep_alive=keep_alive,
             )
-            self.sse_head_sent = self.events = True
+            self.has_sent_sse_head = self.events = True
             keep_alive = head.keep_alive
             self.writer.write(head.data)
         self.writer.write(
@@ -147,7 +147,7 @@ class ClientAnswer:
         upstream.flush(b"0\r\n\r\n" if upstream.framed else b"")
         if self._buffered is None:
             return
-        if self.sse_head_sent:
+        if self.has_sent_sse_head:
             self._last_event(self._buffered.event(self._request.endpoint.shape, self.status))
         else:
             self.write_error(self._buffered.data, keep_alive=keep_alive)
@@ -163,13 +163,13 @@ class ClientAnswer:
 
     def forget(self) -> None:
         """Treats an interrupted answer that was not passed on as not started."""
-        if self.head_withheld or (self._buffered is not None and not self.sse_head_sent):
-            self.status, self.head_withheld = 0, False
+        if self.withholds_head or (self._buffered is not None and not self.has_sent_sse_head):
+            self.status, self.withholds_head = 0, False
 
     def restart(self) -> None:
         """Prepares for the answer of another replica. A sent head stays."""
         self.forget()
-        self.sse_head_sent = self.sse_head_sent or bool(self.status)
+        self.has_sent_sse_head = self.has_sent_sse_head or bool(self.status)
         self.status = 0
         self.writer, self._buffered = self._connection.transport, None
 

@@ -64,8 +64,16 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         *("_current", "_loop", "_pending_refusal", "_reader", "_repeat", "_stall", "_turns"),
-        *("_unsent", "_upload_paused", "address", "app_state", "config", "deadline", "discarding"),
-        *("place", "plane", "reading_paused", "server_state", "transport"),
+        *(
+            "_unsent",
+            "_is_upload_paused",
+            "address",
+            "app_state",
+            "config",
+            "deadline",
+            "is_discarding",
+        ),
+        *("place", "plane", "is_reading_paused", "server_state", "transport"),
     )
 
     def __init__(
@@ -90,10 +98,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._unsent = memoryview(b"")  # the rest of a list of models
         self.deadline = math.inf
         self._stall: limits.Stall | None = None
-        self.discarding = False  # further bytes are discarded
+        self.is_discarding = False  # further bytes are discarded
         # The body being read waits for memory, for a replica, or for its reader.
-        self._upload_paused = False
-        self.reading_paused = False  # reading is paused, for the body or for a pipelined request
+        self._is_upload_paused = False
+        self.is_reading_paused = False  # reading is paused, for the body or for a pipelined request
         self.address = ""
         # a TLS handshake has already admitted the connection
         self.place: limits.Place | None = None
@@ -139,11 +147,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, count: int) -> None:
         reader = self._reader
-        if self.discarding:
+        if self.is_discarding:
             reader.discard(count)
             return
         data: bytes | None = None
-        if not (reader.in_head or reader.in_body or self._busy()):
+        if not (reader.is_in_head or reader.is_in_body or self._is_busy()):
             try:
                 data = bytes(_READ[:count])
                 if self._repeats(data):
@@ -158,14 +166,14 @@ class ClientConnection(asyncio.BufferedProtocol):
             and isinstance(self._current, Exchange)
         ):
             self._repeat = head_cache.remember(data, self._current, self.plane.keys.table)
-        if self._turns and not self.discarding:
+        if self._turns and not self.is_discarding:
             self._update_reading()
 
     def _repeats(self, data: bytes) -> bool:
         """Starts the request in `data` where its head equals the previous one, which need not be
         parsed again. Returns whether it did."""
         repeat = self._repeat
-        if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.draining:
+        if repeat is None or repeat.keys is not self.plane.keys.table or self.plane.is_draining:
             return False
         body = repeat.body(data)
         if body is None or len(body) > self.plane.limits.body_bytes:
@@ -209,7 +217,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def add_request(self, request: Exchange | AsgiRequest) -> None:
         """Starts or queues a request with a complete head."""
-        if self._busy():
+        if self._is_busy():
             self._turns.append(request)
         else:
             self._begin(request)
@@ -217,7 +225,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def request_complete(self, request: Exchange | AsgiRequest | None) -> None:
         """Takes the end of a request that was read in full. None: the request was already
         answered."""
-        self._upload_paused = False
+        self._is_upload_paused = False
         self.deadline = math.inf
         if request is None:
             return
@@ -226,7 +234,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             request.upload.keep_body()
         elif isinstance(request, Exchange) and request.state == "reading":
             self._run(request)
-        if self.reading_paused:
+        if self.is_reading_paused:
             self._update_reading()
 
     def continue_request(self, request: Exchange | AsgiRequest) -> None:
@@ -245,13 +253,13 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def pause_upload(self) -> None:
         """Reads the client no faster than its body is taken."""
-        if self._reader.in_body:
-            self._upload_paused = True
+        if self._reader.is_in_body:
+            self._is_upload_paused = True
             self._update_reading()
 
     def resume_upload(self) -> None:
-        if self._upload_paused:
-            self._upload_paused = False
+        if self._is_upload_paused:
+            self._is_upload_paused = False
             self._update_reading()
 
     def _update_reading(self) -> None:
@@ -259,28 +267,28 @@ class ClientConnection(asyncio.BufferedProtocol):
         # A client that does not read its answer gets no new request read. Its body is read on,
         # because many clients send all before they read.
         reading_paused = (
-            self._upload_paused
+            self._is_upload_paused
             or bool(self._turns)
-            or (self.is_write_paused and not self._reader.in_body and not self.discarding)
+            or (self.is_write_paused and not self._reader.is_in_body and not self.is_discarding)
         )
-        if reading_paused == self.reading_paused or self.transport.is_closing():
+        if reading_paused == self.is_reading_paused or self.transport.is_closing():
             return
-        self.reading_paused = reading_paused
+        self.is_reading_paused = reading_paused
         if reading_paused:
             self.transport.pause_reading()
             self.deadline = math.inf
         else:
             self.transport.resume_reading()
-            if self._reader.in_body or self._reader.in_head:
+            if self._reader.is_in_body or self._reader.is_in_head:
                 self.deadline = self._loop.time() + (
-                    limits.BODY_S if self._reader.in_body else limits.HEAD_S
+                    limits.BODY_S if self._reader.is_in_body else limits.HEAD_S
                 )
-            elif not self._busy():
+            elif not self._is_busy():
                 self.deadline = self._loop.time() + self.plane.keep_alive_s
 
     # --- answering, in order ---
 
-    def _busy(self) -> bool:
+    def _is_busy(self) -> bool:
         return self._current is not None or bool(self._turns)
 
     def _begin(self, request: Exchange | AsgiRequest) -> None:
@@ -288,7 +296,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._current = request
         if isinstance(request, AsgiRequest):
             request.start()
-        elif request.upload.whole:
+        elif request.upload.is_whole:
             self._loop.call_soon(self._run, request)
         elif request.request_head.headers.get(b"expect", b"").lower() == b"100-continue":
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -337,7 +345,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Ends the turn of `request`, whose answer is complete or broken off."""
         self.server_state.total_requests += 1
         self._current = None
-        whole = request.upload.whole
+        whole = request.upload.is_whole
         if request.keep_alive and whole:
             self._start_next()
         else:
@@ -355,19 +363,19 @@ class ClientConnection(asyncio.BufferedProtocol):
             return
         if self._turns:
             self._begin(self._turns.popleft())
-            if self.reading_paused:
+            if self.is_reading_paused:
                 self._update_reading()
         elif self._pending_refusal:
             self.transport.write(self._pending_refusal)
             self._close(discard=True)
-        elif not self._reader.in_head and not self._reader.in_body:
+        elif not self._reader.is_in_head and not self._reader.is_in_body:
             self.deadline = self._loop.time() + self.plane.keep_alive_s
 
     def refuse_and_close(
         self, error: FitserveError, shape: Shape = "openai", id_: str | None = None
     ) -> None:
         """Refuses the request being read, after the answers before it. Reads nothing more."""
-        self.discarding = True
+        self.is_discarding = True
         self.deadline = math.inf
         id_ = id_ or new_id()
         self.plane.meter.count_rejection(error, id_, self.address)
@@ -386,7 +394,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                     return
             else:
                 self._turns.remove(incoming)
-        if self._busy():
+        if self._is_busy():
             self._pending_refusal = refusal
         elif not self.transport.is_closing():
             self.transport.write(refusal)
@@ -422,8 +430,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Closes the connection after all written bytes. `discard`: the client may still send; the
         kernel would drop the answer if the connection closed at once."""
         if discard and not self.transport.is_closing():
-            self.discarding = True
-            self._upload_paused = False
+            self.is_discarding = True
+            self._is_upload_paused = False
             self._update_reading()
             if self.transport.can_write_eof():  # TLS cannot half-close
                 self.transport.write_eof()
@@ -451,14 +459,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Ends a request or connection that has exceeded its time."""
         if time >= self.deadline:
             self.deadline = math.inf
-            if self.discarding:
+            if self.is_discarding:
                 self._abort()
-            elif self._reader.in_head or self._reader.in_body:
+            elif self._reader.is_in_head or self._reader.is_in_body:
                 self.refuse_and_close(refusals.too_slow())
             else:
                 self._end()
         elif (self._stall is not None and self._stall.is_over(time)) or (
-            self.reading_paused and limits.has_peer_closed(self.transport)
+            self.is_reading_paused and limits.has_peer_closed(self.transport)
         ):
             self._abort()
         if self._current is not None:
@@ -483,7 +491,12 @@ class ClientConnection(asyncio.BufferedProtocol):
     def drain(self) -> None:
         """Keeps an idle connection for a short time only, because another gateway takes new
         connections. A request already on its way would fail if it closed at once."""
-        if not (self._reader.in_head or self._reader.in_body or self.discarding or self._busy()):
+        if not (
+            self._reader.is_in_head
+            or self._reader.is_in_body
+            or self.is_discarding
+            or self._is_busy()
+        ):
             self.deadline = min(self.deadline, self._loop.time() + self.plane.keep_alive_s)
 
     def stop(self) -> None:

@@ -53,7 +53,7 @@ class DataPlane:
         self.connections: set[ClientConnection] = set()
         # each request is the last one of its connection, because another gateway takes new
         # connections
-        self.draining = False
+        self.is_draining = False
         self.keep_alive_s = limits.keep_alive_s  # how long an idle connection is kept
         # Set with the first connection.
         self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]
@@ -75,7 +75,7 @@ class DataPlane:
         are closed, or after `within_s`."""
         for listener in server.servers:
             listener.close()
-        self.draining, self.keep_alive_s = True, min(self.keep_alive_s, DRAIN_TIMEOUT_S)
+        self.is_draining, self.keep_alive_s = True, min(self.keep_alive_s, DRAIN_TIMEOUT_S)
         for connection in list(self.connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
@@ -158,5 +158,5 @@ class DataPlane:
         for url, pool in list(self._pools.items()):
             if not pool.sweep(now):
                 del self._pools[url]
-        active = bool(self.connections or self._pools)
-        self._timer = self.loop.call_later(SWEEP_S, self._sweep) if active else None
+        is_active = bool(self.connections or self._pools)
+        self._timer = self.loop.call_later(SWEEP_S, self._sweep) if is_active else None

@@ -25,7 +25,7 @@ def engine_request(
     headers = exchange.request_head.headers
     body = upload.body
     description = exchange.content_type + replica.key_line
-    if replica.remote:
+    if replica.is_remote:
         description += via_line(hops(headers)) if b"via" in headers else FIRST_VIA_LINE
     name = replica.name_of(call.requested_name) if replica.adapters else replica.served_name
     if name != (call.requested_name or call.model):
@@ -33,10 +33,14 @@ def engine_request(
     renames = replica.thoughts != thoughts.NAME and endpoint.name == "chat"
     if renames:
         body = thoughts.for_engine(body)
-    if call.stores and not replica.remote and exchange.plane.routes.responses.is_full(replica.seed):
+    if (
+        call.stores
+        and not replica.is_remote
+        and exchange.plane.routes.responses.is_full(replica.seed)
+    ):
         call.stores = False
         body = request_body.without_storage(body)
-    if upload.whole:
+    if upload.is_whole:
         if endpoint.method == "POST":
             description += b"content-length: %d\r\n" % len(body)
     elif (announced := headers.get(b"content-length")) is not None:

@@ -108,7 +108,15 @@ class Exchange:
     """
 
     __slots__ = (
-        *("_dial", "_quiet_since", "_retried", "_retry_body", "_stored", "_upstream", "_usage"),
+        *(
+            "_dial",
+            "_quiet_since",
+            "_was_retried",
+            "_retry_body",
+            "_is_stored",
+            "_upstream",
+            "_usage",
+        ),
         *("_wait", "answer", "call", "connection", "content_type", "counted", "endpoint"),
         *("first_byte_at", "id", "keep_alive", "key", "model", "outcome", "plane"),
         *("received", "replica", "request_head", "started", "state", "upload"),
@@ -147,9 +155,9 @@ class Exchange:
         self._usage: TokenUsage | None = None
         self._wait: QueueWait  # while queued
         self._dial: asyncio.Task[None] | None = None
-        self._retried = False
+        self._was_retried = False
         self._retry_body: request_body.Body = b""  # the body, while another replica may be asked
-        self._stored = False  # the engine keeps the response
+        self._is_stored = False  # the engine keeps the response
 
     # --- read by meters ---
 
@@ -207,7 +215,7 @@ class Exchange:
         if (
             b"via" in self.request_head.headers
             and hops(self.request_head.headers) >= MAX_HOPS
-            and any(candidate.remote for candidate in route.replicas)
+            and any(candidate.is_remote for candidate in route.replicas)
         ):
             raise refusals.loops(route.name, MAX_HOPS)
         if self.key.limit is not None:
@@ -358,13 +366,13 @@ class Exchange:
         except FitserveError as error:
             self.fail(error)
             return
-        if upload.whole and not self._retried and len(upload.body) <= SMALL_BYTES:
+        if upload.is_whole and not self._was_retried and len(upload.body) <= SMALL_BYTES:
             self._retry_body = upload.body
         upload.body = self.call.body = b""
         upstream.ask(self, head, body, renames=renames)
         if self.connection.is_write_paused:
             self.pause()  # the client is still receiving the previous answer
-        if upload.in_budget or not upload.whole or len(body) > SMALL_BYTES:
+        if upload.is_in_budget or not upload.is_whole or len(body) > SMALL_BYTES:
             upload.stream_to(upstream)
 
     def pause_upload(self) -> None:
@@ -384,7 +392,7 @@ class Exchange:
         routed = route is not None and failed in route.replicas
         if (
             failed is not None
-            and not self._retried
+            and not self._was_retried
             and (route is None or not routed or len(route.replicas) > 1 or route.wait_s)
         ):
             self._retry(failed.id if routed else None)
@@ -413,8 +421,8 @@ class Exchange:
         if not restartable:
             self.refuse(refusals.frozen_in_answer())
         elif (
-            self.upload.whole
-            and not self._retried
+            self.upload.is_whole
+            and not self._was_retried
             and (body or self.state == "connecting" or self.endpoint.method != "POST")
         ):
             if self.state != "connecting":
@@ -425,7 +433,7 @@ class Exchange:
 
     def _retry(self, avoid: str | None) -> None:
         """Sends the request to another replica, before any of an answer has come."""
-        self._retried = True
+        self._was_retried = True
         self.outcome = "unreachable"
         self._release()
         self._upstream = None
@@ -443,7 +451,7 @@ class Exchange:
         route = self.plane.routes.table.models.get(self.call.model)
         if (
             dying is None
-            or self._retried
+            or self._was_retried
             or not body
             or route is None
             or all(replica.id == dying.id for replica in route.replicas)
@@ -479,13 +487,13 @@ class Exchange:
         self.answer.status = status
         self.state = "answering"
         if status == _DYING_STATUS and self._retry_body:
-            self.answer.head_withheld = True
+            self.answer.withholds_head = True
         else:
             self.keep_alive = self.answer.begin(upstream, keep_alive=self.keep_alive)
 
     def first_byte(self, data: bytes) -> None:
         plane = self.plane
-        if self.answer.head_withheld and self._upstream is not None:
+        if self.answer.withholds_head and self._upstream is not None:
             if DEATH_NOTICE in data and self._retry_after_death():
                 return
             self.keep_alive = self.answer.begin(self._upstream, keep_alive=self.keep_alive)
@@ -500,12 +508,12 @@ class Exchange:
                 and (match := _RESPONSE_ID.search(data, 0, 4096))
             ):
                 plane.routes.responses.record(match[1], self.key, self.replica.seed)
-                self._stored = True
+                self._is_stored = True
 
     def end(self, upstream: UpstreamConnection, *, reusable: bool) -> None:
         """Ends a complete answer."""
         answer = self.answer
-        if answer.head_withheld:
+        if answer.withholds_head:
             self.keep_alive = answer.begin(upstream, keep_alive=self.keep_alive)
         error = 0
         if answer.streams_events and self.endpoint.method == "POST":
@@ -528,7 +536,7 @@ class Exchange:
     ) -> None:
         """Releases the engine's connection after the last byte is written."""
         self._finish(outcome)
-        if reusable and self.upload.whole and not upstream.transport.get_write_buffer_size():
+        if reusable and self.upload.is_whole and not upstream.transport.get_write_buffer_size():
             upstream.pool.give(upstream)
         else:
             upstream.drop()
@@ -601,7 +609,7 @@ class Exchange:
         self.outcome = outcome
         tokens = self._count()
         self.state = "done"
-        if self.upload.in_budget:
+        if self.upload.is_in_budget:
             self.upload.release_body()
         self._release()
         if self.answer.permit is not None:
@@ -641,7 +649,7 @@ class Exchange:
     def _release(self) -> None:
         """Ends the request's work at its replica."""
         if self.replica is not None:
-            if self._stored:
+            if self._is_stored:
                 self.plane.routes.responses.keep(
                     self.replica.seed, self.received, self.sent_bytes, events=self.answer.events
                 )

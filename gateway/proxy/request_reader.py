@@ -36,12 +36,12 @@ def admit(connection: ClientConnection, headers: dict[bytes, bytes]) -> Key:
 
 
 class RequestReader:
-    """Reads one connection. `incoming`: the request being read; `in_head`, `in_body`: part of its
-    head or body has arrived."""
+    """Reads one connection. `incoming`: the request being read; `is_in_head`, `is_in_body`: part of
+    its head or body has arrived."""
 
     __slots__ = (
         *("_connection", "_ignores_upgrade", "_parser", "_received", "_size", "_wire"),
-        *("headers", "in_body", "in_head", "incoming", "url"),
+        *("headers", "is_in_body", "is_in_head", "incoming", "url"),
     )
 
     def __init__(self, connection: ClientConnection) -> None:
@@ -50,7 +50,7 @@ class RequestReader:
         self.url = b""
         self.headers: list[tuple[bytes, bytes]] = []
         self.incoming: Exchange | AsgiRequest | None = None
-        self.in_head = self.in_body = False
+        self.is_in_head = self.is_in_body = False
         self._size = 0  # bytes of the current head or body so far
         # Bytes of reads that contain only body, including heads of chunks and trailers. -1: no such
         # read yet.
@@ -77,11 +77,11 @@ class RequestReader:
 
     def read(self, data: bytes | memoryview) -> bool:
         """Parses `data`. Returns whether all of it was complete requests."""
-        was_in_head = self.in_head
+        was_in_head = self.is_in_head
         self._received = len(data) + (self._received if was_in_head else 0)
         if not self._parse(data):
             return False
-        if self.in_head:
+        if self.is_in_head:
             connection = self._connection
             if not was_in_head:
                 self._size = 0
@@ -90,7 +90,7 @@ class RequestReader:
             if self._size > limits.HEAD_BYTES:
                 connection.refuse_and_close(limits.head_too_large())
             return False
-        if self.in_body:
+        if self.is_in_body:
             self._count_body(len(data))
             return False
         return True
@@ -114,7 +114,7 @@ class RequestReader:
     def _count_body(self, count: int) -> None:
         """Counts a read of `count` bytes that ended within a body."""
         connection, first = self._connection, self._wire < 0
-        if not connection.reading_paused:
+        if not connection.is_reading_paused:
             latest = connection.plane.loop.time() + limits.BODY_S
             connection.deadline = (
                 latest if first else min(connection.deadline + count / limits.MIN_BYTES_S, latest)
@@ -137,13 +137,15 @@ class RequestReader:
             return False
         except httptools.HttpParserError as error:
             log.debug("bytes that are not HTTP: %r", error)
-            if connection.discarding:  # The bytes before the error may have been refused already.
+            if (
+                connection.is_discarding
+            ):  # The bytes before the error may have been refused already.
                 pass
             elif isinstance(error.__context__, MemoryError):
                 connection.refuse_and_close(refusals.no_memory())
             else:
                 connection.refuse_and_close(refusals.not_http())
-        return not connection.discarding
+        return not connection.is_discarding
 
     def _read_again(self, rest: bytes | memoryview) -> None:
         """Reads a request for another protocol as one without that wish; Java's HTTP client asks
@@ -159,22 +161,22 @@ class RequestReader:
     def on_message_begin(self) -> None:
         self.url = b""
         self.headers = []
-        self.in_head = True
+        self.is_in_head = True
 
     def on_url(self, url: bytes) -> None:
         self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.in_head:  # otherwise a trailer, which is not used
+        if self.is_in_head:  # otherwise a trailer, which is not used
             # The parser leaves white space behind a value (RFC 9112, 5.1: no part of it).
             self.headers.append((name.lower(), value.rstrip(b" \t")))
 
     def on_headers_complete(self) -> None:
         connection = self._connection
-        if connection.discarding:
+        if connection.is_discarding:
             return
-        self.in_head = False
-        self.in_body = True
+        self.is_in_head = False
+        self.is_in_body = True
         self._size, self._wire = 0, -1
         self.incoming = None
         method = self._parser.get_method()
@@ -199,7 +201,7 @@ class RequestReader:
             if int(headers.get(b"content-length", b"0")) > plane.limits.body_bytes:
                 raise too_large(plane.limits.body_bytes)
             keep_alive = (
-                version == "1.1" and self._parser.should_keep_alive() and not plane.draining
+                version == "1.1" and self._parser.should_keep_alive() and not plane.is_draining
             )
             if endpoint is None:
                 path, query = endpoints.split_target(self.url)
@@ -231,7 +233,7 @@ class RequestReader:
 
     def on_body(self, data: bytes) -> None:
         connection, request = self._connection, self.incoming
-        if connection.discarding or request is None:
+        if connection.is_discarding or request is None:
             return
         self._size += len(data)
         try:
@@ -242,8 +244,8 @@ class RequestReader:
             connection.refuse_and_close(error, request.shape, request.id)
 
     def on_message_complete(self) -> None:
-        if self._connection.discarding or self._ignores_upgrade:
+        if self._connection.is_discarding or self._ignores_upgrade:
             return
-        self.in_body = False
+        self.is_in_body = False
         request, self.incoming = self.incoming, None
         self._connection.request_complete(request)

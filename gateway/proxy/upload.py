@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 
 
 class Upload:
-    """A body on its way. `body`: received and not yet sent; `whole`: all of it was received;
-    `form`: the reader of a form so far; `in_budget`: the `BodyBudget` counts the body."""
+    """A body on its way. `body`: received and not yet sent; `is_whole`: all of it was received;
+    `form`: the reader of a form so far; `is_in_budget`: the `BodyBudget` counts the body."""
 
-    __slots__ = (*("_connection", "_request", "_upstream", "body", "form", "in_budget", "whole"),)
+    __slots__ = (
+        *("_connection", "_request", "_upstream", "body", "form", "is_in_budget", "is_whole"),
+    )
 
     def __init__(
         self, connection: ClientConnection, request: RequestHead, body: Body, whole: bool
@@ -37,8 +39,8 @@ class Upload:
         self._upstream: UpstreamConnection | None = None  # the connection that the rest goes to
         self.body = body
         self.form: FormReader | None = None
-        self.in_budget = False
-        self.whole = whole
+        self.is_in_budget = False
+        self.is_whole = whole
 
     # --- receiving ---
 
@@ -63,7 +65,7 @@ class Upload:
 
     def complete(self) -> None:
         """Marks the body as complete."""
-        self.whole = True
+        self.is_whole = True
         if self._upstream is not None and b"content-length" not in self._request.headers:
             self._upstream.transport.write(b"0\r\n\r\n")
 
@@ -105,14 +107,14 @@ class Upload:
         Busy."""
         if len(self.body) <= SMALL_BYTES:
             return True
-        self.in_budget = True
+        self.is_in_budget = True
         return self._connection.plane.body_budget.grow(self, len(self.body))
 
     def is_crowded(self) -> bool:
         """Whether the body is large and not counted yet, and the key has no memory left for it."""
         return (
             len(self.body) > SMALL_BYTES
-            and not self.in_budget
+            and not self.is_in_budget
             and self._connection.plane.body_budget.is_crowded(self.account)
         )
 
@@ -124,8 +126,8 @@ class Upload:
     def release_body(self) -> None:
         """Drops the body."""
         self.body = b""
-        if self.in_budget:
-            self.in_budget = False
+        if self.is_in_budget:
+            self.is_in_budget = False
             self._connection.plane.body_budget.release(self)
 
     def continue_body(self) -> None:
@@ -143,8 +145,8 @@ class Upload:
             )
 
     def _count_body(self, size: int, *, pressed: bool = False) -> None:
-        if self.in_budget or size > SMALL_BYTES:
-            self.in_budget = True
+        if self.is_in_budget or size > SMALL_BYTES:
+            self.is_in_budget = True
             self._connection.plane.body_budget.keep(self, size, pressed=pressed)
 
     # --- sending to an engine ---

@@ -75,8 +75,17 @@ class UpstreamConnection(asyncio.Protocol):
     """
 
     __slots__ = (
-        *("_bare", "_between", "_chunk_ended", "_first", "_in_head", "_lines", "_out", "_parser"),
-        *("_partial_name", "_previous_head", "_renames", "_reusable", "active", "exchange"),
+        *(
+            "_bare",
+            "_is_between_chunks",
+            "_is_behind_chunk",
+            "_is_first",
+            "_is_in_head",
+            "_lines",
+            "_out",
+            "_parser",
+        ),
+        *("_partial_name", "_previous_head", "_renames", "_is_reusable", "active", "exchange"),
         *("framed", "headers", "idle_since", "lead", "length", "over", "pool", "sent", "sized"),
         *("tail", "transport"),
     )
@@ -95,12 +104,13 @@ class UpstreamConnection(asyncio.Protocol):
         self._out: list[bytes] = []  # parts of the body from the current read
         self._bare = 0  # bytes since the last byte of the body
         self._lines = 0  # number of header lines
-        self._in_head = self._reusable = False
-        self._first = False  # nothing of the answer has come yet
-        self._chunk_ended = False  # the parser stands behind a chunk
+        self._is_in_head = self._is_reusable = False
+        self._is_first = False  # nothing of the answer has come yet
+        self._is_behind_chunk = False  # the parser stands behind a chunk
         self._renames = False  # thoughts get another name
         self._partial_name = b""  # the last bytes of a read, which may begin the name of thoughts
-        self._between = False  # chunks pass through unchanged, and the next byte begins a chunk
+        # Chunks pass through unchanged, and the next byte begins a chunk.
+        self._is_between_chunks = False
 
     def ask(
         self, exchange: Exchange, head: bytes, body: bytes | bytearray, *, renames: bool = False
@@ -111,8 +121,9 @@ class UpstreamConnection(asyncio.Protocol):
         self.tail.clear()
         self.lead = b""
         self.sent = self._bare = self._lines = 0
-        self.over = self.sized = self.framed = self._between = self._chunk_ended = False
-        self._first = self.active = True
+        self.over = self.sized = self.framed = False
+        self._is_between_chunks = self._is_behind_chunk = False
+        self._is_first = self.active = True
         self._partial_name = b""
         self._renames = renames
         if len(body) < _JOIN_BYTES:
@@ -170,17 +181,17 @@ class UpstreamConnection(asyncio.Protocol):
         self.active = True
         if self._renames:
             data, self._partial_name = thoughts.rename_thoughts(self._partial_name + data)
-        if self._between and self._is_chunk(data):
+        if self._is_between_chunks and self._is_chunk(data):
             exchange.answer.writer.write(data)
             return
-        first, sent = self._first, self.sent
+        first, sent = self._is_first, self.sent
         if first:
-            self._first = False
+            self._is_first = False
             is_known = self._previous_head
             if (
                 is_known is not None
                 and exchange.keep_alive
-                and not exchange.answer.sse_head_sent
+                and not exchange.answer.has_sent_sse_head
                 and (body := is_known.body(data)) is not None
             ):
                 self.over = True
@@ -194,16 +205,16 @@ class UpstreamConnection(asyncio.Protocol):
                     self, f"its answer is not HTTP: {error.__context__ or error!r}"
                 )
                 return
-            self._reusable = False
+            self._is_reusable = False
         if self.exchange is None:
             return
-        self._between = self._chunk_ended and self.framed and data.endswith(b"\r\n")
+        self._is_between_chunks = self._is_behind_chunk and self.framed and data.endswith(b"\r\n")
         if self.over:
-            if first and self._reusable:
+            if first and self._is_reusable:
                 self._previous_head = head_cache.remember_answer(
                     data, exchange.answer.status, self.headers, self.length, self.sent
                 )
-            exchange.end(self, reusable=self._reusable)
+            exchange.end(self, reusable=self._is_reusable)
             return
         if self._out or self.lead:
             self.flush()
@@ -260,19 +271,19 @@ class UpstreamConnection(asyncio.Protocol):
     # --- called by the parser ---
 
     def on_message_begin(self) -> None:
-        self._reusable = False  # only one answer may come
+        self._is_reusable = False  # only one answer may come
         if self.over:
             raise ValueError("a second answer follows")
         self.headers = ()
         self.length = None
         self.sized = False
-        self._in_head = True
+        self._is_in_head = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._lines += 1
         if self._lines > HEADER_LINES:
             raise ValueError("too many headers")
-        if not self._in_head:
+        if not self._is_in_head:
             return  # a trailer, which is not used
         name = name.lower()
         if name in CLIENT_HEADERS and len(value) <= VALUE_BYTES:
@@ -284,16 +295,16 @@ class UpstreamConnection(asyncio.Protocol):
             self.sized = True
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._is_in_head = False
         status = self._parser.get_status_code()
         if self.exchange is not None and status not in _INTERIM_STATUSES:
             self.exchange.head(self, status)
 
     def on_chunk_header(self) -> None:
-        self._chunk_ended = False
+        self._is_behind_chunk = False
 
     def on_chunk_complete(self) -> None:
-        self._chunk_ended = True
+        self._is_behind_chunk = True
 
     def on_body(self, data: bytes) -> None:
         exchange = self.exchange
@@ -310,4 +321,4 @@ class UpstreamConnection(asyncio.Protocol):
             self.over = True
             # Such an answer has no body. Where it states one, that may come behind it.
             is_followed = status in _BODILESS_STATUSES and self.sized and self.length != b"0"
-            self._reusable = not is_followed and self._parser.should_keep_alive()
+            self._is_reusable = not is_followed and self._parser.should_keep_alive()

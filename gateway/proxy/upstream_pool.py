@@ -75,13 +75,13 @@ class UpstreamPool:
 
     async def _dial(self, exchange: Exchange) -> None:
         connection = UpstreamConnection(self)
-        connected = False
+        is_connected = False
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await self._loop.create_connection(
                     lambda: connection, self.host, self.port, ssl=self._tls
                 )
-            connected = True
+            is_connected = True
         except (
             OSError,
             UnicodeError,
@@ -90,7 +90,7 @@ class UpstreamPool:
         else:
             exchange.send_request(connection)
         finally:
-            if not connected:
+            if not is_connected:
                 self.connections.discard(
                     connection
                 )  # uvloop closes a cancelled connection without a call of its protocol

@@ -272,7 +272,7 @@ def _build_tuning(
     ended: Callable[[], Mapping[str, float]],
 ) -> Tuning:
     profile = front.profiles.engine_in_image
-    traffic = ServedTraffic(loop.fleet.models, front.routes.working, ended, profile)
+    traffic = ServedTraffic(loop.fleet.models, front.routes.is_working, ended, profile)
     measurements = Measurements(loop.fleet, loop.plan_preview, store, traffic)
     tools = SearchTools(loop.plan_preview, loop.trials, launcher, traffic, profile, measurements)
     tunings = Tunings(loop.fleet, loop.orders, tools)

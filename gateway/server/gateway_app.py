@@ -72,7 +72,7 @@ class GatewayApp:
             None  # finishes all requests, and ends the server
         )
         self.certificate: Certificate | None = None
-        self.replaced = False  # another gateway runs the control loop
+        self.is_replaced = False  # another gateway runs the control loop
         self.answers = OpenAnswers()
         self.on_stop: tuple[Callable[[], object], ...] = ()  # end endless streams
         self._keys = front.keys
@@ -133,7 +133,7 @@ class GatewayApp:
         try:
             need = "inference" if is_inference(scope["path"]) else self.scopes.required_scope(scope)
             address = scope["client"][0] if scope.get("client") else ""
-            if need != "open" and self.replaced and need != "inference":
+            if need != "open" and self.is_replaced and need != "inference":
                 raise NotReady(
                     "This gateway is being replaced by another gateway.",
                     hint="Try again in a second.",

@@ -162,7 +162,7 @@ class Handover:
     def __init__(self, data: Path, offer: HandoverOffer) -> None:
         self._path = path_of(data)
         self._offer = offer
-        self._handed_over = False
+        self._was_handed_over = False
         self._requests: set[asyncio.Task[None]] = set()
         self._listener: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
@@ -181,7 +181,7 @@ class Handover:
                 task.cancel()
         if self._listener is not None:
             self._listener.close()
-            if not self._handed_over:
+            if not self._was_handed_over:
                 with contextlib.suppress(OSError):
                     self._path.unlink()
 
@@ -194,7 +194,7 @@ class Handover:
             task.add_done_callback(self._requests.discard)
 
     def _has_successor(self) -> bool:
-        return self._handed_over
+        return self._was_handed_over
 
     async def _hand(self, end: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -219,7 +219,7 @@ class Handover:
                     return
             except OSError:
                 return
-            self._handed_over = True
+            self._was_handed_over = True
             log.info("another gateway takes over; this one finishes its requests and ends")
             try:
                 ready = await self._offer.release()

@@ -64,8 +64,8 @@ async def readyz(request: Request) -> JSONResponse:
         problems.append("store")
     if health.host_problem:
         problems.append("host")
-    stale = time.monotonic() - health.last_pass > _STALE_S
-    if parts.app.failure or health.problem or stale:
+    is_stale = time.monotonic() - health.last_pass > _STALE_S
+    if parts.app.failure or health.problem or is_stale:
         problems.append("loop")
     return JSONResponse(
         {"status": "not ready" if problems else "ok", "problems": problems},

@@ -76,7 +76,7 @@ class Lifetime:
         if workers is not None:
             await workers.close()
         self._front.plane.close()
-        if not app.replaced:
+        if not app.is_replaced:
             systemd.notify("STOPPING=1")
             await self._end_loop()
 
@@ -95,9 +95,9 @@ class Lifetime:
     async def _release(self) -> list[str]:
         """Ends the control loop for another gateway; the names of the models that have routes."""
         app, workers = self._app, self._front.workers
-        app.replaced = True
+        app.is_replaced = True
         if workers is not None:
-            workers.handed_over = True
+            workers.was_handed_over = True
         app.end_streams()
         app.on_stop = ()
         await self._end_loop()
@@ -106,8 +106,8 @@ class Lifetime:
     async def _lose(self) -> None:
         """Ends the control loop and the gateway, because another process owns the data folder."""
         app = self._app
-        if not app.replaced:
-            app.replaced = True
+        if not app.is_replaced:
+            app.is_replaced = True
             await self._end_loop()
             app.fail("another gateway owns the data folder")
 
@@ -128,7 +128,7 @@ class Lifetime:
         await parts.events.close()
         for webhook in parts.webhooks:
             await webhook.close()
-        if not self._app.replaced:
+        if not self._app.is_replaced:
             await self._end_engines()
         await parts.planning.close()
         await parts.host.close()

@@ -20,7 +20,7 @@ class OpenAnswer:
         self._send = send
         self._ended = asyncio.Event()
         self._next: asyncio.Task[Message] | None = None
-        self._started = self._complete = False
+        self._has_started = self._is_complete = False
 
     def end(self) -> None:
         self._ended.set()
@@ -44,16 +44,16 @@ class OpenAnswer:
         return await self._receive()
 
     async def send(self, message: Message) -> None:
-        self._started = True
+        self._has_started = True
         if message["type"] == "http.response.body":
-            self._complete = not message.get("more_body", False)
+            self._is_complete = not message.get("more_body", False)
         await self._send(message)
 
     async def close(self) -> None:
         """Completes an answer that was ended."""
         if self._next is not None:
             self._next.cancel()
-        if self._ended.is_set() and self._started and not self._complete:
+        if self._ended.is_set() and self._has_started and not self._is_complete:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -60,12 +60,12 @@ class Mirror:
         self._pending: list[list[Statement]] = []
         """Changes that the mirror lacks."""
         self._damaged_at = self._inspected_at = self._inspection_s = 0.0
-        self._changed = False
+        self._has_changed = False
         """Whether the file has changed since the last inspection."""
 
     def add(self, statements: list[Statement], source: sqlite3.Connection) -> None:
         """Give the mirror the statements of a change. The change is on the disk already."""
-        self._stamp, self._changed = database_files.stamp(self.path), True
+        self._stamp, self._has_changed = database_files.stamp(self.path), True
         self._pending.append(statements)
         if self.connection is None or len(self._pending) > _MAX_PENDING:
             self._make(source)
@@ -85,7 +85,7 @@ class Mirror:
         if self.connection is None:
             self._make(source)
         rest_s = max(_INSPECTION_S, self._inspection_s / _INSPECTION_SHARE)
-        if stamp != self._stamp or (self._changed and now > self._inspected_at + rest_s):
+        if stamp != self._stamp or (self._has_changed and now > self._inspected_at + rest_s):
             self._inspect(source)
         return False
 
@@ -167,7 +167,7 @@ class Mirror:
         """Read the whole file, and note its damage."""
         began = time.monotonic()
         stamp = database_files.stamp(self.path)
-        self._changed = False
+        self._has_changed = False
         problem = database_files.difference(self._stamp, stamp) or self._problem_of_file()
         if problem is None and self.connection is not None and not self._pending:
             problem = self._compare(self.connection, source, is_foreign=stamp != self._stamp)

@@ -532,7 +532,7 @@ async def test_random_kills_leave_no_orphan(harness: PreparedHarness) -> None:
 
     async def is_clean() -> bool:
         await harness.host.list()
-        process = {pid for pid in harness.processes() if (one := procfs.read(pid)) and one.alive}
+        process = {pid for pid in harness.processes() if (one := procfs.read(pid)) and one.is_alive}
         return process <= {view.pid for view in harness.views()}
 
     await until("only what is prepared is left", is_clean)

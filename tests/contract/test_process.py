@@ -304,7 +304,7 @@ async def test_a_record_of_another_boot_signals_nobody(
         assert await harness.host.list() == []
         after = procfs.read(stranger.pid)
         assert after is not None
-        assert after.alive
+        assert after.is_alive
         procfs.send(after, signal.SIGKILL)
 
 

@@ -88,17 +88,17 @@ Step = TryBeside | Adopt | EndTrial | GoInPlace | StopRouting | Replace | GiveUp
 class ReplicaStatus:
     """The state of one replica during a change.
 
-    `generation` is that of its wish. `starting`: not serving yet. `in_place`: nothing fits beside
-    its engine. `unrouted`: no new request goes there. `answers`: requests are in flight. `failed`:
-    why no engine starts by this wish; "" if one served or still may.
+    `generation` is that of its wish. `is_starting`: not serving yet. `must_be_replaced`: nothing
+    fits beside its engine. `is_unrouted`: no new request goes there. `answers`: requests are in
+    flight. `failed`: why no engine starts by this wish; "" if one served or still may.
     """
 
     index: int
     generation: int
     serves: bool
-    starting: bool = False
-    in_place: bool = False
-    unrouted: bool = False
+    is_starting: bool = False
+    must_be_replaced: bool = False
+    is_unrouted: bool = False
     answers: bool = False
     failed: str = ""
 
@@ -138,10 +138,12 @@ def next_step(
         return Finish() if new and all(new_replica.serves for new_replica in replicas) else None
     if not replica.serves:
         return Replace(replica.index)
-    if not replica.in_place:
+    if not replica.must_be_replaced:
         return TryBeside(replica.index)
-    if not replica.unrouted:
-        return None if any(sibling.starting for sibling in replicas) else StopRouting(replica.index)
+    if not replica.is_unrouted:
+        return (
+            None if any(sibling.is_starting for sibling in replicas) else StopRouting(replica.index)
+        )
     return None if replica.answers else Replace(replica.index)
 
 

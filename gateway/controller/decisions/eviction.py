@@ -62,7 +62,7 @@ class Copy:
 
     `entered_at` is when it entered its state, in monotonic seconds; `load_s` is how long its last
     load took.
-    `watched`: an engine measures the memory of its GPUs now, and would fail if this copy freed
+    `is_watched`: an engine measures the memory of its GPUs now, and would fail if this copy freed
     some.
     """
 
@@ -70,7 +70,7 @@ class Copy:
     state: State
     entered_at: float = 0.0
     load_s: float = 0.0
-    watched: bool = False
+    is_watched: bool = False
 
     @property
     def residence_s(self) -> float:
@@ -102,7 +102,7 @@ class LoadedModel:
     """Those of `must_evict` whose engine ends, as sleep frees too little."""
     is_promised_memory: bool = False
     """Other models give the missing memory, and stay."""
-    on_request: bool = False
+    waits_for_request: bool = False
     """There is a plan once all evictable copies are gone."""
     can_start: bool = True
     """No failure keeps it from a start."""
@@ -130,7 +130,7 @@ class LoadedModel:
         return [copy for copy in self.copies if copy.state == "serves"]
 
     @property
-    def in_transition(self) -> bool:
+    def is_in_transition(self) -> bool:
         """Whether a copy loads or leaves. The room for others is unknown until then."""
         return any(copy.state in ("loads", "leaves") for copy in self.copies)
 
@@ -224,7 +224,7 @@ def _evictions_of(model: LoadedModel, now: float) -> dict[Place, Eviction]:
     return {
         place: eviction
         for place, copy in _places(model)
-        if copy.state in ("serves", "loads") and not copy.watched
+        if copy.state in ("serves", "loads") and not copy.is_watched
     }
 
 
@@ -279,7 +279,7 @@ def _evictions_for(
                 not _residence_is_over(neighbour, copy, now)
                 or (model.state == "serves" and neighbour.is_requested)
             )
-            if stays or copy.watched:
+            if stays or copy.is_watched:
                 return {}
             candidates[place] = Eviction("room", f"it makes room for {model.name}", ends=ends)
     return candidates
@@ -328,7 +328,7 @@ def is_loadable(model: LoadedModel, transitions: Collection[str]) -> bool:
     in_progress = len(transitions) > (model.name in transitions)
     has_way = (
         model.has_plan
-        or model.on_request
+        or model.waits_for_request
         or model.state not in _ABSENT_STATES
         or model.is_promised_memory
         or bool(model.must_evict)

@@ -140,14 +140,14 @@ class FreezeDetector:
         if self._stays_stopped:
             pids = ", ".join(str(process.pid) for process in self._stopped[:4])
             return f"processes of the engine are stopped ({pids}), as by SIGSTOP or `docker pause`"
-        idle = self._idle_s(now) >= self._silent_after_s / 2
-        if self._unanswered_s >= self._silent_after_s and (idle or self._cpu is None):
+        is_idle = self._idle_s(now) >= self._silent_after_s / 2
+        if self._unanswered_s >= self._silent_after_s and (is_idle or self._cpu is None):
             return f"the engine has answered no health check for {round(self._unanswered_s)} s"
         # An engine that takes processor time may be finishing its work.
         if self._silent_since is not None and (
-            idle or self.silent_seconds(now) >= self._silent_after_s
+            is_idle or self.silent_seconds(now) >= self._silent_after_s
         ):
-            does = "does nothing" if idle else "computes without an end"
+            does = "does nothing" if is_idle else "computes without an end"
             return (
                 f"the engine gives its clients nothing, {does}, and does not answer the smallest"
                 " request either"

@@ -139,9 +139,9 @@ class PlanState:
 
     blocked: str | None = None
     """Why the planner has no plan, until something changes."""
-    promised: bool = False
+    is_promised: bool = False
     """Other models are about to give the missing memory."""
-    on_request: bool = False
+    waits_for_request: bool = False
     """Other models give the missing memory once a request waits."""
 
 
@@ -151,11 +151,11 @@ class Demand:
 
     hold: str = ""
     """Why it must not be loaded now."""
-    stopped: bool = False
+    is_stopped: bool = False
     """Its owner has stopped the model. A stopped model stays out, whatever failed before."""
     is_requested: bool = False
     """A request waits for its model, or the model is pinned."""
-    spare: bool = False
+    is_spare: bool = False
     """Another copy of its model serves."""
 
 
@@ -164,7 +164,7 @@ class Leaving:
     """The eviction of a wanted replica, if any."""
 
     reason: str = ""
-    drained: bool = False
+    is_drained: bool = False
     """Nothing is in flight at its engine, and nothing will be."""
     sleeps: bool = False
     """Its engine may be put to sleep instead of stopped."""
@@ -185,9 +185,9 @@ class ReplicaSnapshot:
     planning: PlanState = PlanState()
     demand: Demand = Demand()
     leaving: Leaving = Leaving()
-    busy: bool = False
+    is_busy: bool = False
     """An effect for this replica is under way."""
-    spent: bool = False
+    is_spent: bool = False
     """Its engine could not fall asleep or wake up."""
 
 
@@ -201,7 +201,7 @@ def next_action(
     action = _next_action(replica, now, backoff_s, backoff_max_s)
     if not (isinstance(action, Rest) and action.state in ("starting", "verifying")):
         return action
-    if replica.leaving.reason or replica.demand.stopped:
+    if replica.leaving.reason or replica.demand.is_stopped:
         return Rest("stopping", replica.leaving.reason or replica.demand.hold)
     return action
 
@@ -213,27 +213,27 @@ def _next_action(
     if not replica.is_wanted:
         return (
             Stop(replica.instance.name)
-            if replica.instance and not replica.busy
+            if replica.instance and not replica.is_busy
             else Rest("stopping")
         )
     if attempt is None:
-        if replica.busy:
+        if replica.is_busy:
             return Rest("starting", "planning")
         if replica.instance is not None:
             return Stop(replica.instance.name)
         return _next_attempt(replica, now, backoff_s, backoff_max_s)
     instance = replica.instance
-    if replica.spent and not replica.busy:
+    if replica.is_spent and not replica.is_busy:
         return Retire(attempt)
     if attempt.asleep is not None or (attempt.serves and replica.observation.sleeping):
         return _sleep_action(replica, attempt)
     if replica.observation.proof is not None:
         return Fail(attempt, replica.observation.proof)
-    if replica.leaving.reason and (attempt.state == "starting" or replica.leaving.drained):
+    if replica.leaving.reason and (attempt.state == "starting" or replica.leaving.is_drained):
         return _evict(replica, attempt)
     if instance is not None and instance.fingerprint != attempt.fingerprint:
         why = "replacing an engine that runs by another plan than the recorded one"
-        return Stop(instance.name, why) if not replica.busy else Rest("starting", why)
+        return Stop(instance.name, why) if not replica.is_busy else Rest("starting", why)
     if instance is not None and instance.state == "exited" and not replica.observation.log_ended:
         return Rest("starting", "reading the end of its log")
     return _serve(replica, attempt) if attempt.state == "ready" else _start(replica, attempt)
@@ -243,7 +243,7 @@ def _evict(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an idle engine that has to leave."""
     runs = replica.instance is not None and replica.instance.state == "running"
     if attempt.state == "ready" and replica.leaving.sleeps and runs:
-        return Rest("stopping", replica.leaving.reason) if replica.busy else Sleep(attempt)
+        return Rest("stopping", replica.leaving.reason) if replica.is_busy else Sleep(attempt)
     return Retire(attempt)
 
 
@@ -254,7 +254,7 @@ def _serve(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     if replica.leaving.reason:
         return Rest("stopping", f"{replica.leaving.reason}; requests in flight are answered first")
     abilities = replica.observation.abilities
-    if abilities is not None and abilities != attempt.abilities and not replica.busy:
+    if abilities is not None and abilities != attempt.abilities and not replica.is_busy:
         return NoteAbilities(attempt, abilities)
     frozen = replica.observation.frozen
     return Rest("unreachable", frozen) if frozen else Rest("ready")
@@ -264,14 +264,14 @@ def _start(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
     """The action for an engine that starts."""
     instance, phase = replica.instance, replica.observation.phase
     if instance is None or instance.state == "created":
-        return Rest("starting", phase) if replica.busy else Launch(attempt)
+        return Rest("starting", phase) if replica.is_busy else Launch(attempt)
     if instance.state == "exited":
-        if replica.busy:
+        if replica.is_busy:
             return Rest("starting", phase)
         return Fail(attempt, _end_failure(replica, attempt, phase, was_ready=False))
     if replica.observation.verified:
         return Publish(attempt)
-    if replica.observation.answering and not replica.busy:
+    if replica.observation.answering and not replica.is_busy:
         return Verify(attempt)
     return Rest("verifying" if replica.observation.answering else "starting", phase)
 
@@ -285,7 +285,7 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
         or replica.observation.proof is not None
     ):
         return Retire(attempt)
-    if replica.busy:
+    if replica.is_busy:
         return (
             Rest("stopping", replica.leaving.reason)
             if replica.leaving.reason
@@ -301,11 +301,13 @@ def _sleep_action(replica: ReplicaSnapshot, attempt: Attempt) -> Action:
             if replica.observation.answering
             else Rest("starting", replica.observation.phase)
         )
-    if replica.leaving.reason or not (replica.demand.is_requested or replica.demand.spare):
+    if replica.leaving.reason or not (replica.demand.is_requested or replica.demand.is_spare):
         return Rest("asleep")
     if replica.demand.hold or replica.planning.blocked is not None:
         comes = replica.demand.is_requested and not (
-            replica.demand.spare and replica.planning.blocked and not replica.planning.promised
+            replica.demand.is_spare
+            and replica.planning.blocked
+            and not replica.planning.is_promised
         )
         return Rest(
             "starting" if comes else "asleep", replica.demand.hold or replica.planning.blocked or ""
@@ -335,7 +337,7 @@ def _next_attempt(
     replica: ReplicaSnapshot, now: float, backoff_s: float, backoff_max_s: float
 ) -> Action:
     """The action for a replica without an engine: a new plan, or the reason why none is made."""
-    if replica.demand.stopped:
+    if replica.demand.is_stopped:
         return Rest("stopped", replica.demand.hold)
     streak = failures_in_a_row(replica.history)
     rest = _quarantine(streak, replica.policy.max_attempts)
@@ -388,8 +390,8 @@ def _back_off(
 
 def _plan_refusal(replica: ReplicaSnapshot, reason: str) -> Rest:
     """The rest of a replica that found no plan."""
-    on_request, is_requested = replica.planning.on_request, replica.demand.is_requested
-    if replica.planning.promised or (on_request and is_requested):
+    on_request, is_requested = replica.planning.waits_for_request, replica.demand.is_requested
+    if replica.planning.is_promised or (on_request and is_requested):
         return Rest("starting", reason)
     return Rest("stopped" if on_request else "no_plan", reason)
 

@@ -50,11 +50,11 @@ class ReportedReplica:
     watched: int | None = None
     takes: tuple[Offer, ...] = ()
     leaving: tuple[str, str] | None = None
-    trial: bool = False
+    is_trial: bool = False
 
     @property
     def live(self) -> Attempt | None:
-        return next((attempt for attempt in reversed(self.attempts) if attempt.live), None)
+        return next((attempt for attempt in reversed(self.attempts) if attempt.is_live), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class ReportedModel:
     wish: Wish
     state: str = "starting"
     detail: str = ""
-    deleting: bool = False
-    stopped: bool = False
+    is_deleting: bool = False
+    is_stopped: bool = False
     forgiven_at: float = 0.0
     generation: int = 0
     change: Change | None = None
@@ -101,7 +101,7 @@ def stage_of(kind: str) -> Stage:
 
 def stage(attempt: Attempt, *, watched: bool) -> Stage:
     """How far a start has come."""
-    if not attempt.live:
+    if not attempt.is_live:
         return "ended"
     return "ready" if attempt.state == "ready" else "started" if watched else "chosen"
 
@@ -116,7 +116,7 @@ def events_of_model(
     if after is None:
         if before is not None:
             name = before.wish.name
-            if not before.deleting:
+            if not before.is_deleting:
                 yield Event(
                     at=now, kind="model.removing", model=name, words=f"{name} is being removed."
                 )
@@ -175,11 +175,11 @@ def _wish_events(before: ReportedModel | None, after: ReportedModel, now: float)
             f"{name} is changed: {_describe(differences)}.",
             differences=differences,
         )
-    if after.deleting and not before.deleting:
+    if after.is_deleting and not before.is_deleting:
         yield event("model.removing", f"{name} is being removed.")
-    if after.stopped != before.stopped:
-        kind: EventKind = "model.stopped" if after.stopped else "model.started"
-        yield event(kind, f"Its owner {'stops' if after.stopped else 'starts'} {name}.")
+    if after.is_stopped != before.is_stopped:
+        kind: EventKind = "model.stopped" if after.is_stopped else "model.started"
+        yield event(kind, f"Its owner {'stops' if after.is_stopped else 'starts'} {name}.")
     if after.forgiven_at != before.forgiven_at:
         yield event("model.retried", f"{name} is tried again. Earlier failures no longer count.")
 
@@ -192,8 +192,8 @@ def _replica_events(
     now: float,
 ) -> Iterator[Event]:
     for place, attempt in enumerate(after.attempts):
-        watched = after.watched == attempt.id
-        was, now_is = reported.stage(attempt), stage(attempt, watched=watched)
+        is_watched = after.watched == attempt.id
+        was, now_is = reported.stage(attempt), stage(attempt, watched=is_watched)
         if was != now_is and _STAGE_ORDER.index(was) < _STAGE_ORDER.index(now_is):
             reported.note(attempt.id, now_is)
             earlier = after.attempts[place - 1] if place else None
@@ -222,11 +222,11 @@ def _replica_events(
     if after.takes and after.takes != before.takes:
         takes = [take.words for take in after.takes]
         yield event("plan.waits", f"{name} waits for others: {'; '.join(takes)}.", takes=takes)
-    if after.leaving is not None and before.leaving is None and not after.trial:
+    if after.leaving is not None and before.leaving is None and not after.is_trial:
         why, words = after.leaving
         copy = (
             f"Copy {after.index + 1} of {name}"
-            if sum(not sibling.trial for sibling in model.replicas) > 1
+            if sum(not sibling.is_trial for sibling in model.replicas) > 1
             else name
         )
         yield event("model.leaving", f"{copy} is unloaded: {words}.", why=why)
@@ -263,15 +263,15 @@ def _status_events(
 ) -> Iterator[tuple[EventKind, str, dict[str, Any]]]:
     if status == before:
         return
-    changed = (status.state, status.reason) != (before.state, before.reason)
+    has_changed = (status.state, status.reason) != (before.state, before.reason)
     reason = {"reason": status.reason}
-    if status.state == "no_plan" and changed:
+    if status.state == "no_plan" and has_changed:
         yield "plan.none", f"There is no plan for {name}: {status.reason}", reason
     elif status.state == "backing_off" and status.recheck_at is not None:
         wait = in_words(max(0.0, status.recheck_at - now))
         words = f"{name} is started again in {wait}, {status.reason}"
         yield "engine.retry", words, {"at": status.recheck_at, **reason}
-    elif status.state == "quarantined" and changed:
+    elif status.state == "quarantined" and has_changed:
         yield "engine.quarantined", f"{name} is not started again: {status.reason}", reason
     elif status.state == "unreachable" and before.state != "unreachable":
         yield "engine.frozen", f"An engine of {name} gets no requests: {status.reason}", reason
@@ -303,7 +303,7 @@ def _start_events(
 
     if was == "":
         kind, words, data = _plan_event(name, earlier, attempt)
-        yield event(kind, words, attempt.started_at, **data, trial=replica.trial)
+        yield event(kind, words, attempt.started_at, **data, trial=replica.is_trial)
     if was in ("", "chosen") and (replica.watched == attempt.id or attempt.ready_at is not None):
         yield event(
             "engine.started",
@@ -335,7 +335,7 @@ def _start_events(
             engine=str(plan.engine),
             failure=details,
         )
-    elif not attempt.live:
+    elif not attempt.is_live:
         why, reason = _stop_reason(model, replica)
         words = f"An engine of {name} stops: {reason}."
         yield event("engine.stopped", words, attempt.ended_at or now, why=why, reason=reason)
@@ -397,11 +397,11 @@ def _choices(plan: Plan) -> dict[str, Any]:
 
 
 def _stop_reason(model: ReportedModel, replica: ReportedReplica) -> tuple[str, str]:
-    if model.deleting:
+    if model.is_deleting:
         return "removed", "its model is removed"
     if replica.leaving is not None:
         return replica.leaving
-    if replica.trial:
+    if replica.is_trial:
         return "trial", "the trial was not adopted, or took its place"
     return "replaced", "another engine takes its place"
 
@@ -473,7 +473,7 @@ def _earlier_replica(before: ReportedModel | None, replica: ReportedReplica) -> 
     matches = (
         candidate
         for candidate in replicas
-        if candidate.index == replica.index and candidate.trial == replica.trial
+        if candidate.index == replica.index and candidate.is_trial == replica.is_trial
     )
     return next(matches, ReportedReplica(replica.index))
 

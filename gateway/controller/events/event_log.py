@@ -45,13 +45,13 @@ class RecordedEvent(NamedTuple):
 class EventBatch(NamedTuple):
     """The events after a number.
 
-    `number` is the last event that was looked at. `gap`: events are missing, or the number is of
-    another gateway.
+    `number` is the last event that was looked at. `has_gap`: events are missing, or the number is
+    of another gateway.
     """
 
     events: Sequence[RecordedEvent]
     number: int
-    gap: bool = False
+    has_gap: bool = False
 
 
 class EventLog:
@@ -65,7 +65,7 @@ class EventLog:
         self._waiting: deque[Iterable[Event]] = deque(maxlen=_MAX_PENDING_EVENTS)
         self._arrival = asyncio.Event()
         self._more = asyncio.Event()
-        self._failing = self._recording = self._ending = False
+        self._is_failing = self._is_recording = self._is_ending = False
         self._writing: asyncio.Task[None] | None = None
         self._present: asyncio.Task[bool] | None = None
 
@@ -119,7 +119,7 @@ class EventLog:
             )
         bounds = await self.bounds()
         if number > bounds.newest or number + 1 < bounds.oldest:
-            return EventBatch((), bounds.newest, gap=True)
+            return EventBatch((), bounds.newest, has_gap=True)
         events = await asyncio.to_thread(
             lambda: _records(self._table.events_after(number, _PAGE_EVENTS, model))
         )
@@ -141,13 +141,14 @@ class EventLog:
 
     def end(self) -> None:
         """End the log: listeners get the remaining events, and then the end."""
-        self._ending = True
+        self._is_ending = True
         self._wake()
 
     def is_over(self, number: int) -> bool:
         """Whether no event follows this one."""
-        return self._ending and (
-            self._failing or (number == self.newest and not self._waiting and not self._recording)
+        return self._is_ending and (
+            self._is_failing
+            or (number == self.newest and not self._waiting and not self._is_recording)
         )
 
     async def _write(self) -> None:
@@ -167,21 +168,21 @@ class EventLog:
         self._waiting.clear()
         if not batch:
             return True
-        self._recording, added = True, []
+        self._is_recording, added = True, []
         try:
             added = await asyncio.to_thread(self._add, batch)
         except StoreError as error:
-            if not self._failing:
+            if not self._is_failing:
                 log.warning("events could not be recorded", error=str(error))
-            self._failing = True
+            self._is_failing = True
             self._waiting.extendleft(reversed(batch))
             return False
         else:
-            self._failing = False
+            self._is_failing = False
             self._keep(added)
         finally:
-            self._recording = False
-            if added or self._failing or self._ending:
+            self._is_recording = False
+            if added or self._is_failing or self._is_ending:
                 self._wake()
         return True
 

@@ -278,8 +278,8 @@ def _fingerprint(model: ManagedModel) -> tuple[Any, ...]:
 _MODEL_VALUES = attrgetter(
     *(
         "wish",
-        "deleting",
-        "stopped",
+        "is_deleting",
+        "is_stopped",
         "forgiven_at",
         "generation",
         "change",
@@ -300,8 +300,8 @@ def _report(model: ManagedModel) -> ReportedModel:
         wish=model.wish,
         state=state,
         detail=detail,
-        deleting=model.deleting,
-        stopped=model.stopped,
+        is_deleting=model.is_deleting,
+        is_stopped=model.is_stopped,
         forgiven_at=model.forgiven_at,
         generation=model.generation,
         change=model.change,

@@ -83,7 +83,7 @@ class Webhook:
                 # Without this note, undelivered events would be skipped after the next start.
                 await self._note(self._number)
         batch = await self._events.events_after(self._number)
-        if batch.gap:
+        if batch.has_gap:
             log.warning(
                 "events were removed before their delivery to a webhook", receiver=self._receiver
             )
@@ -94,7 +94,7 @@ class Webhook:
                 await self._note(event.number)
             self._number = event.number
         moved, self._number = batch.number != self._number, batch.number
-        if batch.events or batch.gap or moved:
+        if batch.events or batch.has_gap or moved:
             await self._note(batch.number)
         elif not self._events.is_over(batch.number):
             await self._events.more(_LISTEN_S)

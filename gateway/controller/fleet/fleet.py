@@ -76,14 +76,14 @@ class Fleet:
         for replica in self.replicas():
             if names is not None and replica.model not in names:
                 continue
-            replica.outdated = True
+            replica.is_outdated = True
             if not replica.takes and replica.blocked is not None:
                 replica.blocked, replica.looks_again = None, True
 
     def placed_attempts(self) -> tuple[tuple[object, ...], ...]:
         """The engines that have memory now, and their wishes: another value may make room."""
         return tuple(
-            (name, model.generation, model.deleting, attempt.id, attempt.asleep is not None)
+            (name, model.generation, model.is_deleting, attempt.id, attempt.asleep is not None)
             for name, model in self.models.items()
             for replica in model.all_replicas
             if (attempt := replica.attempt) is not None
@@ -185,7 +185,9 @@ class Fleet:
         """Bytes per GPU, and of RAM, that each other model uses. Models being removed are left
         out."""
         neighbours = (
-            model for model in self.models.values() if model is not requester and not model.deleting
+            model
+            for model in self.models.values()
+            if model is not requester and not model.is_deleting
         )
         return {
             model.wish.name: self._add_restored_bytes(
@@ -218,7 +220,7 @@ class Fleet:
         neighbours = {
             name: model
             for name, model in self.models.items()
-            if model is not requester and not model.deleting
+            if model is not requester and not model.is_deleting
         }
         pinned = {name for name, model in neighbours.items() if model.wish.policy.pinned}
         replicas = {
@@ -229,10 +231,12 @@ class Fleet:
         awake = [
             replicas[place]
             for place in may
-            if place in replicas and place[0] not in pinned and not replicas[place].asleep
+            if place in replicas and place[0] not in pinned and not replicas[place].is_asleep
         ]
         asleep = [
-            replica for replica in replicas.values() if replica.asleep and replica.leaving is None
+            replica
+            for replica in replicas.values()
+            if replica.is_asleep and replica.leaving is None
         ]
         return leave_offers(
             *(
@@ -262,7 +266,7 @@ class Fleet:
         wishes = (
             model.wish
             for name, model in self.models.items()
-            if name != wish.name and not model.deleting
+            if name != wish.name and not model.is_deleting
         )
         limited = next(
             (
@@ -328,7 +332,7 @@ class Fleet:
     def wish_beside_others(self, wish: Wish) -> Wish:
         """The wish on a shared machine: few GPUs, unless the wish names them."""
         has_neighbours = any(
-            model.wish.source and name != wish.name and not model.deleting
+            model.wish.source and name != wish.name and not model.is_deleting
             for name, model in self.models.items()
         )
         return wish.evolve(gpus="few") if has_neighbours and wish.gpus is None else wish
@@ -362,10 +366,10 @@ class Fleet:
         for replica in replicas:
             model = self.models[replica.model]
             stays = not (
-                model.stopped
+                model.is_stopped
                 or model.hold
                 or replica.leaving
-                or model.deleting
+                or model.is_deleting
                 or model.trial is replica
             )
             comes = (
@@ -415,7 +419,7 @@ class Fleet:
                 if name in running_names or name in begun:
                     model = self.models[replica.model]
                     ending = (
-                        model.deleting
+                        model.is_deleting
                         or replica.leaving is not None
                         or attempt is not replica.attempt
                     )
@@ -429,7 +433,7 @@ class Fleet:
                         stage,
                         now,
                         measures=measures,
-                        proved=proved,
+                        is_proved=proved,
                     )
 
     def copy_failure(self, attempt: Attempt) -> Failure | None:
@@ -440,9 +444,9 @@ class Fleet:
             for replica in (model.replicas if model else ())
             for past_attempt in replica.history
         ):
-            later = (sibling.ended_at or 0) > attempt.started_at
+            is_later = (sibling.ended_at or 0) > attempt.started_at
             if (
-                later
+                is_later
                 and sibling.failure
                 and not environmental(sibling.failure)
                 and shape(sibling.plan) == shape(attempt.plan)
@@ -466,7 +470,7 @@ class Fleet:
     def check_new(self, wish: Wish) -> None:
         """Raises Conflict where a new model cannot have the names of the wish."""
         if (model := self.models.get(wish.name)) is not None:
-            raise Conflict.of_model(wish.name, is_leaving=model.deleting)
+            raise Conflict.of_model(wish.name, is_leaving=model.is_deleting)
         self.check_names(wish)
 
     def check_names(self, wish: Wish) -> None:

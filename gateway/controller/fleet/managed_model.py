@@ -57,7 +57,7 @@ class ReplicaState:
     history: list[Attempt] = field(default_factory=list)
     watcher: Watcher | None = None
     task: asyncio.Task[None] | None = None
-    stopping: bool = False
+    is_stopping: bool = False
     progress: str = ""
     blocked: str | None = None
     blocked_at: float = 0.0
@@ -67,7 +67,7 @@ class ReplicaState:
     """Plans in a row that were made without a known change, and found nothing."""
     vain: VainPlan | None = None
     """Its last plan, which found nothing; None: the next plan is made in any case."""
-    outdated: bool = False
+    is_outdated: bool = False
     """Memory became free, or a request came, while its plan was made."""
     takes: tuple[Offer, ...] = ()
     """Offers of other models that it waits for before it is planned."""
@@ -77,16 +77,16 @@ class ReplicaState:
     """The models for which it last gave KV cache."""
     requested_copies: set[tuple[str, int, str]] = field(default_factory=set)
     """The copies last asked to give, and how, since it last had a plan."""
-    on_request: bool = False
+    waits_for_request: bool = False
     """There is room once other models are evicted, which a request causes."""
     status: Rest = Rest("starting")
     generation: int = 0
     """The generation of the wish that it is planned by."""
     seeks: bool = False
     """A trial of a changed wish, which gets another plan where one fails."""
-    no_room: bool = False
+    lacks_room: bool = False
     """The trial does not fit beside the serving engine."""
-    in_place: bool = False
+    must_be_replaced: bool = False
     """Its successor takes its place, as nothing fits beside it."""
     intended: Plan | None = None
     """The plan with the offers that it waits for."""
@@ -100,7 +100,7 @@ class ReplicaState:
     """Of the start of its present engine."""
     unrouted_at: float | None = None
     """When its engine left the routes for a successor. It answers its last requests, and stops."""
-    made_room: bool = False
+    has_made_room: bool = False
     """Its serving engine stopped for a successor that does not serve yet."""
     spent: int | None = None
     """The attempt whose engine could not fall asleep or wake up. It ends."""
@@ -122,7 +122,7 @@ class ReplicaState:
             yield from self.watcher.problems
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return self.task is not None
 
     @property
@@ -138,7 +138,7 @@ class ReplicaState:
         return self.watcher.clock if is_launched and self.watcher is not None else None
 
     @property
-    def asleep(self) -> bool:
+    def is_asleep(self) -> bool:
         """Whether its engine sleeps, and the freed memory is known."""
         return (
             self.attempt is not None
@@ -194,12 +194,12 @@ class ReplicaState:
 
     def end_change(self) -> None:
         """Note that its engine serves the changed wish."""
-        self.in_place = self.made_room = False
+        self.must_be_replaced = self.has_made_room = False
         self.unrouted_at = self.blocked = None
 
     def block(self, reason: str) -> None:
         """Note that nothing can be started for now."""
-        self.blocked, self.blocked_at, self.takes, self.received_offers, self.on_request = (
+        self.blocked, self.blocked_at, self.takes, self.received_offers, self.waits_for_request = (
             reason,
             time.monotonic(),
             (),
@@ -210,7 +210,7 @@ class ReplicaState:
     def rest_as_before(self, vain: VainPlan) -> None:
         """Note that nothing has changed since its last plan, which found nothing."""
         self.block(vain.reason)
-        self.blocked_at, self.on_request = vain.at, vain.on_request
+        self.blocked_at, self.waits_for_request = vain.at, vain.waits_for_request
 
     def wait_for(self, takes: tuple[Offer, ...], intended: Plan | None = None) -> bool:
         """Note that other models must give these offers first.
@@ -240,7 +240,7 @@ class ReplicaState:
             else "A request loads it by this"
         )
         self.block(f"{reason.rstrip('.')}. {remedy}: {'; '.join(offer.words for offer in takes)}")
-        self.on_request = True
+        self.waits_for_request = True
 
     def end_preparation(self) -> None:
         if self.preparation is not None:
@@ -291,7 +291,7 @@ class ReplicaState:
     @property
     def phase(self) -> str:
         waits = self.blocked if self.takes and self.blocked else "starting"
-        if self.asleep:
+        if self.is_asleep:
             return self.progress or waits
         return self.progress or (self.watcher.observation.phase if self.watcher else waits)
 
@@ -302,7 +302,7 @@ class ManagedModel:
 
     wish: Wish
     created_at: float
-    deleting: bool = False
+    is_deleting: bool = False
     replicas: list[ReplicaState] = field(default_factory=list)
     endpoints: list[EndpointWatcher] = field(default_factory=list)
     decision: bytes | None = None
@@ -335,9 +335,9 @@ class ManagedModel:
     """The generation of the wish in force."""
     change: Change | None = None
     """Another wish that takes its place, or that was refused."""
-    stopped: bool = False
+    is_stopped: bool = False
     """Its owner has stopped it. It is not loaded until its owner starts it."""
-    unloaded: bool = False
+    is_unloaded: bool = False
     """Its owner has unloaded it. It is not loaded until its next request."""
     idempotency_key: str = ""
     """The key of the request that added it; "": the request had none, or the gateway started anew
@@ -352,11 +352,11 @@ class ManagedModel:
     """A request waits for it."""
     offered: frozenset[Place] = frozenset()
     """The copies of others that might have been evicted when it was last planned."""
-    gave_way: bool = False
+    was_evicted: bool = False
     """It was evicted, and not loaded since."""
-    unused: bool = True
+    is_unused: bool = True
     """It had no request since it was last away."""
-    on_request: bool = False
+    waits_for_request: bool = False
     """It may be evicted, or has to wait for evictions: its requests wait for it."""
     setback: Setback = field(init=False)
 

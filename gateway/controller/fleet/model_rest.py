@@ -18,21 +18,28 @@ _FINAL_STATES = frozenset({"stopped", "no_plan", "quarantined"})
 MODEL_FIELDS = (
     *(
         "wish",
-        "deleting",
-        "stopped",
-        "unloaded",
+        "is_deleting",
+        "is_stopped",
+        "is_unloaded",
         "forgiven_at",
         "generation",
         "change",
         "trial",
         "absence",
     ),
-    *("hold", "on_request", "has_requests", "is_next", "used_at", "gave_way"),
-    *("unused", "rival", "created_at", "setback.problem"),
+    *("hold", "waits_for_request", "has_requests", "is_next", "used_at", "was_evicted"),
+    *("is_unused", "rival", "created_at", "setback.problem"),
 )
 REPLICA_FIELDS = (
     *("attempt", "task", "status", "progress", "blocked", "blocked_at", "looks_again", "takes"),
-    *("received_offers", "generation", "leaving", "on_request", "unrouted_at", "setback.problem"),
+    *(
+        "received_offers",
+        "generation",
+        "leaving",
+        "waits_for_request",
+        "unrouted_at",
+        "setback.problem",
+    ),
 )
 _MODEL_VALUES = attrgetter(*MODEL_FIELDS)
 _REPLICA_VALUES = attrgetter(*REPLICA_FIELDS)
@@ -59,7 +66,7 @@ def fingerprint(model: ManagedModel) -> tuple[Any, ...]:
 def is_at_rest(model: ManagedModel) -> bool:
     """Whether a pass has nothing to do for the model as long as its fingerprint stays."""
     return not (
-        model.deleting
+        model.is_deleting
         or model.asks
         or model.trial is not None
         or model.has_pending_changes

@@ -43,7 +43,7 @@ def status(model: ManagedModel) -> tuple[str, str]:
 
 
 def _status(model: ManagedModel) -> tuple[str, str]:
-    if model.deleting:
+    if model.is_deleting:
         return "stopping", "it is being removed"
     if model.wish.endpoints:
         return _endpoint_status(model)
@@ -52,7 +52,7 @@ def _status(model: ManagedModel) -> tuple[str, str]:
     if best.status.state == "ready":
         detail = _missing_copies(model)
     elif best.status.state in ("starting", "verifying") and (
-        best.busy or (best.attempt is not None and not best.attempt.serves)
+        best.is_busy or (best.attempt is not None and not best.attempt.serves)
     ):
         detail = best.phase
     elif best.status.state == "backing_off" and best.status.recheck_at is not None:
@@ -125,7 +125,7 @@ def route(
         )
     # No request fails during a change: requests between two engines wait for the next one.
     between = model.has_pending_changes or any(
-        replica.made_room or replica.unrouted_at is not None for replica in model.replicas
+        replica.has_made_room or replica.unrouted_at is not None for replica in model.replicas
     )
     wait_s = max(model.wish.policy.wait_s, _CHANGE_WAIT_S if between else 0.0)
     return routing.ModelRoute(
@@ -133,7 +133,7 @@ def route(
         state=state,
         detail=detail,
         created=int(model.created_at),
-        replicas=() if model.deleting else tuple(replicas),
+        replicas=() if model.is_deleting else tuple(replicas),
         frozen=tuple(sorted(frozen)),
         task=plan.model.task if plan else None,
         wait_s=_wait_s(model, state, wait_s, load_wait_s),
@@ -208,8 +208,8 @@ def _wait_s(model: ManagedModel, state: str, wait_s: float, load_wait_s: float) 
     `wait_s` holds for a model that recovers without a request, `load_wait_s` for one that is loaded
     on request.
     """
-    if model.stopped:
+    if model.is_stopped:
         return 0.0
-    if model.on_request and not model.deleting and state in _LOADABLE_STATES:
+    if model.waits_for_request and not model.is_deleting and state in _LOADABLE_STATES:
         return wait_s or load_wait_s
     return wait_s if state in _RECOVERING_STATES else 0.0

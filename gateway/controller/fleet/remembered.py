@@ -29,10 +29,10 @@ def load_models(store: Store) -> dict[str, ManagedModel]:
         )
         models[wish.name] = model
         live_count = _restore_replicas(store, model, attempts.get(wish.name, {}))
-        model.stopped, model.used_at = residences.get(wish.name, (False, 0.0))
+        model.is_stopped, model.used_at = residences.get(wish.name, (False, 0.0))
         # Whether running engines have requests is unknown.
-        model.unused = not live_count
-        model.gave_way = model.on_request = not model.stopped and any(
+        model.is_unused = not live_count
+        model.was_evicted = model.waits_for_request = not model.is_stopped and any(
             _was_unloaded(replica) for replica in model.replicas
         )
         model.pins.update(_image_digests(model))
@@ -49,7 +49,7 @@ def _attempts_by_replica(store: Store) -> dict[str, dict[int, list[Attempt]]]:
         if attempt.generation != TRIAL_GENERATION:
             replicas = attempts.setdefault(attempt.model, {})
             replicas.setdefault(attempt.replica, []).append(attempt)
-        elif attempt.live:
+        elif attempt.is_live:
             _end_trial(store, attempt)
     return attempts
 
@@ -60,7 +60,7 @@ def _restore_replicas(
     """Add the replicas of a model. Returns the number of those up to the last live one."""
     past_count = max((index + 1 for index in attempts), default=1)
     live_count = max(
-        (index + 1 for index, past in attempts.items() if any(attempt.live for attempt in past)),
+        (index + 1 for index, past in attempts.items() if any(attempt.is_live for attempt in past)),
         default=0,
     )
     if model.wish.source:
@@ -92,11 +92,11 @@ def _image_digests(model: ManagedModel) -> dict[str, str]:
 
 
 def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[Attempt]) -> None:
-    name, live = model.wish.name, [attempt for attempt in past if attempt.live]
+    name, live = model.wish.name, [attempt for attempt in past if attempt.is_live]
     replica = ReplicaState(
         name, index, live[0] if live else None, generation=_generation(model, past)
     )
-    replica.made_room = _made_room(past)
+    replica.has_made_room = _made_room(past)
     if (
         len(live) > 1
         and model.trial is None
@@ -112,7 +112,7 @@ def _restore_replica(store: Store, model: ManagedModel, index: int, past: list[A
         if past_attempt is not replica.attempt and past_attempt is not trial_attempt
     ]
     replica.history = [
-        _end_trial(store, past_attempt) if past_attempt.live else past_attempt
+        _end_trial(store, past_attempt) if past_attempt.is_live else past_attempt
         for past_attempt in ended
     ]
     model.replicas.append(replica)
@@ -122,14 +122,14 @@ def _generation(model: ManagedModel, past: list[Attempt]) -> int:
     """The generation of a replica, by its attempts."""
     if not past or _made_room(past):
         return model.wanted_generation
-    return next((attempt for attempt in past if attempt.live), past[-1]).generation
+    return next((attempt for attempt in past if attempt.is_live), past[-1]).generation
 
 
 def _made_room(past: list[Attempt]) -> bool:
     """Whether the last serving engine was stopped for one of the wanted wish."""
     return (
         bool(past)
-        and not any(attempt.live for attempt in past)
+        and not any(attempt.is_live for attempt in past)
         and past[-1].state == "stopped"
         and past[-1].ready_at is not None
     )

@@ -36,13 +36,13 @@ class ChangeSteps:
 
     async def attend(self, model: ManagedModel) -> bool:
         """Take the next step of the model. Returns whether there was one. Raises StoreError."""
-        if model.deleting or not (
+        if model.is_deleting or not (
             model.has_pending_changes or (model.trial is not None and model.trial.seeks)
         ):
             return False
-        new = model.wanted_generation != model.generation
+        is_new = model.wanted_generation != model.generation
         replicas = [self._replica(model, replica) for replica in model.replicas]
-        step = next_step(model.wanted_generation, new, replicas, _trial(model))
+        step = next_step(model.wanted_generation, is_new, replicas, _trial(model))
         if step is None:
             return False
         name = type(step).__name__
@@ -57,7 +57,7 @@ class ChangeSteps:
             case changes.EndTrial():
                 await self._trials.end(model)
             case changes.GoInPlace(index):
-                model.replicas[index].in_place = True
+                model.replicas[index].must_be_replaced = True
                 await self._trials.end(model)
             case changes.StopRouting(index):
                 model.replicas[index].unrouted_at = time.monotonic()
@@ -83,7 +83,7 @@ class ChangeSteps:
             or model.wish.source is None
             or model.has_pending_changes
             or model.trial is not None
-            or model.deleting
+            or model.is_deleting
         ):
             return
         indices = range(len(model.replicas), count)
@@ -101,16 +101,16 @@ class ChangeSteps:
 
         Returns False while a step under way has to end; its end wakes the loop. Raises StoreError.
         """
-        if replica.task is not None and not replica.stopping:
+        if replica.task is not None and not replica.is_stopping:
             # Cancel once, as a second cancellation would stop the clean-up too.
             if not replica.task.cancelling():
                 replica.task.cancel()
             return False
         attempt, replica.attempt = replica.attempt, None
-        replica.made_room |= attempt is not None and attempt.state == "ready"
+        replica.has_made_room |= attempt is not None and attempt.state == "ready"
         if attempt is not None:
             await self._attempts.end(replica, attempt)
-        replica.generation, replica.in_place, replica.unrouted_at, replica.blocked = (
+        replica.generation, replica.must_be_replaced, replica.unrouted_at, replica.blocked = (
             generation,
             False,
             None,
@@ -133,16 +133,16 @@ class ChangeSteps:
     def _replica(self, model: ManagedModel, replica: ReplicaState) -> ReplicaStatus:
         attempt = replica.attempt
         serves = attempt is not None and attempt.serves
-        unrouted = replica.unrouted_at is not None
+        is_unrouted = replica.unrouted_at is not None
         return ReplicaStatus(
             replica.index,
             replica.generation,
             serves=serves,
-            starting=not serves
+            is_starting=not serves
             and replica.status.state in ("starting", "verifying", "backing_off"),
-            in_place=replica.in_place,
-            unrouted=unrouted,
-            answers=unrouted
+            must_be_replaced=replica.must_be_replaced,
+            is_unrouted=is_unrouted,
+            answers=is_unrouted
             and attempt is not None
             and not self._drains.is_drained(attempt.instance_name),
             failed=_failure_reason(model, replica),
@@ -179,13 +179,13 @@ def _trial_state(model: ManagedModel, trial: ReplicaState) -> tuple[TrialState, 
         return ("stops", "") if attempt is None else ("unrelated", "")
     if attempt is not None:
         return ("ready", "") if attempt.state == "ready" else ("starts", "")
-    if trial.no_room:
+    if trial.lacks_room:
         # Its engines had room, and failed: no serving engine stops for another try.
         failure = _last_failure(model, trial)
         if failure is None:
             return "no_room", ""
         return "failed", f"{failure.kind}: {failure.message}"
-    if not trial.busy and trial.status.state in ("quarantined", "no_plan"):
+    if not trial.is_busy and trial.status.state in ("quarantined", "no_plan"):
         return "failed", trial.status.reason
     return "starts", ""
 

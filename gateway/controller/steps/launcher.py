@@ -155,8 +155,8 @@ class Launcher:
         templates = await asyncio.to_thread(self._template, attempt)
         # The profile is read from disk, so not on the event loop.
         engine = await asyncio.to_thread(self.profile_of, plan.engine)
-        fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
-        cache_bytes = await turn(CACHE_BYTES in engine.flags and not fixed)
+        is_fixed = any(item.startswith(f"--{CACHE_BYTES}=") for item in plan.argv)
+        cache_bytes = await turn(CACHE_BYTES in engine.flags and not is_fixed)
         report("starting the engine")
         spec = await asyncio.to_thread(
             self._spec,
@@ -273,7 +273,7 @@ class Launcher:
                 drafter=str(files.drafter) if files.drafter else None,
                 templates=str(templates) if templates else None,
                 adapters=tuple((name, str(folder)) for name, folder in files.adapters.items()),
-                remote_code=remote_code,
+                allows_remote_code=remote_code,
                 cache_bytes=cache_bytes,
                 media_hosts=self.settings.engine_media_hosts,
                 is_exposed=place == "cluster",

@@ -57,7 +57,7 @@ class PlanSteps:
             # One at a time: two plans made side by side would count on the same free memory.
             async with self._replica_planner.turns.turn(partial(_urgency, model, replica)):
                 # Changes during the wait are part of this plan.
-                replica.outdated = False
+                replica.is_outdated = False
                 basis = await self._basis(model, room)
                 if self._rests(model, replica, basis):
                     return
@@ -66,7 +66,7 @@ class PlanSteps:
                 if replica is model.trial and not await self._fits_beside(
                     model, planned, room, in_place
                 ):
-                    replica.no_room = True
+                    replica.lacks_room = True
                     replica.block("there is no room beside what serves")
                     return
                 if await self._take(model, replica, planned):
@@ -82,7 +82,7 @@ class PlanSteps:
             log.warning("no plan", model=replica.model, replica=replica.index, reason=str(error))
         finally:
             self._note(model, replica, basis, room)
-            if replica.outdated and replica.attempt is None and not replica.takes:
+            if replica.is_outdated and replica.attempt is None and not replica.takes:
                 replica.blocked, replica.looks_again = None, True
 
     async def _basis(self, model: ManagedModel, room: CurrentContext) -> PlanBasis:
@@ -108,7 +108,7 @@ class PlanSteps:
         room: CurrentContext,
     ) -> None:
         """Note the basis of a plan that found nothing, until the next plan."""
-        is_vain = replica.blocked is not None and not replica.takes and not replica.no_room
+        is_vain = replica.blocked is not None and not replica.takes and not replica.lacks_room
         if basis is None or not is_vain or replica.vain is not None:
             return
         if room_of(room()) != basis.room:
@@ -116,7 +116,7 @@ class PlanSteps:
             basis = basis._replace(room=basis.room._replace(rest=None))
         basis = basis._replace(answers=_answers(model))
         replica.vain = VainPlan(
-            basis, replica.blocked or "", replica.on_request, replica.blocked_at
+            basis, replica.blocked or "", replica.waits_for_request, replica.blocked_at
         )
 
     async def _take(self, model: ManagedModel, replica: ReplicaState, planned: PlanResult) -> bool:
@@ -168,7 +168,7 @@ class PlanSteps:
             later = await self._replica_planner.decide(model, room, "leave")
             if later.takes:
                 replica.wait_for_request(reason, later.takes, asks=model.asks)
-                model.on_request = True
+                model.waits_for_request = True
                 if later.plan is not None and model.wish_of(replica).check:
                     # The engine is asked now, so that its turn begins with the start itself.
                     replica.begin_inquiry(self._ask_early(model, room, later.plan))

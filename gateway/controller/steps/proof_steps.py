@@ -57,7 +57,7 @@ class ProofSteps:
                 # A crash shows in the log a moment after the connection breaks, and the log names
                 # the cause better.
                 turn = 0
-                while turn < _LAST_WORDS or watcher.failure_pending:
+                while turn < _LAST_WORDS or watcher.has_pending_failure:
                     await asyncio.sleep(_TURN_S)
                     turn += 1
             watcher.fail(failure)

@@ -107,7 +107,7 @@ class ReplicaSteps:
     def shrink(self, model: ManagedModel, take: Offer, requester: Collection[str]) -> None:
         """Have a serving model give its offer to the requesters, if nothing else is under way."""
         replica = model.replicas[take.replica]
-        if not replica.busy:
+        if not replica.is_busy:
             room = partial(self._fleet.planning_context, model, replica)
             effect = self._effects.shrinks.shrink(
                 model, take, requester, room, self._fleet.held_bytes
@@ -123,9 +123,9 @@ class ReplicaSteps:
             # The list of instances is older than the effect, so the next step needs a new one.
             self._wake()
             return False
-        if model.deleting and replica.task is not None and not replica.stopping:
+        if model.is_deleting and replica.task is not None and not replica.is_stopping:
             replica.task.cancel()
-        if model.deleting:
+        if model.is_deleting:
             replica.end_inquiry()
         instance = replica.instance_among(instances)
         self._look_again_after_a_while(replica)
@@ -144,7 +144,7 @@ class ReplicaSteps:
             case Rest():
                 if not (replica.looks_again and action.state == "starting"):
                     replica.status, replica.looks_again = action, False
-                if not replica.busy:
+                if not replica.is_busy:
                     replica.setback.clear()
             case reconcile.Stop():
                 self._begin_stop(model, replica, action, snapshot)
@@ -184,7 +184,7 @@ class ReplicaSteps:
     ) -> None:
         """Watch the instance of the live attempt, if it runs or has run."""
         attempt = replica.attempt
-        if replica.watcher is not None or attempt is None or instance is None or model.deleting:
+        if replica.watcher is not None or attempt is None or instance is None or model.is_deleting:
             return
         if instance.state == "created" or instance.fingerprint != attempt.fingerprint:
             return
@@ -211,7 +211,7 @@ class ReplicaSteps:
         history = [past for past in replica.history if past.generation == replica.generation]
         return ReplicaSnapshot(
             # A trial is not started again, unless it tries a changed wish.
-            is_wanted=not model.deleting
+            is_wanted=not model.is_deleting
             and (attempt is not None or replica is not model.trial or replica.seeks),
             policy=model.wish_of(replica).policy,
             attempt=attempt,
@@ -219,19 +219,22 @@ class ReplicaSteps:
             instance=instance,
             observation=observation,
             tail=tuple(watcher.tail) if watcher else (),
-            planning=PlanState(replica.blocked, bool(replica.takes), replica.on_request),
+            planning=PlanState(replica.blocked, bool(replica.takes), replica.waits_for_request),
             demand=Demand(
-                model.hold or model.absence, model.stopped, model.asks, _has_spare(model, replica)
+                model.hold or model.absence,
+                model.is_stopped,
+                model.asks,
+                _has_spare(model, replica),
             ),
             leaving=Leaving()
             if eviction is None
             else Leaving(
                 eviction.reason,
-                drained=attempt is not None and self._drains.is_drained(attempt.instance_name),
+                is_drained=attempt is not None and self._drains.is_drained(attempt.instance_name),
                 sleeps=not eviction.ends and _sleeps(model, replica),
             ),
-            busy=replica.busy,
-            spent=attempt is not None and replica.spent == attempt.id,
+            is_busy=replica.is_busy,
+            is_spent=attempt is not None and replica.spent == attempt.id,
         )
 
     def _begin_effect(
@@ -268,7 +271,7 @@ class ReplicaSteps:
                     attempt,
                     partial(self._fleet.claims, replica),
                     lambda: self._fleet.sharing(model, model.wish).offers,
-                    spare=snapshot.demand.spare,
+                    spare=snapshot.demand.is_spare,
                 )
                 self._start(replica, name, effect)
 
@@ -302,12 +305,12 @@ class ReplicaSteps:
         snapshot: ReplicaSnapshot,
     ) -> None:
         leaving = snapshot.leaving.reason
-        goes_on = snapshot.is_wanted and not leaving and not model.stopped
+        goes_on = snapshot.is_wanted and not leaving and not model.is_stopped
         replica.status = Rest("starting" if goes_on else "stopping", leaving or action.why)
         served = any(past.ready_at is not None for past in replica.attempts[-1:]) and not goes_on
         grace_s = self._settings.stop_grace_s if served else _SHORT_GRACE_S
-        replica.stopping = True
-        hurry = (lambda: model.deleting) if served else None
+        replica.is_stopping = True
+        hurry = (lambda: model.is_deleting) if served else None
         self._start(replica, "Stop", self._stop(action.name, grace_s, hurry))
 
     def _start(self, replica: ReplicaState, name: str, effect: Coroutine[Any, Any, None]) -> None:
@@ -329,7 +332,7 @@ class ReplicaSteps:
         self._failpoint.reach(name, "after")
 
     def _finish(self, replica: ReplicaState, task: asyncio.Task[None]) -> None:
-        replica.task, replica.stopping, replica.progress = None, False, ""
+        replica.task, replica.is_stopping, replica.progress = None, False, ""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             raise error
@@ -338,11 +341,11 @@ class ReplicaSteps:
 
 def _is_prepared(model: ManagedModel, replica: ReplicaState) -> bool:
     """Whether a start of the replica is under way, or waits for its turn."""
-    if model.deleting or model.stopped or model.unloaded:
+    if model.is_deleting or model.is_stopped or model.is_unloaded:
         return False
     if replica.attempt is not None:
         return replica.attempt.state == "starting"
-    return replica.busy or bool(replica.takes) or (model.asks and replica.blocked is None)
+    return replica.is_busy or bool(replica.takes) or (model.asks and replica.blocked is None)
 
 
 def _has_spare(model: ManagedModel, replica: ReplicaState) -> bool:
@@ -362,5 +365,5 @@ def _sleeps(model: ManagedModel, replica: ReplicaState) -> bool:
         has_sleep_mode
         and replica is not model.trial
         and not model.has_pending_changes
-        and not model.deleting
+        and not model.is_deleting
     )

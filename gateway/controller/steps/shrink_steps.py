@@ -56,7 +56,7 @@ class ShrinkSteps:
             if now is None or now.id != old.id:
                 await self._attempts.drop(attempt)
                 return
-            replica.attempt, replica.made_room, replica.gave_to = (
+            replica.attempt, replica.has_made_room, replica.gave_to = (
                 attempt,
                 True,
                 frozenset(requester),

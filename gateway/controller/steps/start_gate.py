@@ -89,21 +89,21 @@ class StartGate:
         self._numbers: dict[str, str] = {}
         """GPU indices by UUID, for messages."""
         self._looked = asyncio.Event()
-        self._seen_once = False
+        self._was_seen_once = False
 
     def look(self, instances: Iterable[Instance]) -> None:
         """Note the present engines. No engine starts before the first look."""
         now, former_holders = time.monotonic(), self._holders
         running_names = {instance.name for instance in instances if instance.state == "running"}
         engines = self._engines.holders(running_names, self._begun, now)
-        holders = (engine.evolve(sized=engine.instance in self._sized) for engine in engines)
+        holders = (engine.evolve(is_sized=engine.instance in self._sized) for engine in engines)
         self._holders = {
             holder.instance: _keep_since(holder, former_holders.get(holder.instance))
             for holder in holders
         }
         # Engines from before the gateway's start disturb no measurement by their first sight.
-        former_holders = former_holders if self._seen_once else self._holders
-        self._seen_once = True
+        former_holders = former_holders if self._was_seen_once else self._holders
+        self._was_seen_once = True
         for instance, disturbance in disturbances(former_holders.values(), self._holders.values()):
             self._disturbed[instance] = now, disturbance
         self._readings = {
@@ -126,7 +126,7 @@ class StartGate:
         neighbours = (
             holder
             for holder in self._holders.values()
-            if holder.instance != but and holder.stage == "loads" and not holder.sized
+            if holder.instance != but and holder.stage == "loads" and not holder.is_sized
         )
         return any(not neighbour.gpus.isdisjoint(gpus) for neighbour in neighbours)
 
@@ -153,7 +153,7 @@ class StartGate:
         start = start_of(attempt, sized=count is not None)
         try:
             self._waiting[start.instance] = start
-            if not self._seen_once:
+            if not self._was_seen_once:
                 await self._looked.wait()
             while (blocked := self._blocker(start)) is not None or not await self._is_stable(
                 attempt, start, report
@@ -176,11 +176,11 @@ class StartGate:
             self._restless.pop(start.instance, None)
         self._begun.add(start.instance)
         self._disturbed.pop(start.instance, None)
-        if start.sized:
+        if start.is_sized:
             self._sized.add(start.instance)
-        now, sized = time.monotonic(), start.sized
+        now, sized = time.monotonic(), start.is_sized
         self._holders[start.instance] = PlacedEngine(
-            start.instance, start.model, start.gpus, start.shape, "loads", now, sized=sized
+            start.instance, start.model, start.gpus, start.shape, "loads", now, is_sized=sized
         )
         return count
 
@@ -203,7 +203,7 @@ class StartGate:
             "loads",
             now,
             measures=False,
-            proved=True,
+            is_proved=True,
         )
 
     def note_failure(self, attempt: Attempt, failure: Failure) -> str:
@@ -230,12 +230,12 @@ class StartGate:
         self._readings[start.instance] = read
         ours = [holder for holder in self._holders.values() if holder.gpus & start.gpus]
         since = self._restless.setdefault(start.instance, time.monotonic())
-        foreign = any(
+        is_foreign = any(
             len(reading.processes or ()) > sum(reading.uuid in engine.gpus for engine in ours)
             for reading in read.values()
         )
         if (
-            foreign
+            is_foreign
             and time.monotonic() - since < _FOREIGN_WAIT_MAX_S
             and (former_reading is None or (moved := memory_change(former_reading, read)))
         ):

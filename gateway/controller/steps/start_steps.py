@@ -55,7 +55,7 @@ class StartSteps:
             if progress != replica.progress:
                 moved, replica.progress = time.monotonic(), progress
 
-        started, patience_s = False, self._launcher.settings.start_timeout_s
+        has_started, patience_s = False, self._launcher.settings.start_timeout_s
         bringing = asyncio.ensure_future(
             self._fetch_and_start(model, replica, attempt, room, report)
         )
@@ -73,7 +73,7 @@ class StartSteps:
                     )
                     return
             await bringing
-            started = True
+            has_started = True
         except WithdrawnError as error:
             await self._attempts.fail(replica, replica.attempt or attempt, error.failure)
         except FitserveError as error:
@@ -89,7 +89,7 @@ class StartSteps:
             bringing.cancel()
             with contextlib.suppress(asyncio.CancelledError, FitserveError, WithdrawnError):
                 await bringing
-            if not started:
+            if not has_started:
                 replica.end_preparation()
 
     async def _fetch_and_start(

@@ -71,7 +71,7 @@ class TrialSteps:
     async def adopt(self, model: ManagedModel) -> None:
         """Let the trial serve. The old engine stops after its last answers. Raises StoreError."""
         trial = model.trial
-        if trial is None or trial.attempt is None or trial.busy:
+        if trial is None or trial.attempt is None or trial.is_busy:
             return
         replica = model.replicas[trial.index]
         if replica.task is not None:
@@ -91,7 +91,7 @@ class TrialSteps:
         if trial is None:
             return
         trial.seeks = False
-        if trial.task is not None and not trial.stopping:
+        if trial.task is not None and not trial.is_stopping:
             trial.task.cancel()
         if trial.attempt is not None:
             attempt, trial.attempt = trial.attempt, None

@@ -193,7 +193,9 @@ class EndpointWatcher:
         name = self._model if self._model in models else usable[0]
         if not models[name].state_here:
             return *unreachable, f"{self.url} has {name}, which is {models[name].state_there} there"
-        replica = RoutedReplica(self.url, f"{self._model}@{self.url}", name, key=key, remote=True)
+        replica = RoutedReplica(
+            self.url, f"{self._model}@{self.url}", name, key=key, is_remote=True
+        )
         return replica, models[name].state_here, ""
 
     async def _refusal(self, answer: EngineResponse, key: Secret | None) -> str:

@@ -144,13 +144,18 @@ class EngineClient:
 def _request(method: str, url: str) -> tuple[str, int, bool, bytes]:
     """Host, port, TLS, and the constant part of the request's head. Raises ValueError."""
     parts = urlsplit(url)
-    secure = parts.scheme == "https"
+    is_secure = parts.scheme == "https"
     target = f"{parts.path or '/'}?{parts.query}" if parts.query else parts.path or "/"
     head = (
         f"{method} {target} HTTP/1.1\r\nhost: {parts.netloc}\r\nconnection: close\r\naccept:"
         " */*\r\naccept-encoding: identity\r\n"
     )
-    return parts.hostname or "", parts.port or (443 if secure else 80), secure, head.encode("ascii")
+    return (
+        parts.hostname or "",
+        parts.port or (443 if is_secure else 80),
+        is_secure,
+        head.encode("ascii"),
+    )
 
 
 class _HttpCall(asyncio.Protocol):
@@ -166,7 +171,7 @@ class _HttpCall(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._status = 0
-        self._sized = False
+        self._is_sized = False
         self._encoding = b""
         self._body = bytearray()
 
@@ -202,7 +207,7 @@ class _HttpCall(asyncio.Protocol):
         self._handle_close(exc)
 
     def _handle_close(self, error: Exception | None = None) -> None:
-        if self._status and not self._sized and error is None:
+        if self._status and not self._is_sized and error is None:
             self.on_message_complete()
         self._refuse(
             f"breaks off ({short_reason(error)})"
@@ -217,14 +222,14 @@ class _HttpCall(asyncio.Protocol):
     # --- the parser's side ---
 
     def on_message_begin(self) -> None:
-        self._sized, self._encoding = False, b""
+        self._is_sized, self._encoding = False, b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
         if name == b"content-encoding":
             self._encoding = value.strip().lower()
         elif name in (b"content-length", b"transfer-encoding"):
-            self._sized = True
+            self._is_sized = True
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()

@@ -114,7 +114,7 @@ class Watcher:
         return self._reader.progress.cache_bytes
 
     @property
-    def failure_pending(self) -> bool:
+    def has_pending_failure(self) -> bool:
         """Whether a failure in the log is not reported yet, as its reasons may follow."""
         return self._report_timer is not None
 
@@ -161,18 +161,18 @@ class Watcher:
         self._reader = self._new_reader()
         copy = None
         try:
-            in_cluster = self._host.machines is not None
-            if in_cluster or self._host.kind != "process":
-                copy = LogCopy(log_path(self._settings.data, self.name, in_cluster=in_cluster))
+            is_in_cluster = self._host.machines is not None
+            if is_in_cluster or self._host.kind != "process":
+                copy = LogCopy(log_path(self._settings.data, self.name, in_cluster=is_in_cluster))
             async with contextlib.aclosing(self._host.follow(self.name)) as lines:
                 async for raw in lines:
                     number += 1
                     if copy is not None:
                         copy.write(raw)
-                    furthest = number >= self._lines
+                    is_furthest = number >= self._lines
                     self._lines = max(number, self._lines)
                     self._read(raw)
-                    if furthest:
+                    if is_furthest:
                         # Reading has passed the place of the last error, so the error is over.
                         self._works[0].setback.clear()
                     if number % _YIELD_LINES == 0:
@@ -237,7 +237,7 @@ class Watcher:
         if serves:
             self._freeze.note_processes(time.monotonic(), await self._processes())
             self._judge()
-        healthy = await self._healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
+        healthy = await self._is_healthy(self._probe_s if serves else PROBE_TIMEOUT_S)
         if healthy and not self.observation.answering and self.attempt.plan.sleep_mode.value:
             # A previous gateway may have put it to sleep.
             self.observation = self.observation.evolve(
@@ -371,7 +371,7 @@ class Watcher:
             )
         )
 
-    async def _healthy(self, within_s: float) -> bool:
+    async def _is_healthy(self, within_s: float) -> bool:
         try:
             return (await self.client.get(f"{self.url}/health", within_s)).status == 200
         except NoAnswerError:

@@ -85,7 +85,7 @@ class HostServer:
         self._host = host
         self._connections: set[asyncio.Task[None]] = set()
         self._starting: set[str] = set()
-        self._full = False
+        self._is_full = False
         self._documents = asyncio.Semaphore(_MAX_UNPACKED_DOCUMENTS)
 
     @asynccontextmanager
@@ -129,11 +129,11 @@ class HostServer:
             self._connections.discard(task)
 
     def _admits(self, writer: asyncio.StreamWriter) -> bool:
-        full = len(self._connections) > _MAX_CONNECTIONS
-        if full and not self._full:
+        is_full = len(self._connections) > _MAX_CONNECTIONS
+        if is_full and not self._is_full:
             log.warning("too many connections", most=_MAX_CONNECTIONS)
-        self._full = full
-        if full:
+        self._is_full = is_full
+        if is_full:
             return False
         user = peer_user(writer.get_extra_info("socket"))
         if user not in (0, os.getuid()):

@@ -91,13 +91,13 @@ def run_supervisor(data: Path, fields: dict[str, object]) -> None:
 
 async def _join(data: Path, membership: Membership) -> None:
     stopped = stop_event()
-    checked = False
+    is_checked = False
     if membership.role == "node":
         with suppress(HeadAway):
             await check_head(membership, os.environ)
-            checked = True
+            is_checked = True
     write_membership(data, membership)
-    running = asyncio.ensure_future(supervise(membership, data, checked=checked))
+    running = asyncio.ensure_future(supervise(membership, data, checked=is_checked))
     waiting = asyncio.ensure_future(stopped.wait())
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()

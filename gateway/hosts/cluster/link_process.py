@@ -70,14 +70,14 @@ class LinkProcess:
             # Ray's own lines come before.
             while (line := await process.stdout.readline()) not in (b"", b"ready\n"):
                 pass
-            answered = line == b"ready\n"
-            if answered:
+            has_answered = line == b"ready\n"
+            if has_answered:
                 self._ready.set()
                 while await process.stdout.read(4096):
                     pass
             code = await process.wait()
             log.warning("the link to the cluster ended", code=code)
-            return answered
+            return has_answered
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

@@ -247,12 +247,12 @@ class DockerHost:
         # again.
         deadline = time.monotonic() + _SLOW_CALL_TIMEOUT_S
         while True:
-            late = time.monotonic() > deadline
+            is_late = time.monotonic() > deadline
             try:
                 ensure_network(client, self._network, self._owner)
                 container = create(client, spec, self._network, self._owner)
             except APIError as error:
-                if error.status_code != 409 or late:
+                if error.status_code != 409 or is_late:
                     raise start_error(spec, error) from error
                 attributes = self._find(spec.name, client)
                 if attributes is None:
@@ -273,7 +273,7 @@ class DockerHost:
                 client.start(container)
                 return instance_of(client.inspect_container(container), self._network)
             except APIError as error:
-                if ambiguous_network(error) and not late:
+                if ambiguous_network(error) and not is_late:
                     continue
                 _remove(container, client)
                 raise start_error(spec, error) from error

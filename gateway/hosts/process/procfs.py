@@ -31,7 +31,7 @@ class ProcessStat:
     threads: int = 1
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it still runs. A zombie counts until its last thread has ended, as it holds GPU
         memory until then."""
         return self.state not in "ZX" or self.threads > 1
@@ -98,7 +98,7 @@ def everything() -> Iterator[ProcessStat]:
 
 def session(leader: int) -> list[ProcessStat]:
     """The living processes of the session that `leader` leads, or led."""
-    return [process for process in everything() if process.session == leader and process.alive]
+    return [process for process in everything() if process.session == leader and process.is_alive]
 
 
 def writers(file: Path) -> list[ProcessStat]:
@@ -107,7 +107,7 @@ def writers(file: Path) -> list[ProcessStat]:
     with suppress(FileNotFoundError):
         target = file.stat()
         return [
-            process for process in everything() if process.alive and _writes(process.pid, target)
+            process for process in everything() if process.is_alive and _writes(process.pid, target)
         ]
     return []
 

@@ -55,7 +55,7 @@ class Record(Value):
     def leader(self) -> procfs.ProcessStat | None:
         """The engine's main process while it runs."""
         process = self.holder
-        return process if process is not None and process.alive else None
+        return process if process is not None and process.is_alive else None
 
     def family(self) -> list[procfs.ProcessStat]:
         """The living processes of the engine's session, in any process group."""

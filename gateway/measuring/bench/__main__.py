@@ -19,7 +19,7 @@ def main() -> None:
             job["url"], job["model"], Secret(job["key"]) if job["key"] else None, job["vocabulary"]
         ),
         job["context"],
-        text=job.get("text", False),
+        sends_text=job.get("text", False),
     )
     try:
         report = asyncio.run(load.measure(job["levels"], job["seconds"]))

@@ -36,13 +36,13 @@ _CHARACTERS = 4
 @dataclass
 class LoadTest:
     """A load on `target`. context: the most tokens of a request. report: prints the current step.
-    request_count: requests sent. text: prompts are sentences, of about as many tokens."""
+    request_count: requests sent. sends_text: prompts are sentences, of about as many tokens."""
 
     target: BenchTarget
     context: int
     report: Callable[[str], None] = lambda _: None
     request_count: int = 0
-    text: bool = False
+    sends_text: bool = False
 
     async def measure(self, levels: Sequence[int], seconds: float) -> BenchReport:
         """Measure each number of concurrent requests. Raises NotReady if a request fails."""
@@ -71,7 +71,7 @@ class LoadTest:
             min(_SHORT_PROMPT_TOKENS, self.context - single_tokens), single_tokens, seconds
         )
         long_answers: list[TimedAnswer] = []
-        if self.context >= _LONG_PROMPT_TOKENS and not self.text:
+        if self.context >= _LONG_PROMPT_TOKENS and not self.sends_text:
             self.report("a prompt of 32k tokens")
             long_answers = await self._measure_alone(
                 min(_LONG_PROMPT_TOKENS, self.context - 1), 1, seconds
@@ -139,7 +139,7 @@ class LoadTest:
         return await ask(self.target, request, _PATIENCE_S)
 
     def _request(self, prompt: int, tokens: int) -> bytes:
-        if self.text:
+        if self.sends_text:
             # A token has one character at least, so the prompt fits whatever the tokenizer is.
             characters = min(_CHARACTERS * prompt, self.context - tokens)
             return self.target.request(text_prompt(characters), tokens)

@@ -59,7 +59,7 @@ class MeasuredNumber(Value):
     bytes: int = Field(0, ge=0, lt=2**40)
 
     @property
-    def steady(self) -> bool:
+    def is_steady(self) -> bool:
         return self.spread <= (
             _MAX_SPREAD_SHARE_OF_SECONDS if self.what in SECONDS else _MAX_SPREAD_SHARE
         )
@@ -125,7 +125,7 @@ def facts_of(
     facts: list[Fact] = []
     problems = [*measurement.problems]
     for number in sorted(last.values(), key=lambda row: (len(row.gpus), row.gpus)):
-        if not number.steady:
+        if not number.is_steady:
             gpus = ", ".join(str(gpu_set.gpus[index].index) for index in number.gpus)
             problems.append(
                 f"GPU {gpus}, {number.what}: it varied by {number.spread:.0%} and is not stored"

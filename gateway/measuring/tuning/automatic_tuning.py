@@ -110,27 +110,32 @@ class AutomaticTuning:
             model is not None
             and bool(model.serving)
             and len(model.serving) == len(model.replicas)
-            and not (model.deleting or model.has_pending_changes or model.stopped or model.trial)
-            and not any(replica.busy for replica in model.replicas)
+            and not (
+                model.is_deleting or model.has_pending_changes or model.is_stopped or model.trial
+            )
+            and not any(replica.is_busy for replica in model.replicas)
             and time.monotonic() >= self._retry_at.get(name, 0.0)
             and not _plans(model) <= self._tuned.get(name, set())
         )
 
     async def _begin(self, name: str) -> None:
-        options, plans = SearchOptions(_SEARCH_S, automatic=True), _plans(self._fleet.model(name))
+        options, plans = (
+            SearchOptions(_SEARCH_S, is_automatic=True),
+            _plans(self._fleet.model(name)),
+        )
         try:
             try:
                 await self._tunings.begin(name, options)
             except Conflict as refusal:
                 if refusal.param != "offline":
                     raise
-                options = SearchOptions(_SEARCH_S, automatic=True, offline=True)
+                options = SearchOptions(_SEARCH_S, is_automatic=True, may_be_away=True)
                 await self._tunings.begin(name, options)
         except FitserveError as error:
             self._retry_at[name] = time.monotonic() + _RETRY_S
             log.info("an idle model was not tuned", model=name, reason=str(error))
             return
-        log.info("an idle model is tuned", model=name, offline=options.offline)
+        log.info("an idle model is tuned", model=name, offline=options.may_be_away)
         self._search = _Search(name, time.monotonic(), plans)
 
     def _seconds_idle(self, model: ManagedModel) -> float:

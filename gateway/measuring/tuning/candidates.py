@@ -55,14 +55,15 @@ class PlanChange(NamedTuple):
 class BasePlan:
     """A plan with the wish that it follows.
 
-    owner: the wish of the owner, whose flags stay. lossy: a KV cache of less precision is allowed.
+    owner: the wish of the owner, whose flags stay. allows_lossy: a KV cache of less precision is
+    allowed.
     """
 
     owner: Wish
     wish: Wish
     plan: Plan
     engine: Engine
-    lossy: bool = False
+    allows_lossy: bool = False
 
 
 def pin_layout(wish: Wish, plan: Plan) -> Wish:
@@ -133,9 +134,9 @@ def forecast_best(owner: Wish, rival: Rival | None) -> tuple[PlanChange, ...]:
 def keeps_quality(plan: Plan, about: BasePlan) -> bool:
     """Whether a plan has the context, inputs, weights and precision of the base plan."""
     base = about.plan
-    precise = plan.kv_cache_dtype.value in ("auto", base.kv_cache_dtype.value)
+    is_precise = plan.kv_cache_dtype.value in ("auto", base.kv_cache_dtype.value)
     is_same = plan.drops == base.drops and plan.dtype.value == base.dtype.value
-    return (precise or about.lossy) and is_same and is_no_worse(plan, base, about.owner)
+    return (is_precise or about.allows_lossy) and is_same and is_no_worse(plan, base, about.owner)
 
 
 def may_win(plan: Plan, about: BasePlan) -> bool:
@@ -185,7 +186,7 @@ def _cache_dtypes(about: BasePlan) -> Iterator[PlanChange]:
         )
     dtypes = about.engine.flags[flag].choices or ()
     name = next((name for name in _EIGHT_BITS if name in dtypes), None)
-    if about.lossy and now.value == "auto" and name is not None:
+    if about.allows_lossy and now.value == "auto" and name is not None:
         yield _with_flag(
             about, _KV_DTYPE, name, f"KV cache of {name}", "half the bytes per token are read"
         )

@@ -101,13 +101,15 @@ class PlanSearch:
             state="running",
             phase="the served plan: measuring",
             seconds=options.seconds,
-            automatic=options.automatic,
+            automatic=options.is_automatic,
         )
 
     @property
     def report(self) -> TuningReport:
-        running = self._report.state == "running"
-        elapsed_s = round(time.monotonic() - self._began, 1) if running else self._report.elapsed_s
+        is_running = self._report.state == "running"
+        elapsed_s = (
+            round(time.monotonic() - self._began, 1) if is_running else self._report.elapsed_s
+        )
         return self._report.evolve(elapsed_s=elapsed_s)
 
     def note_application(self) -> None:
@@ -117,8 +119,10 @@ class PlanSearch:
         """Raises Conflict if the model cannot be tuned as it is."""
         model, name = self._model, self.wish.name
         serving = model.serving
-        settled = not (model.has_pending_changes or model.deleting or model.stopped or model.trial)
-        if not serving or len(serving) < len(model.replicas) or not settled:
+        is_settled = not (
+            model.has_pending_changes or model.is_deleting or model.is_stopped or model.trial
+        )
+        if not serving or len(serving) < len(model.replicas) or not is_settled:
             raise Conflict(
                 f"{name} does not serve with all its copies, so its plans cannot be compared.",
                 hint=f"`fitserve show {name}` shows its state. Try again when it is ready.",
@@ -128,7 +132,7 @@ class PlanSearch:
                 f"{name} generates no text, so its speed cannot be measured.",
                 hint="Tune a model that generates text.",
             )
-        if not self._options.offline and not await self._fits_beside(serving[0].plan):
+        if not self._options.may_be_away and not await self._fits_beside(serving[0].plan):
             raise Conflict(
                 f"There is no memory for a second engine of {name} beside the one that serves.",
                 hint=f"`fitserve tune {name} --offline` stops it meanwhile, and brings it back.",
@@ -160,7 +164,7 @@ class PlanSearch:
         served = attempt.plan
         engine = await asyncio.to_thread(self._tools.engine, served.engine)
         wish = pin_layout(self.wish, served)
-        best = BasePlan(self.wish, wish, served, engine, lossy=self._options.lossy)
+        best = BasePlan(self.wish, wish, served, engine, allows_lossy=self._options.allows_lossy)
         self._uses_sentences = served.speculation.value != "none" or await self._can_speculate(best)
         self._trial_s = (attempt.ready_at or attempt.started_at) - attempt.started_at
         began = time.monotonic()
@@ -169,8 +173,8 @@ class PlanSearch:
         if self._report.tried[0].speed is None:
             return f"the served plan could not be measured: {self._report.tried[0].problem}"
         best = self._with_last_speed(best)
-        if self._options.offline:
-            if self._options.automatic and self._model.rival is None:
+        if self._options.may_be_away:
+            if self._options.is_automatic and self._model.rival is None:
                 return "no plan should be better, and none has memory beside the served one"
             self._set_phase("its engines stop after their last answers")
             await self._tools.trials.leave(self._model)
@@ -212,7 +216,9 @@ class PlanSearch:
             if worth is not None and worth > _GAIN * self._best_worth():
                 self._record_best(candidate)
                 engine = await asyncio.to_thread(self._tools.engine, plan.engine)
-                best = BasePlan(self.wish, candidate.wish, plan, engine, lossy=best.lossy)
+                best = BasePlan(
+                    self.wish, candidate.wish, plan, engine, allows_lossy=best.allows_lossy
+                )
                 best = self._with_last_speed(best)
                 candidates, without_gain = iter((*neighbours(best), *other_engine_plans)), 0
                 continue
@@ -278,7 +284,7 @@ class PlanSearch:
             result = await preview.plan_trial(self._model, candidate.wish, keeps_model=False)
             placed_result = (
                 result
-                if self._options.offline
+                if self._options.may_be_away
                 else await preview.plan_trial(self._model, candidate.wish, keeps_model=True)
             )
         except FitserveError as error:
@@ -311,7 +317,7 @@ class PlanSearch:
 
     async def _speed(self, change: str, plan: Plan, serving: Attempt | None) -> Speed:
         """The measured speed of a plan. Raises _NoFigures."""
-        if self._options.automatic and not self._uses_sentences:
+        if self._options.is_automatic and not self._uses_sentences:
             # An earlier search may have ended for a request.
             speed = await self._tools.measurements.tried_speed(plan)
             if speed is not None:
@@ -369,7 +375,7 @@ class PlanSearch:
         `_raise_if_over`.
         """
         name, traffic = self.wish.name, self._tools.traffic
-        shared = any(
+        is_shared = any(
             set(attempt.plan.devices) & set(serving.plan.devices) for serving in self._model.serving
         )
         ended = traffic.request_counts().get(name, 0.0)
@@ -378,7 +384,7 @@ class PlanSearch:
             self._keep_model_awake()
             self._raise_if_over()
             is_new = traffic.request_counts().get(name, 0.0) != ended
-            return shared and (is_new or traffic.is_working(name))
+            return is_shared and (is_new or traffic.is_working(name))
 
         return watch
 
@@ -386,7 +392,7 @@ class PlanSearch:
 
     def _has_time(self) -> bool:
         """Whether one more trial ends in time, and the model comes back."""
-        count = 2 if self._options.offline else 1
+        count = 2 if self._options.may_be_away else 1
         return self._remaining_time_s() > count * self._trial_s
 
     def _remaining_time_s(self) -> float:
@@ -407,7 +413,7 @@ class PlanSearch:
         model = self._model
         if self._remaining_time_s() <= 0:
             raise _NoFigures("the time is over")
-        is_out = model.deleting or model.stopped or model.unloaded
+        is_out = model.is_deleting or model.is_stopped or model.is_unloaded
         if model.wish != self.wish or model.has_pending_changes or is_out:
             raise _Interrupted("the model was changed, stopped, unloaded or removed meanwhile")
 

@@ -30,16 +30,17 @@ _WARMUP_S = 60.0
 
 @dataclass
 class _Readings:
-    """The readings of one engine. new_stretches: since the last report. reported: at least once."""
+    """The readings of one engine. new_stretches: since the last report. is_reported: at least
+    once."""
 
     names: Mapping[str, str] | None = None
     counts: Counts | None = None
     neighbours: Mapping[str, float] | None = None
     read_at: float = 0.0
-    silent: bool = False
+    is_silent: bool = False
     stretches: deque[Served] = field(default_factory=lambda: deque(maxlen=_MAX_STRETCHES))
     new_stretches: int = 0
-    reported: bool = False
+    is_reported: bool = False
 
 
 class ServedTraffic:
@@ -74,7 +75,7 @@ class ServedTraffic:
             ):
                 continue
             readings = self._engines.setdefault(attempt.instance_name, _Readings())
-            if not readings.silent and time.monotonic() - readings.read_at >= READ_INTERVAL_S:
+            if not readings.is_silent and time.monotonic() - readings.read_at >= READ_INTERVAL_S:
                 readings.read_at = time.monotonic()
                 await self._read(replica, attempt, readings)
 
@@ -96,12 +97,14 @@ class ServedTraffic:
             if attempt.instance_name in self._engines
         ]
         minimum = (
-            MIN_NEW_STRETCHES if any(readings.reported for readings in engines) else MIN_STRETCHES
+            MIN_NEW_STRETCHES
+            if any(readings.is_reported for readings in engines)
+            else MIN_STRETCHES
         )
         if sum(readings.new_stretches for readings in engines) < minimum:
             return ()
         for readings in engines:
-            readings.new_stretches, readings.reported = 0, True
+            readings.new_stretches, readings.is_reported = 0, True
         return tuple(stretch for readings in engines for stretch in readings.stretches)
 
     async def _read(self, replica: ReplicaState, attempt: Attempt, readings: _Readings) -> None:
@@ -111,13 +114,13 @@ class ServedTraffic:
             neighbours is not None
             and neighbours == neighbours_before == self._neighbours(replica, attempt)
         )
-        cold = time.time() - (attempt.ready_at or 0.0) < _WARMUP_S
+        is_cold = time.time() - (attempt.ready_at or 0.0) < _WARMUP_S
         if counts is not None and readings.counts is not None and undisturbed:
             stretch = traffic_between(readings.counts, counts)
             if stretch is not None:
                 readings.stretches.append(stretch)
                 readings.new_stretches += 1
-        readings.counts, readings.neighbours = None if cold else counts, neighbours
+        readings.counts, readings.neighbours = None if is_cold else counts, neighbours
 
     async def _counts(
         self, replica: ReplicaState, attempt: Attempt, readings: _Readings
@@ -129,13 +132,13 @@ class ServedTraffic:
                     await asyncio.to_thread(self._profile, attempt.plan.engine)
                 ).counters
             if not readings.names or watcher is None:
-                readings.silent = not readings.names
+                readings.is_silent = not readings.names
                 return None
             answer = await watcher.client.get(f"{watcher.url}/metrics", _TIMEOUT_S, _MAX_BYTES)
         except (NoAnswerError, FitserveError):
             return None
         # An engine without counters has none later.
-        readings.silent = answer.status == _NOT_FOUND_STATUS
+        readings.is_silent = answer.status == _NOT_FOUND_STATUS
         return sum_series(answer.body, readings.names) if answer.status == _OK_STATUS else None
 
     def _neighbours(self, replica: ReplicaState, attempt: Attempt) -> Mapping[str, float] | None:
@@ -147,11 +150,11 @@ class ServedTraffic:
                 shares = any(
                     gpus & set(attempt_beside.plan.gpus)
                     for attempt_beside in replica_beside.attempts
-                    if attempt_beside.live
+                    if attempt_beside.is_live
                 )
                 if replica_beside is replica or not shares:
                     continue
-                if replica_beside.stage != "stands" or model.deleting or self.is_working(name):
+                if replica_beside.stage != "stands" or model.is_deleting or self.is_working(name):
                     return None
                 counts[name] = ended.get(name, 0.0)
         return counts

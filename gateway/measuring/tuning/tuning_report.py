@@ -13,14 +13,14 @@ TuningState = Literal["running", "done", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """seconds: the longest time. offline: the model may be away meanwhile. lossy: a KV cache of
-    less precision is allowed. automatic: begun by the gateway for an idle model, so measurements of
-    earlier searches count."""
+    """seconds: the longest time. may_be_away: the model may be away meanwhile. allows_lossy: a KV
+    cache of less precision is allowed. is_automatic: begun by the gateway for an idle model, so
+    measurements of earlier searches count."""
 
     seconds: float
-    offline: bool = False
-    lossy: bool = False
-    automatic: bool = False
+    may_be_away: bool = False
+    allows_lossy: bool = False
+    is_automatic: bool = False
 
 
 class TriedPlan(Value):

@@ -25,7 +25,7 @@ class Tunings:
         """Begin a search. It ends one that the gateway began by itself. Raises NotFound,
         Conflict."""
         model = self._fleet.model(name)
-        if not options.automatic and self._running is not None:
+        if not options.is_automatic and self._running is not None:
             running = self._running[0]
             if self._searches[running].report.automatic:
                 await self.stop(running, "its owner tunes by order")

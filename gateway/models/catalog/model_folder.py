@@ -64,10 +64,10 @@ def check_reach(descriptor: int, folder: Path, place: str) -> None:
 def check_links(folder: Path) -> None:
     """Check that no part of the planned folder's path has become a link. Raises BadModel."""
     try:
-        moved = folder.resolve(strict=True) != folder
+        has_moved = folder.resolve(strict=True) != folder
     except (OSError, RuntimeError):
-        moved = True
-    if moved or not folder.is_dir():
+        has_moved = True
+    if has_moved or not folder.is_dir():
         raise BadModel(
             f"{folder} was replaced after the model was planned.",
             hint="Put it back, or remove the model and add it again.",

@@ -24,7 +24,7 @@ class Built(FrozenRecord, frozen=True):
     bias: whether the layer has a bias, sharded like its outputs.
     units: of each part, how many the ranks share, repeated where ranks outnumber them (1: whole on
         every rank; 0: any number); (): as `heads` and `kv_heads` say.
-    exact: products are float32, and weights too where no kernel multiplies narrower weights so.
+    is_exact: products are float32, and weights too where no kernel multiplies narrower weights so.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Built(FrozenRecord, frozen=True):
     parts: tuple[int, ...]
     shard: Shard
     modules: tuple[str, ...] = ()
-    quantizable: bool = True
+    is_quantizable: bool = True
     heads: int = 0
     kv_heads: int = 0
     experts: int = 0
     bias: bool = False
-    exact: bool = False
+    is_exact: bool = False
     units: tuple[int, ...] = ()
 
 

@@ -31,16 +31,16 @@ def dense(fields: Fields, family: str, path: str) -> Blueprint:
         fields.integer("hidden_size"),
         f"{path}.layers.*",
     )
-    fused = family == "phi3"
+    is_fused = family == "phi3"
     qkv_bias, out_bias, mlp_bias = _biases(fields, family)
     linears = attention(
-        fields, family, f"{layer}.self_attn", numbers, fused=fused, biases=(qkv_bias, out_bias)
+        fields, family, f"{layer}.self_attn", numbers, fused=is_fused, biases=(qkv_bias, out_bias)
     ) + mlp(
         f"{layer}.mlp",
         numbers,
         hidden,
         fields.integer("intermediate_size"),
-        fused=fused,
+        fused=is_fused,
         bias=mlp_bias,
     )
     around = ["input_layernorm", "post_attention_layernorm"]

@@ -43,12 +43,12 @@ def gemma_towers(top: Fields) -> Blueprint:
             text = Fields(top.mapping("text_config", {}), top.source)
             tower, inner = build(fields, text.integer("hidden_size", default=_TEXT_HIDDEN_SIZE))
             method = top.mapping("quantization_config", {}).get("quant_method")
-            odd = any(
+            is_odd = any(
                 fields.integer(size, default=64) % 64
                 for size in ("hidden_size", "intermediate_size")
             )
-            if odd and method not in _ANY_SIZE:
-                tower = [layer.evolve(quantizable=False) for layer in tower]
+            if is_odd and method not in _ANY_SIZE:
+                tower = [layer.evolve(is_quantizable=False) for layer in tower]
             linears, parameters = linears + tower, parameters + inner
     return Blueprint(tuple(linears), (), tuple(parameters))
 

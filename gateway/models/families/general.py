@@ -382,7 +382,7 @@ def _mlps(
 ) -> tuple[list[Built], int]:
     """The MLPs, and the number of experts."""
     function = next((fields.config[name] for name in ACTIVATIONS if name in fields.config), "silu")
-    gated = not (isinstance(function, str) and function in _PLAIN_ACTIVATIONS)
+    is_gated = not (isinstance(function, str) and function in _PLAIN_ACTIVATIONS)
     built: list[Built] = []
     plain, sparse = numbers["plain"], numbers["sparse"]
     blocks = sized_blocks(fields, len(plain))
@@ -392,10 +392,10 @@ def _mlps(
             [number for number in plain if blocks[number].width == width],
             hidden,
             width,
-            gated=gated,
+            gated=is_gated,
         )
     if plain and not blocks:
-        built += _mlp(path, plain, hidden, _width(fields, hidden), gated=gated)
+        built += _mlp(path, plain, hidden, _width(fields, hidden), gated=is_gated)
     if not sparse:
         return built, 0
     count, width = fields.largest(EXPERT_COUNT), fields.largest(EXPERT_WIDTH)
@@ -403,7 +403,7 @@ def _mlps(
     mlp_experts = experts(path, sparse, hidden, width, count)
     built += (
         mlp_experts
-        if gated
+        if is_gated
         else [
             Built(mlp_experts[0].name, sparse, hidden, (width,), "expert_column", experts=count),
             mlp_experts[1],
@@ -420,7 +420,7 @@ def _mlps(
             sparse,
             hidden,
             shared_width or shared_count * width,
-            gated=gated,
+            gated=is_gated,
         )
     return built, count
 

@@ -36,17 +36,17 @@ def qwen_hybrid(fields: Fields, family: str, path: str) -> Blueprint:
     groups: list[AttentionGroup] = []
     heads, kv_heads, head_dim = heads_of(fields, family)
     if full:
-        gated = fields.config.get("attn_output_gate", True) is not False
+        is_gated = fields.config.get("attn_output_gate", True) is not False
         bias = fields.flag("qkv_bias")
         linears += attention(
-            fields, family, f"{layer}.self_attn", full, gated=gated, biases=(bias, False)
+            fields, family, f"{layer}.self_attn", full, gated=is_gated, biases=(bias, False)
         )
         parameters += norms(f"{layer}.self_attn", len(full), head_dim, "q_norm", "k_norm")
-        causal = fields.config.get("is_causal") is not False
+        is_causal = fields.config.get("is_causal") is not False
         size = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
         groups.append(
             AttentionGroup(
-                kind="full", layers=len(full), numbers=tuple(full), **size, causal=causal
+                kind="full", layers=len(full), numbers=tuple(full), **size, causal=is_causal
             )
         )
     if recurrent:
@@ -113,7 +113,7 @@ def delta_net(
             state.conv_kernel,
             (key, key, value),
             "merged",
-            quantizable=False,
+            is_quantizable=False,
         ),
         Built(f"{path}.in_proj_qkvz", numbers, hidden, (key, key, value, value), "merged", mixed),
         Built(f"{path}.in_proj_ba", numbers, hidden, ba, "merged", gates, heads=heads),

@@ -94,7 +94,7 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
                 hidden,
                 (heads,),
                 "replicated",
-                quantizable=False,
+                is_quantizable=False,
             )
         )
     else:
@@ -106,7 +106,7 @@ def deepseek_sparse(fields: Fields, family: str, path: str, traits: Collection[s
                 hidden,
                 parts,
                 "replicated",
-                quantizable=False,
+                is_quantizable=False,
             )
         )
     parameters = tuple(

@@ -313,7 +313,14 @@ def router(
 ) -> Built:
     """A router: replicated and not quantized."""
     return Built(
-        name, numbers, hidden, (count,), "replicated", quantizable=False, bias=bias, exact=exact
+        name,
+        numbers,
+        hidden,
+        (count,),
+        "replicated",
+        is_quantizable=False,
+        bias=bias,
+        is_exact=exact,
     )
 
 
@@ -329,20 +336,20 @@ def qwen_mlps(fields: Fields, family: str, layer: str, numbers: Sequence[int]) -
     count = fields.integer("num_experts", "num_local_experts")
     # Only Qwen3-MoE hands its router the checkpoint's quantization (models/qwen3_moe.py:176 of
     # 0.19.1, :170 of 0.33.0).
-    quantizable = family == "qwen3_moe"
+    is_quantizable = family == "qwen3_moe"
     built.append(
-        Built(f"{path}.gate", sparse, hidden, (count,), "replicated", quantizable=quantizable)
+        Built(f"{path}.gate", sparse, hidden, (count,), "replicated", is_quantizable=is_quantizable)
     )
     built += experts(path, sparse, hidden, fields.integer("moe_intermediate_size"), count)
-    shared = bool(fields.config.get("shared_expert_intermediate_size"))
-    if shared:
+    has_shared_expert = bool(fields.config.get("shared_expert_intermediate_size"))
+    if has_shared_expert:
         built += mlp(
             f"{path}.shared_expert",
             sparse,
             hidden,
             fields.integer("shared_expert_intermediate_size"),
         )
-    if shared or family != "qwen3_moe":
+    if has_shared_expert or family != "qwen3_moe":
         built.append(router(f"{path}.shared_expert_gate", sparse, hidden, 1))
     return built
 

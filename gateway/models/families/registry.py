@@ -196,7 +196,7 @@ def _exact_blueprint(
     around = nested.around(top)
     linears = around.linears
     if nested.plain in traits:
-        linears = tuple(layer.evolve(quantizable=False) for layer in linears)
+        linears = tuple(layer.evolve(is_quantizable=False) for layer in linears)
     return Blueprint(
         inner.linears + linears,
         inner.attention + around.attention,

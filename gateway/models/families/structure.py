@@ -236,12 +236,12 @@ def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
                 tuple(reader.size(part) for part in row["parts"]),
                 cast("Shard", row["shard"]),
                 tuple(row.get("modules", ())),
-                quantizable=not row.get("plain"),
+                is_quantizable=not row.get("plain"),
                 heads=reader.size(row.get("heads", "0")),
                 kv_heads=reader.size(row.get("kv_heads", "0")),
                 units=tuple(reader.size(unit) for unit in row.get("units", ())),
                 bias=bool(reader.term(row["bias"])),
-                exact=bool(row.get("exact")),
+                is_exact=bool(row.get("exact")),
             )
         elif row["is"] == "experts":
             width, hidden = reader.size(row["width"]), reader.size(row["hidden"])
@@ -257,7 +257,7 @@ def _linears(reader: _Reader, rows: _Rows) -> Iterable[Built]:
                     k,
                     parts,
                     cast("Shard", shard),
-                    quantizable=not row.get("plain"),
+                    is_quantizable=not row.get("plain"),
                     experts=count,
                     bias=bias,
                 )

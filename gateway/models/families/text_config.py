@@ -16,7 +16,7 @@ class Text(NamedTuple):
     """
 
     fields: Fields
-    nested: bool
+    is_nested: bool
     inner: Mapping[str, Any]
 
 

@@ -275,8 +275,10 @@ def siglip(top: Fields) -> Blueprint:
     linears = (
         Built(f"{layer}.self_attn.qkv_proj", blocks, hidden, qkv, "qkv", names, **sizes),
         Built(f"{layer}.self_attn.out_proj", blocks, hidden, (hidden,), "row", bias=True),
-        Built(f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", quantizable=whole, bias=True),
-        Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", quantizable=whole, bias=True),
+        Built(
+            f"{layer}.mlp.fc1", blocks, hidden, (width,), "column", is_quantizable=whole, bias=True
+        ),
+        Built(f"{layer}.mlp.fc2", blocks, width, (hidden,), "row", is_quantizable=whole, bias=True),
     )
     parameters = [
         tensor(f"{layer}.{name}", depth, hidden)

@@ -15,9 +15,9 @@ from gateway.planner.sizes import context_limit
 def gate_model(inputs: PlanningInput, engine: Engine, rules: EngineRules) -> None:
     spec = inputs.spec
     # A reader of the family describes a class of the engine's own, not that of transformers.
-    described = bool(spec.structure or spec.guessed)
+    is_described = bool(spec.structure or spec.guessed)
     builds = rules.builds(spec.architecture, engine) or (
-        described and spec.architecture in engine.stand_ins and stands_in(spec, engine)
+        is_described and spec.architecture in engine.stand_ins and stands_in(spec, engine)
     )
     if engine.architectures and not builds:
         reason = f"{engine.ref} does not know {spec.architecture}"

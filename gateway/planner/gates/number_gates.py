@@ -63,14 +63,14 @@ def gate_method(
     spec, source = inputs.spec, f"profile {engine.ref}"
     if spec.quant is None and "quantization" not in args:
         _check_quantization(spec)
-    deprecated = bool(args.get("allow-deprecated-quantization", False))
+    is_deprecated = bool(args.get("allow-deprecated-quantization", False))
     resolved = resolve(
         engine,
         spec.quant,
         variant.quantization,
         spec.model_type,
         capability,
-        allow_deprecated=deprecated,
+        allow_deprecated=is_deprecated,
     )
     check(engine, resolved, capability, dtype)
     if spec.quant is None and variant.quantization not in ("", "fp8"):

@@ -82,10 +82,10 @@ class Networks:
         for first in nodes:
             group = [first]
             for node in nodes:
-                joined = all(
+                is_joined = all(
                     self.quality(self.network(node, member)) >= least_quality for member in group
                 )
-                if node is not first and joined:
+                if node is not first and is_joined:
                     group.append(node)
                 if len(group) == size:
                     return tuple(group)

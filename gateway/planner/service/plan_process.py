@@ -97,7 +97,7 @@ class PlanProcess:
 
     async def _exchange(self, source: str, message: bytes) -> tuple[PlanAnswer, list[bytes]]:
         """Send the message and read the answer. A child whose answer was cut off is ended."""
-        whole = False
+        is_whole = False
         try:
             async with asyncio.timeout(PATIENCE_S):
                 if self._child is None or self._child.returncode is not None:
@@ -108,7 +108,7 @@ class PlanProcess:
                 await child.stdin.drain()
                 head, *rest = [await self._frame(child) for _ in range(ANSWER_FRAMES)]
             answer = PlanAnswer(*json.loads(head))
-            whole = not answer.last
+            is_whole = not answer.is_last
         except TimeoutError:
             raise BadModel(
                 f"Reading {source[:200]} and planning it took longer than {PATIENCE_S:.0f}"
@@ -120,7 +120,7 @@ class PlanProcess:
             log.warning("the process that plans ended", source=source[:200], code=code)
             raise _death(source, code) from None
         finally:
-            if not whole:
+            if not is_whole:
                 await self.close()
         return answer, rest
 

@@ -57,7 +57,7 @@ class Key:
     scopes: frozenset[Scope]
     models: frozenset[str] | None = None
     limit: KeyLimits | None = None
-    guessable: bool = False
+    is_guessable: bool = False
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -79,11 +79,11 @@ class KeyTable:
     """All valid keys, by their SHA-256 digests only, so a memory dump or a traceback does not
     contain them.
 
-    `closed`: the stored keys cannot be read, so only the keys of the settings are valid.
+    `is_closed`: the stored keys cannot be read, so only the keys of the settings are valid.
     """
 
     keys: Mapping[bytes, Key]
-    closed: bool = False
+    is_closed: bool = False
 
     @property
     def scopes(self) -> frozenset[Scope]:
@@ -106,7 +106,7 @@ class Keys:
         fixed: tuple[tuple[str, Secret | None, frozenset[Scope]], ...]
         fixed = (("api", api, frozenset({"inference"})), ("admin", admin, SCOPES))
         self._fixed = tuple(
-            Key(name, digest_of(key), scopes, guessable=len(key.reveal()) < _LONG_KEY_CHARACTERS)
+            Key(name, digest_of(key), scopes, is_guessable=len(key.reveal()) < _LONG_KEY_CHARACTERS)
             for name, key, scopes in fixed
             if key is not None
         )
@@ -132,7 +132,7 @@ class Keys:
         return frozenset(scope for key in self._fixed for scope in key.scopes)
 
     @property
-    def open(self) -> bool:
+    def is_open(self) -> bool:
         return self._open
 
     def allow(self, key: Key, need: Scope) -> bool:
@@ -212,7 +212,7 @@ class Keys:
                 "The key is not valid at this gateway.",
                 hint="Check it for missing or extra characters.",
             )
-        if key.guessable:
+        if key.is_guessable:
             self._failed_logins.accept_guessable_key(address, digest)
         if need not in key.scopes:
             raise Forbidden(

@@ -75,7 +75,7 @@ class Keyring:
             for grant, digest, created_at in self._store.grants()
         )
         in_file: tuple[StoredKey, ...] = ()
-        closed = False
+        is_closed = False
         try:
             in_file = (
                 _STORED_KEYS.validate_json(self._file.read_bytes()) if self._file.exists() else ()
@@ -86,7 +86,7 @@ class Keyring:
                     "the stored keys cannot be read; only the keys of the settings are valid",
                     error=str(error)[:300],
                 )
-                closed = True
+                is_closed = True
         struck = {(key.grant.name, key.created_at) for key in in_file if key.is_struck}
         valid = tuple(key for key in stored if (key.grant.name, key.created_at) not in struck)
         if not stored:
@@ -99,7 +99,7 @@ class Keyring:
                 if self._store.problem is None:
                     for key in valid:
                         self._store.add_key(key.grant, bytes.fromhex(key.digest), key.created_at)
-        self._swap(valid, closed=closed)
+        self._swap(valid, closed=is_closed)
         if stored and valid != in_file:
             self._revoked = {
                 key.grant.name: key.evolve(digest=_REVOKED_DIGEST)

@@ -47,11 +47,11 @@ _BAD_REQUEST = 400
 class StreamEnd(NamedTuple):
     """How a stream ended. `error`: the status that its error event tells; 0 without one."""
 
-    complete: bool
+    is_complete: bool
     error: int = 0
 
 
-_COMPLETE = StreamEnd(complete=True)
+_COMPLETE = StreamEnd(is_complete=True)
 
 
 def stream_end(endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent: int) -> StreamEnd:
@@ -65,14 +65,14 @@ def stream_end(endpoint: str, pieces: Sequence[bytes], piece_bytes: int, sent: i
         return _COMPLETE
     tail = b"".join(pieces)
     if b'"error"' in tail and (error := _error(tail)):
-        return StreamEnd(complete=True, error=error)
+        return StreamEnd(is_complete=True, error=error)
     if (
         tail.endswith(b"data: [DONE]\n\n")
         or pattern.search(tail)
         or not _is_last_event_whole(pieces, piece_bytes, sent)
     ):
         return _COMPLETE
-    return StreamEnd(complete=False)
+    return StreamEnd(is_complete=False)
 
 
 def _is_last_event_whole(pieces: Sequence[bytes], piece_bytes: int, sent: int) -> bool:

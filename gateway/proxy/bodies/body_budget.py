@@ -55,11 +55,11 @@ class BodyOwner(Protocol):
 
 @dataclass(slots=True)
 class _Share:
-    """Memory of one request. `pressed`: its speed depends on the peer. `checked_at`: time of the
+    """Memory of one request. `is_pressed`: its speed depends on the peer. `checked_at`: time of the
     last check, None before the first."""
 
     size: int = 0
-    pressed: bool = False
+    is_pressed: bool = False
     waits: bool = False
     checked_at: float | None = None
     moved: int = 0
@@ -88,7 +88,7 @@ class BodyBudget:
         if share.waits:
             return False
         self._growing[owner] = share
-        share.pressed = True
+        share.is_pressed = True
         if self._free(owner) >= 0:
             return True
         if self.is_crowded(owner.account):
@@ -105,7 +105,7 @@ class BodyBudget:
         engine."""
         share = self._count(owner, size)
         self._stop_waiting(share)
-        share.pressed, share.checked_at = pressed, None
+        share.is_pressed, share.checked_at = pressed, None
         self._growing.pop(owner, None)
         self._wake()
 
@@ -131,7 +131,7 @@ class BodyBudget:
         """Refuses bodies that waited too long, and slow bodies while others wait. Called twice a
         second."""
         for owner, share in list(self._shares.items()):
-            if not self._waiting or not (share.waits or share.pressed):
+            if not self._waiting or not (share.waits or share.is_pressed):
                 share.checked_at = None
             elif share.checked_at is None:
                 share.checked_at, share.moved = time, owner.moved_bytes

@@ -69,7 +69,7 @@ class FormReader:
         self._trailer: bytes | None = None  # bytes after the last delimiter
         self._headers: dict[bytes, bytes] = {}
         self._name = self._header = b""
-        self._has_model = self._in_model = False
+        self._has_model = self._is_in_model = False
         self._value, self._value_at = b"", 0
         self._parser = MultipartParser(
             self.boundary,
@@ -131,7 +131,7 @@ class FormReader:
 
     def _part_begins(self) -> None:
         self._headers = {}
-        self._in_model = False
+        self._is_in_model = False
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
         self._name += data[start:end]
@@ -159,11 +159,11 @@ class FormReader:
         encoding = self._headers.get(b"content-transfer-encoding", b"").lower()
         if name != b"model" or match["file"] or encoding not in _PLAIN_ENCODINGS or self._has_model:
             raise _ambiguous("`model` occurs twice, or is not a plain field", "model")
-        self._has_model = self._in_model = True
+        self._has_model = self._is_in_model = True
         self._value, self._value_at = b"", -1
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
-        if self._in_model:
+        if self._is_in_model:
             if self._value_at < 0:
                 self._value_at = self._at + start
             self._value += data[start:end]
@@ -173,7 +173,7 @@ class FormReader:
                 )
 
     def _part_ends(self) -> None:
-        if not self._in_model:
+        if not self._is_in_model:
             return
         if _CONTROL.search(self._value):
             # A line break in the value may be the beginning of a delimiter, so the place of the

@@ -50,7 +50,7 @@ class Routes:
         self.responses = responses or Responses()
         self._queues: dict[str, Queue] = {}
         self._queue_per_model = queue_per_model
-        self._scheduled = False
+        self._is_scheduled = False
         self._table = table or RouteTable({})
         self.demanded: Callable[[], object] = _ignore_demand
         """Called when the first request begins to wait for a model without a replica."""
@@ -86,13 +86,15 @@ class Routes:
         ):
             return route.replicas[0]
         queue = self._queues.get(call.model)
-        replica = self._choose(route, call, avoid) if queue is None or call.light else None
+        replica = self._choose(route, call, avoid) if queue is None or call.is_light else None
         if replica is None:
-            ready = any(replica.id != avoid for replica in route.replicas)
-            if not ready and not route.wait_s:
+            is_ready = any(replica.id != avoid for replica in route.replicas)
+            if not is_ready and not route.wait_s:
                 raise route.not_ready()
             if (len(queue.waiting) if queue is not None else 0) >= self._places(route):
-                raise (self.refusal(route, "their queue is full") if ready else route.not_ready())
+                raise (
+                    self.refusal(route, "their queue is full") if is_ready else route.not_ready()
+                )
         return replica
 
     def _places(self, route: ModelRoute) -> int:
@@ -103,11 +105,11 @@ class Routes:
         """The replica that can take the call now."""
         maker = self._maker(route, call)
         if maker is not None and maker.id != avoid:
-            return maker if call.light or self._has_room(maker) else None
+            return maker if call.is_light or self._has_room(maker) else None
         free = [
             replica
             for replica in route.replicas
-            if (self._has_room(replica) or call.light) and replica.id != avoid
+            if (self._has_room(replica) or call.is_light) and replica.id != avoid
         ]
         if len(free) < 2:
             return free[0] if free else None
@@ -180,12 +182,12 @@ class Routes:
 
     def _schedule(self) -> None:
         """Has the queues checked soon, after the current call."""
-        if self._queues and not self._scheduled:
-            self._scheduled = True
+        if self._queues and not self._is_scheduled:
+            self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self._serve_queues)
 
     def _serve_queues(self) -> None:
-        self._scheduled = False
+        self._is_scheduled = False
         for name, queue in list(self._queues.items()):
             for waiter in list(queue.waiting):
                 try:
@@ -244,7 +246,7 @@ class Routes:
         load = self._loads.get(replica_id)
         return time.monotonic() - load.progress_at if load is not None else None
 
-    def working(self, name: str) -> bool:
+    def is_working(self, name: str) -> bool:
         """Whether an engine of the model works for a client."""
         route = self.table.models.get(name)
         return route is not None and any(

@@ -37,7 +37,7 @@ class RoutedReplica:
 
     `capacity`: how many requests it gets at once; None if unknown. `key`: its key for callers.
     `adapters`: names of adapters with the engine's names. `seed`: a number for the id.
-    `key_line`: the key as a line of a request's head. `remote`: not started by this gateway, and
+    `key_line`: the key as a line of a request's head. `is_remote`: not started by this gateway, and
     perhaps another gateway. `thoughts`: the name of thoughts in its chat answers.
     """
 
@@ -47,7 +47,7 @@ class RoutedReplica:
     capacity: int | None = None
     key: Secret | None = None
     adapters: tuple[tuple[str, str], ...] = ()
-    remote: bool = False
+    is_remote: bool = False
     thoughts: str = "reasoning"
     seed: int = field(init=False, repr=False, compare=False)
     key_line: bytes = field(init=False, repr=False, compare=False)
@@ -102,7 +102,7 @@ class ModelRoute:
     card: ModelCard = ModelCard()
     toolless: str = ""
 
-    def visible_to(self, key: Key) -> bool:
+    def is_visible_to(self, key: Key) -> bool:
         """Whether `key` may use the model. A key for a model is valid for all its names."""
         return key.may_use(self.alias_of or self.name)
 
@@ -148,7 +148,7 @@ class Call(msgspec.Struct):
     stores: bool = False
 
     @property
-    def light(self) -> bool:
+    def is_light(self) -> bool:
         """Whether the call costs the engine nearly nothing: a token count, or the retrieval of a
         response."""
         return self.endpoint in _LIGHT_ENDPOINTS or (self.maker is not None and not self.body)
@@ -188,7 +188,7 @@ def models_answer(table: RouteTable, name: str, key: Key) -> dict[str, Any]:
     ModelNotFound."""
     if name:
         return _model(table.find(name, key))
-    data = [_model(route) for route in table.models.values() if route.visible_to(key)]
+    data = [_model(route) for route in table.models.values() if route.is_visible_to(key)]
     ends = (
         {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
         if data

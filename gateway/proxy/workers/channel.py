@@ -236,4 +236,4 @@ def _text(text: str) -> str:
 
 def keys_of(keys: Keys, rows: LimitRows) -> KeyTableMessage:
     valid = tuple(keys.table.keys.values())
-    return KeyTableMessage(valid, keys.table.closed, rows.assign(valid))
+    return KeyTableMessage(valid, keys.table.is_closed, rows.assign(valid))

@@ -104,12 +104,12 @@ async def _answer(scope: Scope, reader: asyncio.StreamReader, send: Send) -> boo
     the client's connection, because the application ends early."""
     answer = _ForwardedAnswer(head_only=scope["method"] == "HEAD")
     with contextlib.suppress(OSError):
-        while not answer.complete and (data := await reader.read(_PIECE_BYTES)):
+        while not answer.is_complete and (data := await reader.read(_PIECE_BYTES)):
             answer.parser.feed_data(data)
             for message in answer.messages:
                 await send(message)
             answer.messages.clear()
-    return answer.started
+    return answer.has_started
 
 
 class _ForwardedAnswer:
@@ -118,7 +118,7 @@ class _ForwardedAnswer:
     def __init__(self, *, head_only: bool) -> None:
         self.parser = httptools.HttpResponseParser(self)
         self.messages: list[Message] = []
-        self.started = self.complete = False
+        self.has_started = self.is_complete = False
         self._head_only = head_only
         self._headers: list[tuple[bytes, bytes]] = []
 
@@ -129,7 +129,7 @@ class _ForwardedAnswer:
 
     def on_headers_complete(self) -> None:
         status = self.parser.get_status_code()
-        self.started = True
+        self.has_started = True
         self.messages.append(
             {"type": "http.response.start", "status": status, "headers": self._headers}
         )
@@ -140,8 +140,8 @@ class _ForwardedAnswer:
         self.messages.append({"type": "http.response.body", "body": data, "more_body": True})
 
     def on_message_complete(self) -> None:
-        if not self.complete:
-            self.complete = True
+        if not self.is_complete:
+            self.is_complete = True
             self.messages.append({"type": "http.response.body", "body": b"", "more_body": False})
 
 

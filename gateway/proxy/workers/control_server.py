@@ -37,5 +37,5 @@ class ControlServer(uvicorn.Server):
         self._workers.drain()
         await super().shutdown(sockets)
         # After a handover the path belongs to the socket of the other gateway.
-        if not self._workers.handed_over:
+        if not self._workers.was_handed_over:
             forget(self._workers.control)

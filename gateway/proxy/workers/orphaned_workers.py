@@ -14,7 +14,7 @@ def end_orphaned_workers(data: Path) -> bool:
     Only the holder of the lock of `data` may call this. A pid file descriptor makes sure that no
     other process gets the signal.
     """
-    ended = False
+    has_ended = False
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -30,9 +30,9 @@ def end_orphaned_workers(data: Path) -> bool:
                 os.fsencode(data.resolve()),
             ]:
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
-                ended = True
+                has_ended = True
         except OSError:
             pass
         finally:
             os.close(descriptor)
-    return ended
+    return has_ended

@@ -79,7 +79,7 @@ class _Worker:
     channel: Channel
     reported_at: float
     missed_reports: int = 0  # since its last report
-    reported: bool = False
+    has_reported: bool = False
     loads: dict[str, ReplicaLoad] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     sent_loads: dict[str, int] | None = None  # last sent
@@ -129,7 +129,7 @@ class Workers:
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: SupervisedTask | None = None
         self._drained = asyncio.Event()
-        self.handed_over = False  # another gateway has the control socket
+        self.was_handed_over = False  # another gateway has the control socket
 
     # --- called by the application ---
 
@@ -147,7 +147,7 @@ class Workers:
     @property
     def answering(self) -> int:
         """The number of workers that have reported, and so take connections or will shortly."""
-        return sum(worker.reported for worker in self._running.values())
+        return sum(worker.has_reported for worker in self._running.values())
 
     @property
     def alive(self) -> int:
@@ -275,8 +275,8 @@ class Workers:
             except Exception:
                 log.exception("a worker cannot be started", worker=index)
                 code = None
-            young = time.monotonic() - began < _SHORT_LIFE_S
-            wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if young else _BACKOFF_S
+            is_young = time.monotonic() - began < _SHORT_LIFE_S
+            wait_s = min(2 * wait_s, _BACKOFF_MAX_S) if is_young else _BACKOFF_S
             if not self._drained.is_set():
                 log.error(
                     "a worker has ended and is restarted", worker=index, exit_code=code, in_s=wait_s
@@ -353,7 +353,7 @@ class Workers:
                     if not waiting.done():
                         waiting.set_result(report)
                     continue
-                worker.reported = True
+                worker.has_reported = True
                 worker.reported_at, worker.missed_reports, worker.loads = (
                     time.monotonic(),
                     0,

@@ -95,7 +95,7 @@ async def stream(
     while True:
         batch = await log.events_after(number, model)
         moved, number = batch.number != number, batch.number
-        if batch.gap:
+        if batch.has_gap:
             yield b'id: %d\nevent: resync\ndata: {"newest":%d}\n\n' % (number, number)
         elif batch.events:
             yield b"".join([_frame(event.number, event.text) for event in batch.events])

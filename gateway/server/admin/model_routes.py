@@ -157,14 +157,14 @@ async def logs(
     chosen = attempts_wanted[-1]
 
     def running() -> bool:
-        removed = fleet.models.get(name) is not model
-        return not removed and any(
+        is_removed = fleet.models.get(name) is not model
+        return not is_removed and any(
             replica.attempt is not None and replica.attempt.id == chosen.id
             for replica in model.replicas
         )
 
-    in_cluster = parts.host.machines is not None
-    path = log_path(settings.data, chosen.instance_name, in_cluster=in_cluster)
+    is_in_cluster = parts.host.machines is not None
+    path = log_path(settings.data, chosen.instance_name, in_cluster=is_in_cluster)
     lines = read_log(path, tail=tail, follow=running if follow else None)
     return StreamingResponse(lines, media_type="text/plain; charset=utf-8")
 

@@ -168,7 +168,7 @@ def view(
         created_at=model.created_at,
         used_at=model.used_at or None,
         keep_alive=keep_alive_s if model.replicas else None,
-        on_request=model.on_request,
+        on_request=model.waits_for_request,
         wish=model.wish,
         replicas=tuple(_replica(replica, starts) for replica in model.replicas),
         plan=_plan(model, live) if live and full else None,

@@ -40,7 +40,7 @@ class TuneBody(Value):
 async def begin_tuning(request: Request, name: str, body: TuneBody) -> TuningReport:
     """Search for a faster plan by trials on this machine. Nothing of the model changes. The answer
     is 202, and GET shows the progress."""
-    options = SearchOptions(body.minutes * 60, offline=body.offline, lossy=body.lossy)
+    options = SearchOptions(body.minutes * 60, may_be_away=body.offline, allows_lossy=body.lossy)
     return await gateway_of(request).tuning.tunings.begin(name, options)
 
 

@@ -23,7 +23,7 @@ class UsageKeeper:
     def __init__(self, counter: UsageCounter, table: UsageTable) -> None:
         self._counter = counter
         self._table = table
-        self._failing = False
+        self._is_failing = False
         self._lock = asyncio.Lock()
         self._keeping = SupervisedTask(self._keep, "storing usage")
 
@@ -39,11 +39,11 @@ class UsageKeeper:
                 self._counter.add(rows)
                 if not isinstance(error, StoreError):
                     raise
-                if not self._failing:
+                if not self._is_failing:
                     log.warning("usage could not be stored; it is retried", error=str(error))
-                self._failing = True
+                self._is_failing = True
                 return False
-            self._failing = False
+            self._is_failing = False
             return True
 
     async def close(self) -> None:

@@ -248,7 +248,7 @@ def _holders(models: Iterable[ManagedModel]) -> dict[str, list[GpuEngine]]:
     holders: dict[str, list[GpuEngine]] = {}
     for model in models:
         for replica in model.all_replicas:
-            if replica.attempt is not None and replica.attempt.live:
+            if replica.attempt is not None and replica.attempt.is_live:
                 plan = replica.attempt.plan
                 holder = GpuEngine(
                     model=model.wish.name, replica=replica.index, planned=plan.memory.promised_bytes
@@ -270,8 +270,8 @@ def _model(
         detail=detail,
         created_at=model.created_at,
         used_at=round(model.used_at) or None,
-        stopped=model.stopped,
-        deleting=model.deleting,
+        stopped=model.is_stopped,
+        deleting=model.is_deleting,
         change=None if model.change is None else "refused" if model.change.refused else "underway",
         better=model.rival is not None,
         inputs=next(

@@ -231,7 +231,7 @@ class LiveStream:
             "gateway": {
                 **self._about,
                 "problems": self._health.problems,
-                "keys": not self._keys.open,
+                "keys": not self._keys.is_open,
             },
             "models": live_models(
                 list(self._models.values()), self._routes, samples, self._expected

@@ -57,7 +57,7 @@ class Scene:
             if replica.attempt is None and replica.blocked is None:
                 replica.block("no room")
                 basis = PlanBasis(inputs[replica.model], Room(0, {}, frozenset()), ())
-                replica.vain = VainPlan(basis, "no room", on_request=False, at=0.0)
+                replica.vain = VainPlan(basis, "no room", waits_for_request=False, at=0.0)
                 replica.looks_again = False
 
     async def looking(self) -> set[str]:

@@ -462,7 +462,7 @@ async def test_each_phase_has_its_time(gateway: Gateway, path: str) -> None:
             await until(lambda front=front, data=data: front._reader._received == len(data))  # type: ignore[misc]
             gateway.later(seconds - 1)
             assert front in gateway.plane.connections
-            assert not front.discarding
+            assert not front.is_discarding
             gateway.later(2)
             assert (await asyncio.wait_for(reader.read(), HANG_S))[:13] == begins
             writer.close()
@@ -477,8 +477,8 @@ async def test_a_head_that_dribbles_in_has_no_more_time_than_any_other(gateway: 
         writer.write(bytes([byte]))
         await until(lambda count=count: front._reader._received == count)  # type: ignore[misc]
         gateway.later(1)
-        assert front.discarding == (count >= guard.HEAD_S)
-        if front.discarding:
+        assert front.is_discarding == (count >= guard.HEAD_S)
+        if front.is_discarding:
             break
     assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 408 ")
     writer.close()
@@ -492,7 +492,7 @@ async def test_a_connection_is_kept_for_a_while(path: str) -> None:
         for _ in range(2):
             writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
             assert (await status(reader)).startswith(b"200 OK ")
-            await until(lambda: front.deadline < math.inf and not front._busy())
+            await until(lambda: front.deadline < math.inf and not front._is_busy())
             gateway.later(74)
             assert front in gateway.plane.connections
         gateway.later(2)
@@ -745,8 +745,8 @@ async def test_a_body_that_trickles_has_no_more_time_than_one_that_stops(
         await until(lambda count=count: front._reader._size == count)  # type: ignore[misc]
         gateway.later(9)
         seconds += 9
-        assert front.discarding == (seconds > guard.BODY_S)
-        if front.discarding:
+        assert front.is_discarding == (seconds > guard.BODY_S)
+        if front.is_discarding:
             break
         writer.write(piece)
     assert (await asyncio.wait_for(reader.read(), HANG_S)).startswith(b"HTTP/1.1 408 ")
@@ -822,10 +822,10 @@ async def test_what_is_sent_ahead_stays_in_the_kernel_until_its_turn(gateway: Ga
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(GOOD + raw_request(large) * 14 + raw_request(large, "/echo"))
         front = await only(gateway)
-        await until(lambda: front.reading_paused)
+        await until(lambda: front.is_reading_paused)
         gateway.later(10 * guard.BODY_S)  # what is not read has no time either
         assert front in gateway.plane.connections
-        assert not front.discarding
+        assert not front.is_discarding
         assert len(front._turns) == 1
         assert gateway.plane.body_budget.used < len(large) / 2
         held_event.set()

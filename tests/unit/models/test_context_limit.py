@@ -82,14 +82,14 @@ VLLM_READS: list[tuple[dict[str, Any], int, str]] = [
 @pytest.mark.parametrize(("fields", "tokens", "words"), VLLM_READS)
 def test_vllm_reads_the_smallest_length(fields: dict[str, Any], tokens: int, words: str) -> None:
     limit = context_limit(fields)
-    assert (limit.tokens, limit.open) == (tokens, False)
+    assert (limit.tokens, limit.is_open) == (tokens, False)
     assert words in limit.source
 
 
 def test_no_limit_is_called_the_engines_default() -> None:
     limit = context_limit({"model_type": "bloom"})
     assert limit == (2048, "the engine's default; no file names a limit", True)
-    assert not context_limit({"model_type": "bloom"}, traits=[FIRST_LENGTH]).open
+    assert not context_limit({"model_type": "bloom"}, traits=[FIRST_LENGTH]).is_open
 
 
 def test_sglang_takes_the_first_length() -> None:

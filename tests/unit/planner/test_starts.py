@@ -72,16 +72,16 @@ def test_on_one_gpu_engines_start_one_after_the_other_and_on_others_side_by_side
 
 
 def test_engines_with_a_given_kv_cache_start_side_by_side_but_not_beside_a_measurement() -> None:
-    asking = start("b", "G0", sized=True)
-    assert block_of(asking, holder("a", "G0", sized=True)) is None
+    asking = start("b", "G0", is_sized=True)
+    assert block_of(asking, holder("a", "G0", is_sized=True)) is None
     assert block_of(asking, holder("a", "G0")) == Blocked("a", "loads its weights", "G0")
-    assert block_of(asking, holder("a", "G0", stage="ends", sized=True)) == Blocked(
+    assert block_of(asking, holder("a", "G0", stage="ends", is_sized=True)) == Blocked(
         "a", "is being stopped", "G0"
     )
-    assert block_of(start("c", "G0"), holder("a", "G0", sized=True)) == Blocked(
+    assert block_of(start("c", "G0"), holder("a", "G0", is_sized=True)) == Blocked(
         "a", "loads its weights", "G0"
     )
-    assert block_of(asking, waiting=(start("d", "G0", order=0, sized=True),)) is None
+    assert block_of(asking, waiting=(start("d", "G0", order=0, is_sized=True),)) is None
     assert block_of(asking, waiting=(start("d", "G0", order=0),)) == Blocked(
         "d", "starts first", "G0"
     )
@@ -89,8 +89,8 @@ def test_engines_with_a_given_kv_cache_start_side_by_side_but_not_beside_a_measu
 
 def test_who_is_given_its_kv_cache_is_disturbed_by_nobody_who_is_too() -> None:
     sized, other, measuring = (
-        holder("a", "G0", sized=True),
-        holder("b", "G0", sized=True),
+        holder("a", "G0", is_sized=True),
+        holder("b", "G0", is_sized=True),
         holder("c", "G0"),
     )
     assert not [*disturbances((sized,), (sized, other))]
@@ -166,11 +166,13 @@ def test_the_first_copy_of_a_plan_that_nobody_saw_work_goes_alone() -> None:
     words = Blocked("m", "is started for the first time with this plan")
     assert block_of(second, holder("m-r0", "G0", shape="plan")) == words
     assert block_of(second, holder("m-r0", "G0", shape="plan", stage="stands")) == words
-    assert block_of(second, holder("m-r0", "G0", shape="plan", stage="stands", proved=True)) is None
+    assert (
+        block_of(second, holder("m-r0", "G0", shape="plan", stage="stands", is_proved=True)) is None
+    )
     assert block_of(second, holder("m-r0", "G0", shape="another plan")) is None
     assert block_of(second, holder("n-r0", "G0", shape="plan")) is None
     assert block_of(second, holder("m-r0", "G0", shape="plan", stage="ends")) is None
-    assert block_of(second.evolve(proven=True), holder("m-r0", "G0", shape="plan")) is None
+    assert block_of(second.evolve(is_proved=True), holder("m-r0", "G0", shape="plan")) is None
 
 
 def test_copies_of_a_plan_have_one_shape() -> None:
@@ -185,7 +187,7 @@ GPUS = st.frozensets(st.sampled_from(["G0", "G1", "G2", "G3"]), min_size=1)
 @given(st.lists(GPUS, min_size=1, max_size=12))
 def test_all_that_wait_get_their_turn_and_none_meets_another(wanted: list[frozenset[str]]) -> None:
     waiting = [
-        PendingStart(f"m{order}", f"m{order}", gpus, "plan", order, proven=False)
+        PendingStart(f"m{order}", f"m{order}", gpus, "plan", order, is_proved=False)
         for order, gpus in enumerate(wanted)
     ]
     began: list[str] = []

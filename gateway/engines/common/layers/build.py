@@ -190,7 +190,7 @@ def _layers_by_scheme(
                     units=item.units,
                     experts=item.experts,
                     bias=item.bias,
-                    exact=item.exact,
+                    exact=item.is_exact,
                     numbers=numbers,
                 )
             )
@@ -199,7 +199,7 @@ def _layers_by_scheme(
 
 def _numbers_by_scheme(item: Built, quantization: Quantization) -> dict[LayerScheme, Sequence[int]]:
     """Numbers of this layer, by scheme."""
-    if not item.quantizable:
+    if not item.is_quantizable:
         return {UNQUANTIZED_SCHEME: item.numbers}
     result: dict[LayerScheme, list[int]] = {}
     for number in item.numbers if quantization.numbered else item.numbers[:1]:

@@ -32,7 +32,7 @@ async def test_what_waits_for_a_thread_as_the_log_closes_is_kept(tmp_path: Path)
     busy.submit(free.wait, HANG_S)
     log.tell([Event(at=time.time(), kind="gateway.stopped", words="The gateway stops.")])
     async with asyncio.timeout(hang_s()):
-        while not log._recording:
+        while not log._is_recording:
             await asyncio.sleep(0)
         closing = asyncio.create_task(log.close())
         await asyncio.sleep(0)

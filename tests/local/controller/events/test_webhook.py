@@ -197,7 +197,7 @@ async def test_events_of_a_full_disk_are_told_in_order_once_it_has_room(
             for number in range(1, 40):
                 log.tell([large_event(number)])
             async with asyncio.timeout(hang_s()):
-                while not log._failing:
+                while not log._is_failing:
                     await asyncio.sleep(0.02)
             (disk / "filler").unlink()
             await receiver.count(40)

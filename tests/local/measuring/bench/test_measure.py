@@ -82,7 +82,7 @@ async def test_sentences_are_asked_where_drafted_tokens_are_compared(tmp_path: P
     script = EngineScript(model="m", record=record)
     async with FakeEngine(script, lambda _: None) as engine:
         target = BenchTarget(f"http://127.0.0.1:{engine.port}", "m")
-        report = await LoadTest(target, 400, text=True).measure([1], 0.1)
+        report = await LoadTest(target, 400, sends_text=True).measure([1], 0.1)
     prompts = re.findall(r'"prompt": ("[^"]+"|\[)', record.read_text())
     assert prompts
     assert all(prompt.startswith('"') for prompt in prompts)

@@ -368,7 +368,7 @@ async def test_a_long_form_waits_half_read_and_arrives_whole(
     await until(lambda: gateway.routes.waiting("m") == 1)
     writer.write(data[len(data) // 2 :])
     [front] = gateway.plane.connections
-    await until(lambda: front.reading_paused)
+    await until(lambda: front.is_reading_paused)
     assert front.exchange is not None
     assert len(front.exchange.upload.body) < 1024 * 1024
     async with Upstream(ok) as upstream:

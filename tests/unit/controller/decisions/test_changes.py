@@ -53,10 +53,14 @@ def trial(state: Any, generation: int = NEW, reason: str = "") -> TrialStatus:
         ([replica()], trial("no_room"), GoInPlace(0)),
         ([replica()], trial("failed", reason="why"), GiveUp("why")),
         ([replica(serves=False)], None, Replace(0)),
-        ([replica(in_place=True)], None, StopRouting(0)),
-        ([replica(0, NEW, serves=False, starting=True), replica(1, in_place=True)], None, None),
-        ([replica(in_place=True, unrouted=True, answers=True)], None, None),
-        ([replica(in_place=True, unrouted=True)], None, Replace(0)),
+        ([replica(must_be_replaced=True)], None, StopRouting(0)),
+        (
+            [replica(0, NEW, serves=False, is_starting=True), replica(1, must_be_replaced=True)],
+            None,
+            None,
+        ),
+        ([replica(must_be_replaced=True, is_unrouted=True, answers=True)], None, None),
+        ([replica(must_be_replaced=True, is_unrouted=True)], None, Replace(0)),
         ([replica(0, NEW, serves=False, failed="why"), replica(1)], None, GiveUp("why")),
         ([replica(0, NEW, serves=False)], None, None),
         ([replica(0, NEW), replica(1, NEW)], None, Finish()),
@@ -99,7 +103,7 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
     wanted, new, starts, finished = NEW, True, 0, False
     for _ in range(20 * count + 20):
         step = next_step(wanted, new, now, tried)
-        away = sum(not one.serves or one.unrouted for one in now)
+        away = sum(not one.serves or one.is_unrouted for one in now)
         assert away <= 1 or not serving
         match step:
             case TryBeside(index):
@@ -116,11 +120,18 @@ def test_every_change_ends_and_replicas_leave_one_at_a_time(
                 tried = None
             case GoInPlace(index):
                 now[index], tried = (
-                    replica(index, now[index].generation, serves=now[index].serves, in_place=True),
+                    replica(
+                        index,
+                        now[index].generation,
+                        serves=now[index].serves,
+                        must_be_replaced=True,
+                    ),
                     None,
                 )
             case StopRouting(index):
-                now[index] = replica(index, now[index].generation, in_place=True, unrouted=True)
+                now[index] = replica(
+                    index, now[index].generation, must_be_replaced=True, is_unrouted=True
+                )
             case Replace(index):
                 fails = starts == fails_at and new
                 starts += 1

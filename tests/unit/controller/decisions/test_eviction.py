@@ -222,7 +222,7 @@ def test_which_models_a_request_would_bring_back() -> None:
     assert not is_loadable(alone, ())
     assert not is_loadable(asked, {asked.name})
     # They could, and not all of them now.
-    could = out("x", has_plan=False, waited_s=1, on_request=True)
+    could = out("x", has_plan=False, waited_s=1, waits_for_request=True)
     assert is_loadable(could, ())
     assert is_loadable(asked, {"a"})
     assert not is_loadable(out("x", is_stopped=True), ())
@@ -428,7 +428,7 @@ def test_for_requests_that_wait_at_its_other_copies_who_is_not_asked_leaves() ->
 
 
 def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
-    watched = [Copy(0, "serves", NOW - 90, watched=True)]
+    watched = [Copy(0, "serves", NOW - 90, is_watched=True)]
     asking = out(
         "x",
         waited_s=1,
@@ -443,7 +443,7 @@ def test_nobody_gives_memory_back_while_an_engine_measures_its_own() -> None:
     assert not busy.evictions
     assert busy.holds == {"x": "it waits for a, b to be unloaded"}
     assert not moves(
-        asking, serves("a"), LoadedModel("b", (Copy(0, "asleep", NOW - 90, watched=True),))
+        asking, serves("a"), LoadedModel("b", (Copy(0, "asleep", NOW - 90, is_watched=True),))
     ).evictions
     # Nor for being idle; its owner's word is obeyed at once.
     assert not moves(LoadedModel("a", tuple(watched), keep_alive_s=10, used_at=NOW - 90)).evictions

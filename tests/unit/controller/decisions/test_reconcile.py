@@ -70,12 +70,12 @@ def test_a_start_goes_from_plan_to_route() -> None:
     one = attempt()
     assert act() == MakePlan()
     assert act(attempt=one) == Launch(one)
-    assert act(attempt=one, busy=True) == Rest("starting", "starting")
+    assert act(attempt=one, is_busy=True) == Rest("starting", "starting")
     running = instance(one)
     assert act(attempt=one, instance=running) == Rest("starting", "starting")
     answering = Observation(answering=True)
     assert act(attempt=one, instance=running, observation=answering) == Verify(one)
-    assert act(attempt=one, instance=running, observation=answering, busy=True) == Rest(
+    assert act(attempt=one, instance=running, observation=answering, is_busy=True) == Rest(
         "verifying", "starting"
     )
     assert act(
@@ -92,9 +92,9 @@ def test_abilities_that_an_engine_shows_while_it_serves_are_recorded_once() -> N
     assert act(attempt=ready, instance=instance(ready), observation=observation) == NoteAbilities(
         ready, shown
     )
-    assert act(attempt=ready, instance=instance(ready), observation=observation, busy=True) == Rest(
-        "ready"
-    )
+    assert act(
+        attempt=ready, instance=instance(ready), observation=observation, is_busy=True
+    ) == Rest("ready")
     noted = ready.evolve(abilities=shown)
     assert act(attempt=noted, instance=instance(noted), observation=observation) == Rest("ready")
 
@@ -111,7 +111,7 @@ def test_a_proof_ends_a_start_while_the_engine_still_runs() -> None:
     )
     # Even while an effect is under way: nothing that is running now can undo a proof.
     assert act(
-        attempt=one, instance=instance(one), observation=Observation(proof=proof), busy=True
+        attempt=one, instance=instance(one), observation=Observation(proof=proof), is_busy=True
     ) == Fail(one, proof)
 
 
@@ -251,25 +251,25 @@ def test_who_leaves_finishes_what_it_answers_and_stops() -> None:
     assert act(**leaves) == Rest(
         "stopping", "it makes room for x; requests in flight are answered first"
     )
-    assert act(**leaves, drained=True) == Retire(ready)
+    assert act(**leaves, is_drained=True) == Retire(ready)
     # Nobody waits for what has not served yet.
     one = attempt()
-    assert act(attempt=one, instance=instance(one), leaving="stopped", busy=True) == Retire(one)
+    assert act(attempt=one, instance=instance(one), leaving="stopped", is_busy=True) == Retire(one)
     # An engine that dies meanwhile has failed like any other.
     assert isinstance(act(**{**leaves, "instance": None}), Fail)
 
 
-@pytest.mark.parametrize("why", [{"leaving": "no request for 5m"}, {"stopped": True}])
+@pytest.mark.parametrize("why", [{"leaving": "no request for 5m"}, {"is_stopped": True}])
 def test_no_engine_is_shown_as_starting_while_it_stops(why: dict[str, Any]) -> None:
     reason = why.get("leaving", "its owner stopped it")
     why = {"hold": reason, **why}
     asleep = attempt(state="ready", ready_at=NOW - 5, asleep=Asleep(since=NOW - 1))
     replaced = instance(attempt(), fingerprint="another")
     for fields in (
-        {"busy": True},
-        {"attempt": attempt(), "busy": True},
-        {"attempt": attempt(), "instance": replaced, "busy": True},
-        {"attempt": asleep, "instance": instance(asleep), "busy": True, "is_requested": True},
+        {"is_busy": True},
+        {"attempt": attempt(), "is_busy": True},
+        {"attempt": attempt(), "instance": replaced, "is_busy": True},
+        {"attempt": asleep, "instance": instance(asleep), "is_busy": True, "is_requested": True},
     ):
         action = act(**fields, **why)
         assert action == Rest("stopping", reason) or not isinstance(action, Rest), fields
@@ -304,10 +304,10 @@ def test_who_leaves_sleeps_where_it_can_once_it_has_answered_everything() -> Non
         "sleeps": True,
     }
     assert act(**leaves).state == "stopping"
-    assert act(**leaves, drained=True) == Sleep(ready)
-    assert act(**leaves, drained=True, busy=True) == Rest("stopping", "it makes room")
-    assert act(**{**leaves, "sleeps": False}, drained=True) == Retire(ready)
-    assert isinstance(act(**{**leaves, "instance": None}, drained=True), Retire)
+    assert act(**leaves, is_drained=True) == Sleep(ready)
+    assert act(**leaves, is_drained=True, is_busy=True) == Rest("stopping", "it makes room")
+    assert act(**{**leaves, "sleeps": False}, is_drained=True) == Retire(ready)
+    assert isinstance(act(**{**leaves, "instance": None}, is_drained=True), Retire)
     starting = attempt()
     assert act(**{**leaves, "attempt": starting, "instance": instance(starting)}) == Retire(
         starting
@@ -319,7 +319,7 @@ def test_who_sleeps_wakes_when_it_is_asked_and_its_turn_has_come() -> None:
     rests = {"attempt": one, "instance": instance(one), "observation": SEEN, "sleeps": True}
     assert act(**rests) == Rest("asleep")
     assert act(**rests, is_requested=True) == Wake(one)
-    assert act(**rests, is_requested=True, busy=True).state == "starting"
+    assert act(**rests, is_requested=True, is_busy=True).state == "starting"
     assert act(**rests, is_requested=True, hold="another is first") == Rest(
         "starting", "another is first"
     )
@@ -339,7 +339,7 @@ def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_e
         "instance": instance(one),
         "observation": SEEN,
         "sleeps": True,
-        "spare": True,
+        "is_spare": True,
     }
     assert act(**rests) == Wake(one)
     assert act(**rests, hold="other models load first") == Rest("asleep", "other models load first")
@@ -347,7 +347,7 @@ def test_a_copy_that_sleeps_while_another_serves_wakes_where_there_is_room_and_e
     assert act(**rests, is_requested=True, blocked="it lacks 3 GiB") == Rest(
         "asleep", "it lacks 3 GiB"
     )
-    assert act(**rests, is_requested=True, blocked="waits: b sleeps", promised=True) == Rest(
+    assert act(**rests, is_requested=True, blocked="waits: b sleeps", is_promised=True) == Rest(
         "starting", "waits: b sleeps"
     )
     assert act(**rests, leaving="it makes room") == Rest("asleep")
@@ -372,12 +372,12 @@ def test_who_dies_or_has_to_end_while_it_sleeps_just_ends(gave: dict[str, int] |
     assert act(attempt=one, instance=None) == Retire(one)
     assert act(attempt=one, instance=instance(one, "exited"), is_requested=True) == Retire(one)
     assert act(
-        attempt=one, instance=instance(one), observation=SEEN.evolve(proof=proof), busy=True
+        attempt=one, instance=instance(one), observation=SEEN.evolve(proof=proof), is_busy=True
     ) == Retire(one)
     assert act(
         attempt=one, instance=instance(one), observation=SEEN, leaving="its owner stops it"
     ) == Retire(one)
-    assert act(attempt=one, instance=instance(one), observation=SEEN, spent=True) == Retire(one)
+    assert act(attempt=one, instance=instance(one), observation=SEEN, is_spent=True) == Retire(one)
     assert act(
-        attempt=one, instance=instance(one), observation=SEEN, spent=True, busy=True
+        attempt=one, instance=instance(one), observation=SEEN, is_spent=True, is_busy=True
     ) != Retire(one)

@@ -71,13 +71,13 @@ def test_nothing_happened_where_nothing_is_other() -> None:
     ("before", "after", "expected"),
     [
         (None, model(), ["model.added"]),
-        (model(deleting=True), None, ["model.removed"]),
+        (model(is_deleting=True), None, ["model.removed"]),
         # Between two looks it was asked for and done.
         (model(), None, ["model.removing", "model.removed"]),
         (None, None, []),
-        (model(), model(deleting=True), ["model.removing"]),
-        (model(), model(stopped=True), ["model.stopped"]),
-        (model(stopped=True), model(), ["model.started"]),
+        (model(), model(is_deleting=True), ["model.removing"]),
+        (model(), model(is_stopped=True), ["model.stopped"]),
+        (model(is_stopped=True), model(), ["model.started"]),
         (model(), model(forgiven_at=5.0), ["model.retried"]),
         (
             model(ReportedReplica(0)),
@@ -140,7 +140,7 @@ def test_every_step_of_a_start_is_told_once(replica: ReportedReplica, expected: 
     assert (
         kinds(
             OLD,
-            model(ReportedReplica(0, replica.attempts, watched=replica.watched, trial=True)),
+            model(ReportedReplica(0, replica.attempts, watched=replica.watched, is_trial=True)),
             reported_stages,
         )
         == []
@@ -207,9 +207,9 @@ def test_a_failure_comes_with_its_proof_and_a_fallback_with_what_differs() -> No
 @pytest.mark.parametrize(
     ("changes", "own", "why"),
     [
-        ({"deleting": True}, {}, "removed"),
+        ({"is_deleting": True}, {}, "removed"),
         ({}, {"leaving": ("room", "it makes room for b")}, "room"),
-        ({}, {"trial": True}, "trial"),
+        ({}, {"is_trial": True}, "trial"),
         ({}, {}, "replaced"),
     ],
 )

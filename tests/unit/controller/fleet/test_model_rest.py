@@ -41,19 +41,19 @@ _OTHER_REPLICA_FIELDS = {
     "watcher": "an engine is watched, and no model with one rests",
     "preparation": "no replica with one rests",
     "early_inquiry": "no replica with one rests",
-    "stopping": "a stop is a task",
-    "outdated": "of a plan that is being made, which is a task",
+    "is_stopping": "a stop is a task",
+    "is_outdated": "of a plan that is being made, which is a task",
     "vain_looks": "it changes with `looks_again`, or a plan is made after it",
     "vain": "it changes with `blocked`",
     "gave_to": "of a serving plan",
     "requested_copies": "of offers that it waits for",
     "seeks": "of a trial",
-    "no_room": "of a trial",
-    "in_place": "of a change, and no model that changes rests",
+    "lacks_room": "of a trial",
+    "must_be_replaced": "of a change, and no model that changes rests",
     "intended": "of offers that it waits for",
     "launched": "of an attempt",
     "conditions": "of an attempt",
-    "made_room": "of a change, and no model that changes rests",
+    "has_made_room": "of a change, and no model that changes rests",
     "spent": "of an attempt",
     "woken": "of an attempt",
 }
@@ -96,7 +96,7 @@ def test_a_model_rests_until_something_changes() -> None:
     rests.note([model], False, 100.0)
     assert looked_at(rests, model, circumstances=True)
     for name, value in (
-        ("stopped", True),
+        ("is_stopped", True),
         ("hold", "it waits"),
         ("wish", wish(name="m", aliases=("n",))),
     ):

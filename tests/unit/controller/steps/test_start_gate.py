@@ -197,9 +197,9 @@ def test_a_plan_that_is_tried_beside_what_serves_is_there_for_the_gate_too() -> 
         wish(), 0.0, replicas=[ReplicaState("m", 0, serves)], trial=ReplicaState("m", 0, tried)
     )
     names = {serves.instance_name, tried.instance_name}
-    assert {holder.instance: holder.proved for holder in fleet.holders(names, set(), 1.0)} == dict(
-        zip(sorted(names), (True, False), strict=True)
-    )
+    assert {
+        holder.instance: holder.is_proved for holder in fleet.holders(names, set(), 1.0)
+    } == dict(zip(sorted(names), (True, False), strict=True))
 
 
 async def test_a_model_that_was_given_too_much_measures_from_then_on() -> None:

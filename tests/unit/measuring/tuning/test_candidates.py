@@ -145,7 +145,7 @@ def test_a_cache_of_less_precision_is_tried_only_by_word() -> None:
     assert base is not None
     assert base.plan.kv_cache_dtype.value == "auto"
     assert not any("kv-cache-dtype" in change.wish.args for change in neighbours(base))
-    lossy = BasePlan(base.owner, base.wish, base.plan, base.engine, lossy=True)
+    lossy = BasePlan(base.owner, base.wish, base.plan, base.engine, allows_lossy=True)
     found_neighbours = [
         neighbour
         for neighbour in neighbours(lossy)

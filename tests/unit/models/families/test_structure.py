@@ -108,14 +108,14 @@ def test_sizes_and_layers_are_the_terms_of_the_config() -> None:
     blueprint = make_value(CONFIG)
     qkv, w13, w2 = blueprint.linears
     assert (qkv.k, qkv.parts, qkv.heads, qkv.kv_heads) == (64, (64, 16, 19), 8, 2)
-    assert (qkv.bias, qkv.quantizable, len(qkv.numbers)) == (False, True, 6)
+    assert (qkv.bias, qkv.is_quantizable, len(qkv.numbers)) == (False, True, 6)
     assert (w13.name, w13.k, w13.parts, w13.experts) == (
         "model.layers.*.mlp.experts.w13",
         64,
         (128, 128),
         4,
     )
-    assert (w2.k, w2.parts, [*w2.numbers], w2.quantizable) == (128, (64,), [2, 3, 4, 5], False)
+    assert (w2.k, w2.parts, [*w2.numbers], w2.is_quantizable) == (128, (64,), [2, 3, 4, 5], False)
     head, gate = blueprint.parameters
     assert (gate.dtype, gate.shape) == ("F32", (64,))
     assert (head.shape, head.count, head.shard) == ((1000, 64), 1, "vocab")
